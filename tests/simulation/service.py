@@ -190,7 +190,8 @@ class SimulatedService:
         """Connect a VM, known by its address `host`, to the metadata server."""
         if not self.is_serving:
             raise ConnectionRefusedError("the service is down")
-        server, callers = self._publisher._server, self._publisher._callers
+        frontend = self._publisher.frontend
+        server, callers = frontend.server, frontend.callers
         assert isinstance(server, MetadataServer)
         caller = Caller(attachment=host, vm=callers.vm_at(host), is_loopback=False)
         client_end = PipeTransport(protocol, copy_context())
@@ -229,7 +230,8 @@ class SimulatedService:
         process.spawn(self.control.reconciler.run())
         await self._publisher.start(GuestBackend(self.control))
         process.spawn(self._write_observations())
-        process.spawn(record_fault_effects_forever(self._publisher.faults, self.control.faults, every_s=JOB_INTERVAL_S))
+        table = self._publisher.frontend.faults
+        process.spawn(record_fault_effects_forever(table, self.control.faults, every_s=JOB_INTERVAL_S))
         process.spawn(save_clock_forever(self.control.lab_clock))
 
     async def _open_store(self) -> Store:
@@ -250,7 +252,7 @@ class SimulatedService:
     async def _write_observations(self) -> None:
         while True:
             await asyncio.sleep(JOB_INTERVAL_S)
-            await write_observation_batches(self._publisher.observations, self.store)
+            await write_observation_batches(self._publisher.frontend.observations, self.store)
 
     def _on_death(self) -> None:
         self.is_serving = False

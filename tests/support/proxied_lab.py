@@ -109,7 +109,9 @@ class ProxiedLab:
         client = await self.connect()
         tag = dict((await client.ask(request())).headers)["etag"]
         client.writer.write(request(If_None_Match=tag, Prefer="wait=60"))
-        while not await self.in_lab(lambda: self.lab.read(lambda service: service.publisher.request_totals().held)):
+        while not await self.in_lab(
+            lambda: self.lab.read(lambda service: service.publisher.frontend.request_totals().held)
+        ):
             pass
         return client
 

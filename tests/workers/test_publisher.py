@@ -74,8 +74,8 @@ async def poll(publisher: MetadataPublisher, *headers: str) -> tuple[int, str]:
 
 
 async def write_observations(publisher: MetadataPublisher, world: World) -> None:
-    await publisher.collect_worker_reports()
-    await write_all_observations(publisher.observations, world.store)
+    await publisher.frontend.collect_worker_reports()
+    await write_all_observations(publisher.frontend.observations, world.store)
 
 
 @WORKERS
@@ -133,14 +133,14 @@ def test_a_vm_that_is_removed_and_added_again_has_not_polled(world: World, worke
             await fleet.apply_change(FleetChange(vms=(VM,), text="added again"), who="test")
             await write_observations(publisher, world)
             assert world.store.last_polls() == []
-            assert publisher.observations.pace(VM.key) is None
+            assert publisher.frontend.observations.pace(VM.key) is None
 
             await publisher.wait_until_published()
             await poll(publisher)
             await write_observations(publisher, world)
             (last,) = world.store.last_polls()
             assert (last.count, last.vm_id) == (1, world.vm("web-0").vm_id)
-            assert publisher.observations.pace(VM.key) is not None
+            assert publisher.frontend.observations.pace(VM.key) is not None
 
     run_scenario(world, scenario())
 
@@ -155,7 +155,7 @@ def test_a_vm_that_was_removed_before_a_restart_has_not_polled_when_it_is_added_
         assert len(world.store.last_polls()) == 1
         async with serving(world) as publisher:
             await fleet.apply_change(FleetChange(vms=(VM,), text="added again"), who="test")
-            assert publisher.observations.pace(VM.key) is None
+            assert publisher.frontend.observations.pace(VM.key) is None
             assert world.store.last_polls() == []
 
     run_scenario(world, scenario())

@@ -50,8 +50,8 @@ class LabService:
 
         Adds the hits to `requests_touched`.
         """
-        await write_observation_batches(self.publisher.observations, self.store)
-        hits = self.publisher.faults.take_hits()
+        await write_observation_batches(self.publisher.frontend.observations, self.store)
+        hits = self.publisher.frontend.faults.take_hits()
         for hit in hits:
             self.requests_touched[hit.fault_id] += hit.count
         await self.control.faults.record_hits(hits)

@@ -99,7 +99,7 @@ def _reload_on_hangup(stack: AsyncExitStack, service: Service) -> None:
     tasks: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        task = asyncio.create_task(service.publisher.reload_workers(DRAIN_TIMEOUT_S))
+        task = asyncio.create_task(service.publisher.frontend.reload_workers(DRAIN_TIMEOUT_S))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 

@@ -188,7 +188,7 @@ class Service:
             },
             "identity_on_loopback": self.settings.identity_on_loopback,
             "listeners": self.publisher.describe_listeners(),
-            "workers": self.publisher.describe_workers(),
+            "workers": self.publisher.frontend.describe_workers(),
             "console": self.operator_server.describe() if self.operator_server else None,
             "counts": self.control.store.counts()._asdict(),
             "endpoints": [{"vm": name, "url": url} for name, url in self.lab_endpoints(_MAX_ENDPOINTS)],
@@ -252,8 +252,8 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
             operator_server=operator_server,
             metrics=ServiceMetrics(
                 control,
-                request_totals=publisher.request_totals,
-                worker_lags=publisher.worker_lags,
+                request_totals=publisher.frontend.request_totals,
+                worker_lags=publisher.frontend.worker_lags,
                 count_polling=lambda live: _polling_report(publisher, names, live),
             ),
             started_at=control.clock.now(),
@@ -307,17 +307,18 @@ async def _start_background_work(
 ) -> None:
     """Start the reconciler, webhook delivery and the metadata server, and the maintenance jobs."""
     control, publisher, operator_server = service.control, service.publisher, service.operator_server
+    frontend = publisher.frontend
     await _run_in_background(stack, control.reconciler.run())
     await _run_in_background(stack, control.webhook_delivery.run())
     await publisher.start(
         GuestBackend(control, VmTokens(operator_server.sign_in, operator_server.url) if operator_server else None),
         metrics_sockets,
     )
-    stack.push_async_callback(write_all_observations, publisher.observations, control.store)
-    stack.push_async_callback(record_fault_effects, publisher.faults, control.faults)
+    stack.push_async_callback(write_all_observations, frontend.observations, control.store)
+    stack.push_async_callback(record_fault_effects, frontend.faults, control.faults)
     stack.push_async_callback(publisher.drain, DRAIN_TIMEOUT_S)
-    await _run_in_background(stack, record_fault_effects_forever(publisher.faults, control.faults))
-    await _run_in_background(stack, write_observations_forever(publisher.observations, control.store))
+    await _run_in_background(stack, record_fault_effects_forever(frontend.faults, control.faults))
+    await _run_in_background(stack, write_observations_forever(frontend.observations, control.store))
     stack.push_async_callback(save_clock, control.lab_clock)
     await _run_in_background(stack, save_clock_forever(control.lab_clock))
     await _run_in_background(
@@ -367,8 +368,8 @@ async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory:
             raise type(error)(message_for(error, Surface.CLI)) from error
 
     async def listen(vm_key: str, sock: socket.socket) -> StopListening:
-        listener = await publisher.listen_inside_vm(vm_key, sock)
-        return partial(publisher.stop_listening, listener)
+        listener = await publisher.frontend.listen_inside_vm(vm_key, sock)
+        return partial(publisher.frontend.stop_listening, listener)
 
     server = SupervisorServer(
         supervisors=service.supervisors,
@@ -386,17 +387,19 @@ async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory:
 
 
 def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
+    frontend = service.publisher.frontend
+
     async def doctor() -> list[Any]:
         found = await asyncio.to_thread(run_checks, service.settings, directory.database)
-        workers = worker_checks(service.publisher.describe_workers())
+        workers = worker_checks(frontend.describe_workers())
         executor = service.control.executor
         unreachable = executor.progress.unreachable_hosts()
         return [*found, *workers, *hypervisor_checks(service.settings, executor.unanswered_s(), unreachable)]
 
     async def observe() -> None:
-        await service.publisher.collect_worker_reports()
-        await write_observation_batches(service.publisher.observations, service.control.store)
-        await record_fault_effects(service.publisher.faults, service.control.faults)
+        await frontend.collect_worker_reports()
+        await write_observation_batches(frontend.observations, service.control.store)
+        await record_fault_effects(frontend.faults, service.control.faults)
 
     return Dependencies(
         control=service.control,
@@ -404,12 +407,12 @@ def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencie
         run_health_checks=doctor,
         owner_name=owner_name(),
         endpoint_of=service.publisher.lab_endpoint,
-        rules_for=service.publisher.rules_for,
+        rules_for=publisher_config(service.settings).rules_for,
         vm_supervisors=lambda: service.supervisors.connections,
         flush_observations=observe,
-        subscribe_deliveries=service.publisher.observations.subscribe_deliveries,
-        subscribe_polling=service.publisher.observations.subscribe_polling_starts,
-        pace_of=service.publisher.observations.pace,
+        subscribe_deliveries=frontend.observations.subscribe_deliveries,
+        subscribe_polling=frontend.observations.subscribe_polling_starts,
+        pace_of=frontend.observations.pace,
         render_metrics=service.metrics.render_all,
         wait_until_published=service.publisher.wait_until_published,
         sign_in=service.operator_server.sign_in if service.operator_server else None,
@@ -439,7 +442,8 @@ def _bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.soc
 
 
 async def _polling_report(publisher: MetadataPublisher, names: FleetDirectory, live: Sequence[Event]) -> PollingReport:
-    return await polling_report(names, publisher.observations.pace, publisher.observations.paces, live)
+    observations = publisher.frontend.observations
+    return await polling_report(names, observations.pace, observations.paces, live)
 
 
 async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:

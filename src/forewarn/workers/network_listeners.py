@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,8 +23,6 @@ from forewarn.metadata import (
     listener_for_socket,
 )
 from forewarn.metadata.socket_passing import SocketPacket, receive_packets_forever
-from forewarn.store.interface import Store
-from forewarn.web.directory import FleetDirectory
 
 log = logging.getLogger(__name__)
 
@@ -61,21 +59,20 @@ class NetworkListeners:
         self._changes: asyncio.Queue[ListenerChange] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def assign_vms(self, callers: CallerDirectory, store: Store) -> None:
+    @property
+    def names_vms(self) -> bool:
+        """Whether a listener names the VM that it is for, so that `assign_vms` has something to do."""
+        return any(spec.assignments for spec in self._specs_by_name.values())
+
+    def assign_vms(self, callers: CallerDirectory, find_key: Callable[[str], str]) -> None:
         """Assign in `callers` the attachments for which the listeners name a VM, also a removed VM.
 
-        Finds the VMs in `store` by name, `group/name` or key, in any case. Raises Rejected if a listener names a VM
-        that never existed, or a name that several VMs have.
+        `find_key` returns the key of a VM by its name, `group/name` or key, in any case; it raises NotFound, or
+        Rejected for a name that several VMs have. Raises Rejected if it does.
         """
-        if not any(spec.assignments for spec in self._specs_by_name.values()):
-            return  # do not build the directory of the whole fleet for nothing
-        directory = FleetDirectory(store)
-        try:
-            for spec in self._specs_by_name.values():
-                for place, name in spec.assignments:
-                    callers.assign(place, _vm_key(directory, spec, name))
-        finally:
-            directory.close()
+        for spec in self._specs_by_name.values():
+            for place, name in spec.assignments:
+                callers.assign(place, _vm_key(find_key, spec, name))
 
     def bind(self) -> None:
         """Bind the sockets that this process opens; does nothing with a helper.
@@ -158,9 +155,9 @@ class NetworkListeners:
             packet.sock.close()
 
 
-def _vm_key(directory: FleetDirectory, spec: ListenerSpec, name: str) -> str:
+def _vm_key(find_key: Callable[[str], str], spec: ListenerSpec, name: str) -> str:
     try:
-        return directory.find_any(name).key
+        return find_key(name)
     except NotFound:
         raise Rejected(
             f"the listener on {spec.name} is for VM {name!r}, which the fleet does not have: "

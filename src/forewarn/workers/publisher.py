@@ -1,7 +1,7 @@
-"""Publishes committed scopes to the metadata server or the workers, and serves requests of VMs.
+"""Publishes committed scopes to the frontend that answers VMs, and handles the requests of VMs.
 
-`MetadataPublisher` owns the metadata server with its listeners, and keeps the published scopes and the VM places
-equal to the store. `GuestBackend` handles the requests of VMs that cannot be answered from memory.
+`MetadataPublisher` keeps the published scopes and the VM places equal to the store. `GuestBackend` handles the requests
+of VMs that cannot be answered from memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from forewarn.auth.token_service import VmTokens
@@ -25,28 +24,17 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Rejected, Unavailable
 from forewarn.metadata import (
     CallerDirectory,
-    DedicatedIdentity,
-    GuestObservations,
     LabListeners,
     LabListenMode,
-    Limits,
-    ListenerSpec,
-    MetadataServer,
-    PublishedDocuments,
     PublishedScope,
     ResetConnection,
     VmListener,
-    dedicated_attachment,
     open_lab_listeners,
 )
-from forewarn.metadata.request_counters import RequestTotals
-from forewarn.metadata.transport_faults import FaultTable
-from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.http_message import HttpResponse
 from forewarn.store.interface import AppliedCommit, Store
-from forewarn.workers import messages
-from forewarn.workers.network_listeners import NetworkListeners
-from forewarn.workers.pool import WorkerPool
+from forewarn.web.directory import FleetDirectory
+from forewarn.workers.frontend import FrontendConfig, MetadataFrontend
 from forewarn.workers.publish_queue import PublishQueue
 
 log = logging.getLogger(__name__)
@@ -56,19 +44,12 @@ PublishedVersion: TypeAlias = tuple[int, int, bool]  # epoch, incarnation, wheth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherConfig:
-    """The settings that a `MetadataPublisher` needs; see `publisher_config`."""
+class PublisherConfig(FrontendConfig):
+    """The settings that a `MetadataPublisher` and its frontend need; see `publisher_config`."""
 
     is_lab: bool = False  # serve each VM on a loopback address or port of its own
     port: int = 8254  # of the loopback addresses; 0: any free port
     one_port_per_vm: bool = False  # in a lab: a port of 127.0.0.1 per VM instead of a loopback address per VM
-    workers: int = 0  # worker processes; 0: this process answers the VMs
-    first_answer_delay_s: float = 0.0  # how long responses are delayed after a scope was enabled (spec §8.1)
-    requests_per_s: int | None = None  # per VM, in each process that answers VMs; None: no limit
-    rules: EndpointRules = field(default_factory=EndpointRules)
-    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # for locations that differ
-    listeners: tuple[ListenerSpec, ...] = ()  # on real networks
-    helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: open them here
 
 
 class GuestBackend:
@@ -85,21 +66,16 @@ class GuestBackend:
 
 
 class MetadataPublisher:
-    """The metadata server with its listeners; keeps published scopes and VM places equal to the store.
+    """Keeps what VMs see, and where they call from, equal to the store: store in, facts out.
 
-    A VM's place is the attachment from which it calls. `open` makes the publisher and binds the sockets, `start` begins
-    serving, `drain` ends it. `lab` has the loopback listeners of a lab, None outside a lab; `callers` maps places to
-    VMs.
+    A VM's place is the attachment from which it calls. `frontend` answers the VMs. `open` makes the publisher and binds
+    the sockets, `start` begins serving, `drain` ends it. `lab` has the loopback listeners of a lab, None outside a lab.
     """
 
     def __init__(
-        self,
-        config: PublisherConfig,
-        control: ControlPlane,
-        lab: LabListeners | None,
-        network_listeners: NetworkListeners,
-        callers: CallerDirectory,
+        self, config: PublisherConfig, control: ControlPlane, lab: LabListeners | None, frontend: MetadataFrontend
     ) -> None:
+        self.frontend = frontend
         self._config = config
         self._store = control.store
         self._placement = control.placement
@@ -107,19 +83,13 @@ class MetadataPublisher:
         self._faults = control.faults
         self._lab = lab
         self._listeners = [lab.listener] if lab else []
-        self._network_listeners = network_listeners
-        self._clock = control.clock
-        self._documents: PublishedDocuments | WorkerPool
-        self._callers = callers
+        self._callers = frontend.callers
         self._places: dict[str, tuple[str, ...]] = {}  # VM key → where its calls come in, see `_places_of`
         self._removed_vms: set[str] = set()  # keys of those that may have polled
         # Only of scopes that were published again since the start:
         self._published_versions: dict[str, PublishedVersion] = {}
         self._publish_queue = PublishQueue(self._publish_committed)
-        self._server: MetadataServer | WorkerPool | None = None
         self._listener_tasks: set[asyncio.Task[None]] = set()
-        self._metrics_sockets: tuple[socket.socket, ...] = ()
-        self._store_tag = ""
 
     @classmethod
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
@@ -128,16 +98,23 @@ class MetadataPublisher:
         Accepts nothing yet. Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed or
         has a name that several VMs have; Unavailable if the system has no socket left. Then none stays bound.
         """
-        network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
-        callers = CallerDirectory()
-        network_listeners.assign_vms(callers, control.store)
+        frontend = MetadataFrontend(
+            config, callers=CallerDirectory(), clock=control.clock, real_time=control.faults.real_time
+        )
+        network_listeners = frontend.network_listeners
+        if network_listeners.names_vms:  # do not build the directory of the whole fleet for nothing
+            directory = FleetDirectory(control.store)
+            try:
+                network_listeners.assign_vms(frontend.callers, lambda name: directory.find_any(name).key)
+            finally:
+                directory.close()
         network_listeners.bind()
         try:
             lab = _open_lab_listeners(config, control) if config.is_lab else None
         except BaseException:
             network_listeners.close()
             raise
-        return cls(config, control, lab, network_listeners, callers)
+        return cls(config, control, lab, frontend)
 
     async def start(self, backend: GuestBackend, metrics_sockets: tuple[socket.socket, ...] = ()) -> None:
         """Publish all scopes, follow every commit and fault change, and serve; returns when VMs are served.
@@ -145,40 +122,16 @@ class MetadataPublisher:
         Continues the stored poll counts. `metrics_sockets`: one per worker, or none. Raises Unavailable if a worker
         fails to start or the store cannot be written. Most other methods work only after `start`.
         """
-        self._metrics_sockets = metrics_sockets
-        self._store_tag = await load_store_tag(self._store)
-        server = self._server = self._new_worker_pool(backend) if self._config.workers else self._new_server(backend)
-        if isinstance(server, WorkerPool):
-            await server.start_workers()
+        store_tag = await load_store_tag(self._store)
+        await self.frontend.prepare(backend, store_tag=store_tag, metrics_sockets=metrics_sockets)
         polls = self._store.last_polls()
-        server.observations.restore_counts(polls)
+        self.frontend.observations.restore_counts(polls)
         self._removed_vms = {poll.vm for poll in polls}.difference(self._placement.vm_keys())
         for scope in self._store.scopes():
             self._publish(scope)
         self._store.subscribe(self._on_commit)
-        self._faults.subscribe(server.set_faults)
-        if isinstance(server, WorkerPool):
-            await server.complete_start()
-        await server.start(self._listeners)
-        await self._network_listeners.start(server)
-
-    async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
-        """Serve a VM (its key) on a listening socket inside its namespace, which no other VM can reach.
-
-        The server then owns the socket. Returns the listener, for `stop_listening`, which ends it. Raises OSError,
-        without workers, if the socket cannot listen. Only after `start`.
-        """
-        self._callers.assign(dedicated_attachment(vm_key), vm_key)
-        listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
-        await self._running_server.start([listener])
-        return listener
-
-    async def stop_listening(self, listener: VmListener) -> None:
-        """Stop accepting on a listener of `listen_inside_vm` and close it; open connections stay.
-
-        Does nothing if that was done already. Only after `start`.
-        """
-        await self._running_server.stop(listener)
+        self._faults.subscribe(self.frontend.set_faults)
+        await self.frontend.serve(self._listeners)
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
@@ -186,24 +139,7 @@ class MetadataPublisher:
         Scopes that still wait in the publish queue are not published. Only after `start`.
         """
         await self._publish_queue.close()
-        await self._network_listeners.stop()
-        await self._running_server.drain(timeout_s)
-
-    async def reload_workers(self, timeout_s: float) -> None:
-        """Replace every worker process, one after the other; see `WorkerPool.reload`.
-
-        Does nothing without workers.
-        """
-        if isinstance(self._server, WorkerPool):
-            await self._server.reload(timeout_s)
-
-    async def collect_worker_reports(self) -> None:
-        """Ask the workers for what they observed, and merge it into `observations` and `faults`.
-
-        Waits at most a second; see `WorkerPool.collect_reports`. Does nothing without workers.
-        """
-        if isinstance(self._server, WorkerPool):
-            await self._server.collect_reports()
+        await self.frontend.drain(timeout_s)
 
     async def wait_until_published(self) -> None:
         """Wait until VMs are shown what is committed now: at most 30 s, and then a second for the workers.
@@ -211,21 +147,7 @@ class MetadataPublisher:
         Does not say whether that was enough.
         """
         await self._publish_queue.wait_until_empty()
-        if isinstance(self._server, WorkerPool):
-            await self._server.wait_until_published()
-
-    @property
-    def observations(self) -> GuestObservations:
-        """The polls and deliveries of VMs, from all processes; those of workers as of their last reports."""
-        return self._running_server.observations
-
-    @property
-    def faults(self) -> FaultTable:
-        """The table of transport faults, with their hits: the requests that they affected in all processes.
-
-        With workers no fault is set in it, and it has only the hits, as of their last reports.
-        """
-        return self._running_server.faults
+        await self.frontend.wait_until_published()
 
     def describe_listeners(self) -> list[dict[str, Any]]:
         """One dictionary for each listening socket, as in `GET /service`; those inside VMs are left out.
@@ -240,25 +162,7 @@ class MetadataPublisher:
                 if self._lab and self._lab.mode is LabListenMode.DEVICE and listener is self._lab.listener:
                     address = "127.0.0.0/8"
                 described.append({"address": address, "port": port, "identity": listener.strategy.kind})
-        return described + self._network_listeners.describe()
-
-    def describe_workers(self) -> list[dict[str, Any]]:
-        """The state of each worker process, as in `GET /service`; empty without workers.
-
-        See `WorkerPool.describe`.
-        """
-        return self._server.describe() if isinstance(self._server, WorkerPool) else []
-
-    def request_totals(self) -> RequestTotals:
-        """The counts of requests of VMs since the start, over all processes, as of the workers' last reports."""
-        return self._running_server.request_totals()
-
-    def worker_lags(self) -> list[tuple[float, float]]:
-        """For each worker, in seconds, how long its last answer took and how long it owes one now.
-
-        Empty without workers. See `WorkerPool.worker_lags`.
-        """
-        return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
+        return described + self.frontend.network_listeners.describe()
 
     def lab_endpoint(self, vm: Vm) -> str:
         """The base URL, `http://ADDRESS:PORT`, under which a program on this machine can poll as this VM.
@@ -269,48 +173,6 @@ class MetadataPublisher:
             return ""
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
-
-    def rules_for(self, location: str) -> EndpointRules:
-        """The endpoint rules for VMs of this location; the general ones if it has none of its own."""
-        return self._config.rules_by_location.get(location, self._config.rules)
-
-    @property
-    def _running_server(self) -> MetadataServer | WorkerPool:
-        assert self._server is not None
-        return self._server
-
-    def _new_server(self, backend: GuestBackend) -> MetadataServer:
-        documents = self._documents = PublishedDocuments(
-            first_answer_delay_s=self._config.first_answer_delay_s, store_tag=self._store_tag
-        )
-        rules, by_location = self._config.rules, self._config.rules_by_location
-        return MetadataServer(
-            documents=documents,
-            backend=backend,
-            callers=self._callers,
-            rules_for=lambda location: by_location.get(location, rules),
-            limits=Limits(requests_per_s=self._config.requests_per_s),
-            real_time=self._faults.real_time,
-        )
-
-    def _new_worker_pool(self, backend: GuestBackend) -> WorkerPool:
-        config = self._config
-        begin = messages.BeginServing(
-            config.rules,
-            dict(config.rules_by_location),
-            config.first_answer_delay_s,
-            config.requests_per_s,
-            self._store_tag,
-        )
-        pool = self._documents = WorkerPool(
-            config.workers,
-            begin=begin,
-            backend=backend,
-            callers=self._callers,
-            clock=self._clock,
-            metrics_sockets=self._metrics_sockets,
-        )
-        return pool
 
     def _on_commit(self, committed: AppliedCommit) -> None:
         """Publish the scopes whose document or VMs may have changed.
@@ -335,7 +197,7 @@ class MetadataPublisher:
 
     def _publish(self, scope: Scope) -> None:
         vms = {vm.key: vm for vm in scope.present_vms}
-        self._documents.publish(_published_scope(scope, vms, self._replays.current_answer(scope)))
+        self.frontend.publish(_published_scope(scope, vms, self._replays.current_answer(scope)))
         for key, vm in vms.items():
             self._assign_places(key, vm)
 
@@ -346,7 +208,7 @@ class MetadataPublisher:
             self._removed_vms.add(key)
         elif key in self._removed_vms:
             self._removed_vms.discard(key)
-            self.observations.replace_vm(key, vm.vm_id)
+            self.frontend.observations.replace_vm(key, vm.vm_id)
 
     def _assign_places(self, key: str, vm: Vm) -> None:
         """Record where the VM with this key calls from.
@@ -393,7 +255,7 @@ class MetadataPublisher:
 
     async def _start_lab_listener(self, vm: Vm, listener: VmListener) -> None:
         try:
-            await self._running_server.start([listener])
+            await self.frontend.server.start([listener])
         except OSError as error:
             log.warning("VM %s is not served: its listener cannot be used (%s)", vm.name, error.strerror)
 

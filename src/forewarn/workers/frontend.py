@@ -1,0 +1,222 @@
+"""Answers VMs on listeners from published scopes: facts in, sockets out, without a store.
+
+`MetadataFrontend` owns the metadata server, in this process or in worker processes, with its network listeners. A
+publisher or a host node tells it what VMs may see and where they call from.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forewarn.clock import Clock, read_real_time
+from forewarn.core.faults import Fault
+from forewarn.metadata import (
+    CallerDirectory,
+    DedicatedIdentity,
+    GuestObservations,
+    Limits,
+    ListenerSpec,
+    MetadataBackend,
+    MetadataServer,
+    PublishedDocuments,
+    PublishedScope,
+    VmListener,
+    dedicated_attachment,
+)
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metadata.transport_faults import FaultTable
+from forewarn.protocol.exchange import EndpointRules
+from forewarn.workers import messages
+from forewarn.workers.network_listeners import NetworkListeners
+from forewarn.workers.pool import WorkerPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """The settings that a `MetadataFrontend` needs."""
+
+    workers: int = 0  # worker processes; 0: this process answers the VMs
+    first_answer_delay_s: float = 0.0  # how long responses are delayed after a scope was enabled (spec §8.1)
+    requests_per_s: int | None = None  # per VM, in each process that answers VMs; None: no limit
+    rules: EndpointRules = field(default_factory=EndpointRules)
+    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # for locations that differ
+    listeners: tuple[ListenerSpec, ...] = ()  # on real networks
+    helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: open them here
+
+    def rules_for(self, location: str) -> EndpointRules:
+        """Return the endpoint rules for VMs of this location; the general ones if it has none of its own."""
+        return self.rules_by_location.get(location, self.rules)
+
+
+class MetadataFrontend:
+    """The metadata server with its network listeners, in this process or in workers.
+
+    Call `network_listeners.bind`, `prepare`, `publish` for each scope, `serve`, and at the end `drain`. `callers` says
+    which VM calls from where; its owner changes it at any time. `clock` is passed on to workers if it is a lab's.
+    """
+
+    def __init__(
+        self,
+        config: FrontendConfig,
+        *,
+        callers: CallerDirectory,
+        clock: Clock,
+        real_time: Callable[[], float] = read_real_time,
+    ) -> None:
+        self.callers = callers
+        self.network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
+        self._config = config
+        self._clock = clock
+        self._real_time = real_time
+        self._documents: PublishedDocuments | WorkerPool
+        self._server: MetadataServer | WorkerPool | None = None
+
+    async def prepare(
+        self, backend: MetadataBackend, *, store_tag: str, metrics_sockets: tuple[socket.socket, ...] = ()
+    ) -> None:
+        """Make the server, which accepts nothing yet; with workers, start their processes.
+
+        `backend` carries out what VMs ask for and memory cannot answer. `store_tag` is a part of every ETag (spec
+        §4.3). `metrics_sockets`: one per worker, or none.
+        """
+        if self._config.workers:
+            pool = self._server = self._documents = self._new_worker_pool(backend, store_tag, metrics_sockets)
+            await pool.start_workers()
+        else:
+            self._server = self._new_server(backend, store_tag)
+
+    async def serve(self, listeners: Sequence[VmListener] = ()) -> None:
+        """Wait until workers have all that was published, then accept on these and on the network listeners.
+
+        Raises Unavailable if a worker fails to start.
+        """
+        if isinstance(self._server, WorkerPool):
+            await self._server.complete_start()
+        await self.server.start(listeners)
+        await self.network_listeners.start(self.server)
+
+    def publish(self, scope: PublishedScope) -> None:
+        """Show this scope to its VMs, in place of what they saw before. Only after `prepare`."""
+        self._documents.publish(scope)
+
+    def set_faults(self, faults: Sequence[Fault]) -> None:
+        """Replace the active faults; those that are not transport faults are ignored. Only after `prepare`."""
+        self.server.set_faults(faults)
+
+    async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
+        """Serve a VM (its key) on a listening socket inside its namespace, which no other VM can reach.
+
+        The server then owns the socket. Returns the listener, for `stop_listening`, which ends it. Raises OSError,
+        without workers, if the socket cannot listen. Only after `prepare`.
+        """
+        self.callers.assign(dedicated_attachment(vm_key), vm_key)
+        listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
+        await self.server.start([listener])
+        return listener
+
+    async def stop_listening(self, listener: VmListener) -> None:
+        """Stop accepting on a listener of `listen_inside_vm` and close it; open connections stay.
+
+        Does nothing if that was done already. Only after `prepare`.
+        """
+        await self.server.stop(listener)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers."""
+        await self.network_listeners.stop()
+        await self.server.drain(timeout_s)
+
+    async def reload_workers(self, timeout_s: float) -> None:
+        """Replace every worker process, one after the other; see `WorkerPool.reload`.
+
+        Does nothing without workers.
+        """
+        if isinstance(self._server, WorkerPool):
+            await self._server.reload(timeout_s)
+
+    async def collect_worker_reports(self) -> None:
+        """Ask the workers for what they observed, and merge it into `observations` and `faults`.
+
+        Waits at most a second; see `WorkerPool.collect_reports`. Does nothing without workers.
+        """
+        if isinstance(self._server, WorkerPool):
+            await self._server.collect_reports()
+
+    async def wait_until_published(self) -> None:
+        """Wait until the workers show all that was published, for at most a second; returns at once without."""
+        if isinstance(self._server, WorkerPool):
+            await self._server.wait_until_published()
+
+    @property
+    def server(self) -> MetadataServer | WorkerPool:
+        """The server, in this process or in workers. Only after `prepare`."""
+        assert self._server is not None
+        return self._server
+
+    @property
+    def observations(self) -> GuestObservations:
+        """The polls and deliveries of VMs, from all processes; those of workers as of their last reports."""
+        return self.server.observations
+
+    @property
+    def faults(self) -> FaultTable:
+        """The table of transport faults, with their hits: the requests that they affected in all processes.
+
+        With workers no fault is set in it, and it has only the hits, as of their last reports.
+        """
+        return self.server.faults
+
+    def describe_workers(self) -> list[dict[str, Any]]:
+        """The state of each worker process, as in `GET /service`; empty without workers.
+
+        See `WorkerPool.describe`.
+        """
+        return self._server.describe() if isinstance(self._server, WorkerPool) else []
+
+    def request_totals(self) -> RequestTotals:
+        """The counts of requests of VMs since the start, over all processes, as of the workers' last reports."""
+        return self.server.request_totals()
+
+    def worker_lags(self) -> list[tuple[float, float]]:
+        """For each worker, in seconds, how long its last answer took and how long it owes one now.
+
+        Empty without workers. See `WorkerPool.worker_lags`.
+        """
+        return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
+
+    def _new_server(self, backend: MetadataBackend, store_tag: str) -> MetadataServer:
+        documents = self._documents = PublishedDocuments(
+            first_answer_delay_s=self._config.first_answer_delay_s, store_tag=store_tag
+        )
+        return MetadataServer(
+            documents=documents,
+            backend=backend,
+            callers=self.callers,
+            rules_for=self._config.rules_for,
+            limits=Limits(requests_per_s=self._config.requests_per_s),
+            real_time=self._real_time,
+        )
+
+    def _new_worker_pool(
+        self, backend: MetadataBackend, store_tag: str, metrics_sockets: tuple[socket.socket, ...]
+    ) -> WorkerPool:
+        config = self._config
+        begin = messages.BeginServing(
+            config.rules,
+            dict(config.rules_by_location),
+            config.first_answer_delay_s,
+            config.requests_per_s,
+            store_tag,
+        )
+        return WorkerPool(
+            config.workers,
+            begin=begin,
+            backend=backend,
+            callers=self.callers,
+            clock=self._clock,
+            metrics_sockets=metrics_sockets,
+        )
