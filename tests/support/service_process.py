@@ -224,7 +224,7 @@ def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return plain | {"FOREWARN_CONSOLE": ""} | dict(environment)
 
 
-def eventually(condition: Callable[[], T], within_s: float = 30.0) -> T:
+def eventually(condition: Callable[[], T], within_s: float = 120.0) -> T:
     """The value of `condition` once it is true; raises AssertionError if it is not within this time."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
