@@ -86,7 +86,8 @@ class ConfigTable:
     def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
         """Reads a list of words, or one word, that must be in `known`, ignoring case; as spelled there.
 
-        The default only if the key is absent; [] gives an empty set. Each unknown word is a problem, and is left out.
+        The default only if the key is absent; [] gives an empty set, and so does what is no list of texts (a problem).
+        Each unknown word is a problem, and is left out.
         """
         by_folded_name = {word.casefold(): word for word in known}
         if not self.has(key):

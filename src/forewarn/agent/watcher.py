@@ -134,8 +134,8 @@ def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
 
     So the watch delivers again what the journal lacks, and reports as gone what it has too much. Changes that the file
     still has as unhandled count as journalled, because the watch delivers them first. Writes the file, with `boot_id`
-    (the current boot's), only if the events differ. A damaged or missing file counts as empty; raises Rejected if it
-    cannot be read or written.
+    (the current boot's), only if the events differ. A missing file counts as empty, a damaged one too, with a warning
+    in the log; raises Rejected if it cannot be read or written.
     """
     try:
         cursor = load_cursor(path)

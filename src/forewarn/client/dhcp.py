@@ -50,8 +50,8 @@ def encode_discover(xid: bytes, mac: bytes) -> bytes:
 def endpoint_from_offer(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
     """The endpoint's IPv4 address from option 245 of an offer, as text.
 
-    `packet` is the DHCP message, without IP and UDP headers. None if the option is absent or 0.0.0.0, or the packet is
-    damaged or not an answer to this `xid` (4 bytes) and `mac` (6 bytes).
+    `packet` is the DHCP message, without IP and UDP headers. None if the option is absent, 0.0.0.0 or not of 4 bytes,
+    or the packet is damaged or not an answer to this `xid` (4 bytes) and `mac` (6 bytes).
     """
     is_ours = (
         len(packet) >= _MIN_PACKET_BYTES
@@ -82,7 +82,8 @@ def _parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
 def ethernet_interfaces() -> tuple[EthernetInterface, ...]:
     """Lists the Ethernet interfaces of this network namespace, in the kernel's order, also inactive ones.
 
-    It asks the kernel, because /sys may show another namespace's interfaces.
+    Those without a hardware address are left out. It asks the kernel, because /sys may show another namespace's
+    interfaces.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         found = (_parse_interface(name, _read_hardware_address(sock, name)) for _, name in socket.if_nameindex())

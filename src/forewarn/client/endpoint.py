@@ -37,8 +37,9 @@ def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> End
 def parse_endpoint(text: str) -> Endpoint:
     """Parses a host, address or http:// URL, with or without a port (default 80); resolves no names.
 
-    A path at or below /metadata, and a query, are ignored, so that URLs can be pasted. Raises Rejected for another
-    path, another scheme such as https, a user name, port 0, or text that is no address.
+    The host is returned in lower case. A path at or below /metadata, and a query, are ignored, so that URLs can be
+    pasted. Raises Rejected for another path, another scheme such as https, a user name, port 0, or text that is no
+    address.
     """
     text_or_url = text.strip()
     try:

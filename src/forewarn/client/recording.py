@@ -117,8 +117,9 @@ def _answer_to_json(answer: RecordedResponse) -> dict[str, Any]:
 def decode_recording(raw: bytes, source: str) -> EndpointRecording:
     """Decodes the bytes of a recording file; `source` names the file in messages.
 
-    Ignores a last line that was cut off. Raises BadRecording, with line and remedy, for content that is no recording
-    of RECORDING_FORMAT, lines that are not in order of time, and a recording without any answer.
+    Ignores blank lines, and a last line that was cut off. Raises BadRecording, with line and remedy, for content that
+    is no recording of RECORDING_FORMAT, lines after its end or not in order of time, and a recording without any
+    answer.
     """
     lines = list(_parse_lines(raw, source))
     if not lines:

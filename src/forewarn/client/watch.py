@@ -114,7 +114,8 @@ class _MarkHandled:
 def mark_all_handled(changes: Iterable[Change]) -> None:
     """Calls `done()` of these changes, but writes the cursor file only once for all changes of a watch.
 
-    A file with thousands of events takes a while to write, and a document can have as many new events.
+    A file with thousands of events takes a while to write, and a document can have as many new events. Changes of a
+    watch with `in_order` are written one by one.
     """
     by_store: dict[_CursorStore, list[Change]] = {}
     for change in changes:

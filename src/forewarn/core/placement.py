@@ -189,7 +189,7 @@ def _remaining_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: Destinati
 
 
 def is_destination(host: Host, vm: Vm) -> bool:
-    """Return whether the VM can move to the host: healthy, not its own, of its location and zone."""
+    """Return whether the VM can move to the host: `can_take_vms`, not its own, of its location and zone."""
     return host.can_take_vms and host.name != vm.host and host.location == vm.location and host.zone == vm.zone
 
 

@@ -149,7 +149,10 @@ def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, onl
 
 
 def describe_step(step: ReplayStep) -> str:
-    """Return a step in words, for the history: `Freeze of web scheduled`, `no events`, `status 503`."""
+    """Return a step in words, for the history: `Freeze of web scheduled`, `no events`, `status 503`.
+
+    A step without an answer is `connections reset`. Of many events, the first three are described, the rest counted.
+    """
     if step.instead is not None:
         return _describe_substitute(step.instead)
     if not step.notices:

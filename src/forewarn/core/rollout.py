@@ -47,7 +47,8 @@ def next_wave(
     `request` must carry a rollout. `vms` are the VMs now on its hosts or in its scope, also those that it has done;
     `events` and `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates
     that are not released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4).
-    Whether it is paused or has ended is not checked.
+    The result is ordered by host: by the lowest update domain on it, then its name. Whether the rollout is paused or
+    has ended is not checked.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned)

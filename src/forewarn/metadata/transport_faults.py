@@ -215,8 +215,8 @@ class VmFaults:
         """Return the response changed by the oldest active fault that applies, else the normal response.
 
         These faults delay it or, for polls only, empty or slow down its body or give a stale document; the one that
-        changes it is consumed. `serve(request)` makes the normal response, `render(poll, view)` one with that view's
-        document.
+        changes it is consumed. While the oldest one is STALE, no long poll is held. `serve(request)` makes the normal
+        response, `render(poll, view)` one with that view's document.
         """
         for fault in self.faults:
             apply_fault = _RESPONSE_FAULTS.get(fault.kind)

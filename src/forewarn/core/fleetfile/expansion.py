@@ -74,7 +74,7 @@ def expand_vms(file: ParsedFleetFile, inherited: InheritedValues, problems: Prob
     """Return the VMs of all tables, one batch per table in file order. No host is chosen for them yet.
 
     A scale set has a batch if it has a count, a cloud service one per role. Reports the problems of single tables to
-    `problems`; [[vms]] and roles with an invalid name are left out.
+    `problems`. Left out are roles with an invalid name, and [[vms]] with an invalid name or pattern with {n}.
     """
     parents = read_parents(file, inherited)
     check_groups(file, problems)

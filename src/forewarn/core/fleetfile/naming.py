@@ -12,7 +12,7 @@ _BASE36_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
     """Return why a name is not allowed, to follow the name in a sentence; None if it is allowed.
 
-    It must have 1 to `limit` characters, no blanks around it, no slashes or backslashes, and no control characters.
+    It must have 1 to `limit` characters, no blanks around it, no slashes or backslashes, and only printable characters.
     """
     if not name.strip():
         return "is empty"
@@ -56,7 +56,7 @@ def numbered_pattern(text: str, *, counted: bool) -> str:
 
 
 def fill_pattern(pattern: str, n: int) -> str:
-    """Return the pattern with the number in place of {n}. The pattern must be valid."""
+    """Return the pattern with the number in place of each {n}; without {n}, as it is. It must be valid."""
     return pattern.format(n=n)
 
 

@@ -51,8 +51,8 @@ class ParentResource:
 class InheritedValues:
     """The values that tables of one file inherit from subscriptions, resource groups and defaults.
 
-    Both methods and the constructor report subscriptions that are not declared and invalid resource groups to
-    `problems`.
+    The constructor and both methods report subscriptions that are not declared to `problems`, unless a table of
+    subscriptions is invalid. Names and ids ignore case.
     """
 
     def __init__(self, file: ParsedFleetFile, problems: ProblemCollector) -> None:
@@ -172,9 +172,9 @@ def find_parent(
 ) -> ParentResource | None:
     """Return the set or service that a [[vms]] table names; None unless it is exactly one, and declared.
 
-    Reports a table that names several or an unknown one to `problems`. It is one of `parents`, those of `file`,
-    searched in the resource group of `template`, then, if the table names no group or subscription and only one has
-    that name, in all groups.
+    It is one of `parents`, those of `file`, searched by name, ignoring case, in the resource group of `template`, then,
+    if the table names no group or subscription and only one has that name, in all groups. Reports a table that names
+    several to `problems`, and an unknown one unless a table of that kind is invalid.
     """
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:

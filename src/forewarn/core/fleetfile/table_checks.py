@@ -14,7 +14,10 @@ from forewarn.core.fleetfile.problems import ProblemCollector
 
 
 def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
-    """Report subscriptions and resource groups with bad names, and those declared twice, to `problems`."""
+    """Report subscriptions and resource groups with bad names, and those declared twice, to `problems`.
+
+    Names, and ids of subscriptions, are compared without regard to case.
+    """
     duplicates = _DuplicateCheck(problems)
     for subscription in file.subscriptions:
         content = subscription.content
@@ -110,6 +113,7 @@ def check_vms(
 ) -> None:
     """Report contradictions in a [[vms]] table to `problems`, as in zones, priority and domains.
 
+    Others are a placement group without a scale set, and automatic approval of its own for a VM of a set or service.
     `template` has its values with inherited ones; `parent` is the set or service that it names, None: no valid one.
     """
     thing = f"VM {table.content.name!r}"
@@ -158,7 +162,10 @@ def _check_domain(
 
 
 def check_patterns(table: ParsedTable[tables.VmsTable], problems: ProblemCollector) -> bool:
-    """Return whether a [[vms]] table has valid names and valid {n} in its other patterns; reports if not."""
+    """Return whether a [[vms]] table has valid names and valid {n} in its other patterns.
+
+    If not, it is reported to `problems`. The other patterns are computer_name, address and host.
+    """
     keys = ("computer_name", "address", "host")
     errors = {key: error for key in keys if (error := pattern_error(getattr(table.content, key)))}
     for key, error in errors.items():
