@@ -63,7 +63,8 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
 
     VMs are present ones, in the order they were added, at most `limit` of the scope and host of the query; scopes are
     those of these VMs. A host names all its visible VMs. Hosts without visible VMs, or without VMs of the scope, are
-    shown only to callers who see everything and give no scope. Raises NotFound or Refused for the scope or host.
+    shown only to callers who see everything and give no scope. Stores observed polls first, so that they are shown.
+    Raises NotFound or Refused for the scope or host.
     """
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None
@@ -82,7 +83,8 @@ async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     """Show one VM with its live events.
 
     And, for a running namespace VM, with its supervisor. The path parameter `name` is its name, `group/name` or key, in
-    any case. Raises NotFound, also for a removed VM, or Refused if several VMs match.
+    any case. Stores observed polls first, so that they are shown. Raises NotFound, also for a removed VM, or Refused if
+    several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()

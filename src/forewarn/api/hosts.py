@@ -70,7 +70,8 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
 
     The path parameter `name` is its name, in any case. Marks the host as degraded, schedules the redeployment of its
     VMs and of those being moved to it, except deallocated ones, and returns the request with these events. Raises
-    NotFound, Refused if the host is not healthy or a VM has no other host, Rejected for too short a notice.
+    NotFound, Refused if the host is not healthy, a VM has no other host or the hypervisor cannot redeploy, Rejected for
+    too short a notice.
     """
     receipt = await context.control.requests.degrade_host(
         call.path_params["name"], who=context.caller_name, notice_s=body.in_s, short_notice=body.short_notice

@@ -38,7 +38,7 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
 
     Returns it after due work was done, so its first events may be published. Raises NotFound for an unknown host or
     scope, Rejected unless exactly one kind of target is given, for a host named twice or too short a notice, Refused if
-    a VM has no host to move to, the fleet has no host or a scope's name is ambiguous.
+    a VM has no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous.
     """
     request = await context.control.requests.start_rollout(
         _build_rollout(context, body), who=context.caller_name, notice_s=body.notice_s, short_notice=body.short_notice

@@ -52,7 +52,11 @@ async def show_openapi(context: RequestContext, call: HandlerCall) -> dict[str, 
 
 
 async def list_routes(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
-    """List what this API has: each route with its method, path and summary."""
+    """List what this API has: each route with its method, path and summary.
+
+    Returns `version` (of forewarn), `openapi` (the path of the OpenAPI document) and `routes`, whose elements have
+    these three keys.
+    """
     routes = [
         {"method": route.method, "path": f"{API_PREFIX}{route.path}", "summary": _summary(route)} for route in ROUTES
     ]

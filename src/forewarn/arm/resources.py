@@ -141,7 +141,8 @@ async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the subscription's groups that contain anything the caller may read, in pages of 100.
 
     In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. If there are none: raises
-    ArmError 404 if the subscription has no VM and the caller may read it, else the list is empty.
+    ArmError 404 if the subscription has no VM and the caller may read it, else the list is empty. Raises Rejected for
+    an invalid `$skiptoken`.
     """
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
@@ -274,7 +275,7 @@ async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
 
     In natural order of group and name, without instances of scale sets and cloud services. The body of a page is
     `{"value": [...]}`, with a `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has
-    no VM and the caller may read it; other callers get an empty list.
+    no VM and the caller may read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
     """
     _require_container(context, call)
     keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
@@ -327,7 +328,8 @@ async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse
     """Lists the scale sets of the path's subscription or group that the caller may read, in pages of ten.
 
     In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises ArmError 404 if
-    the subscription or group has no VM and the caller may read it; other callers get an empty list.
+    the subscription or group has no VM and the caller may read it (other callers get an empty list), and Rejected for
+    an invalid `$skiptoken`.
     """
     _require_container(context, call)
     sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
@@ -354,7 +356,8 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the instances of the called scale set that the caller may read, in pages of 100.
 
     In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises NotFound if the
-    set has no instance and the caller may read it; other callers get an empty list.
+    set has no instance and the caller may read it (other callers get an empty list), and Rejected for an invalid
+    `$skiptoken`.
     """
     instances = context.directory.vms_within(call.resource)
     if not instances and context.principal.may(Right.READ, call.resource):
@@ -433,7 +436,7 @@ async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmR
 
     Each lists those of its VMs that the caller may read. In natural order; a page is `{"value": [...]}`, with a
     `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has no VM and the caller may
-    read it; other callers get an empty list.
+    read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
     """
     _require_container(context, call)
     sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)

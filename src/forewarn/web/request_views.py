@@ -33,7 +33,7 @@ class RequestStatus:
     """A request with its state and its events, and what of it is planned or was skipped.
 
     `events` are oldest first; of `perform-maintenance` those that it approved. `planned` is () when it is over,
-    `skip_reasons` until then.
+    `skip_reasons` until then, and always for a rollout.
     """
 
     request: MaintenanceRequest
