@@ -68,7 +68,10 @@ class AttentionReport(BaseView, frozen=True, kw_only=True):
 
 
 def may_approve(context: PortalContext, event: Event) -> bool:
-    """Whether the user has the right to approve an event, over each of its VMs; its state is not checked."""
+    """Whether the user has the right to approve an event, over each of its VMs; its state is not checked.
+
+    Raises NotFound if the user may not see the event.
+    """
     return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
 
 

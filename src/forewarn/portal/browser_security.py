@@ -31,8 +31,8 @@ def require_csrf_token(
 ) -> None:
     """Raises Forbidden unless the request holds the session's CSRF token and comes from our own origin.
 
-    The token is in the form field CSRF_FIELD, or else in the header CSRF_HEADER. `fields` are those of the submitted
-    form, each with one value or several, of which the first counts.
+    The token is in the form field CSRF_FIELD, or else in the header CSRF_HEADER; `headers` must ignore case. `fields`
+    are those of the submitted form, each with one value or several, of which the first counts.
     """
     require_same_origin(headers)
     submitted = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""

@@ -43,7 +43,7 @@ class FilterProblem(BaseView, frozen=True, kw_only=True):
     parameter: str  # of the query
     sentence: str
     nearest: FilterChoice | None  # the choice that is most like the value; None: none is
-    choices: tuple[FilterChoice, ...]  # known values, at most 8 of many
+    choices: tuple[FilterChoice, ...]  # known values, of VMs, scopes and rollouts at most 8; () if `nearest` is all
 
 
 class UnknownFilter(Rejected):

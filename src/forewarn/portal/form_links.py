@@ -68,8 +68,8 @@ def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> t
 def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
     """Links to the forms that suit a host of its health; none if the user has no platform right.
 
-    Repair unless it is healthy; fail and rollout unless it has failed; degrade if it is healthy; confirm-down if it has
-    failed or is unreachable, unless it is confirmed. Destructive ones last.
+    Repair unless it is healthy and not confirmed down; fail and rollout unless it has failed; degrade if it is healthy;
+    confirm-down if it has failed or is unreachable, unless it is confirmed. Destructive ones last.
     """
     names = list(_FORMS_BY_HEALTH[host.health])
     if host.confirmed_down and "repair" not in names:

@@ -54,7 +54,7 @@ def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
     """A sentence that says when an event would start if it were approved now.
 
     The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Says that nothing
-    would change if it is approved or has started. Raises Refused if it is over, and NotFound.
+    would change if it is approved or has started. Raises Refused if it is over or several ids match, and NotFound.
     """
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
@@ -86,7 +86,7 @@ def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
     """A sentence on what withdrawing an event would do, and how many VMs received it.
 
     The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Raises Refused if it
-    can no longer be withdrawn, and NotFound.
+    can no longer be withdrawn or several ids match, and NotFound.
     """
     event = context.find_event(call.path_params["id"])
     scope = context.control.transactions.load(event.scope_id)
@@ -123,16 +123,16 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
 def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]:
     """A sentence that says that the host of the path parameter `name` becomes healthy. Raises NotFound.
 
-    Does not check that it can be repaired now.
+    The name may be in any case. Does not check that it can be repaired now.
     """
     host = context.control.requests.host(call.path_params["name"])
     return [f"Host {host.name} is {host.health} and becomes healthy: VMs may move to it again."]
 
 
 def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on what it means to confirm that the host of path parameter `name` is down; NotFound.
+    """Sentences on what it means to confirm that the host of path parameter `name` is down. Raises NotFound.
 
-    Does not check that it can be confirmed now.
+    The name may be in any case. Does not check that it can be confirmed now.
     """
     host = context.control.requests.host(call.path_params["name"])
     vms = len(context.store.vms(host=host.name))
@@ -148,7 +148,8 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
     """Sentences on which VMs a fault would affect, what their clients would see, and how long it lasts.
 
     The body of the call is a NewFault. Raises Rejected for an unknown kind, or limits and parameters that do not suit
-    it; NotFound for its VM or scope. Does not check that it names only one of a VM, a scope or all.
+    it; NotFound for its VM or scope, or Refused if several match. Without either, it says that the fault is for all
+    VMs: it does not check that exactly one of a VM, a scope or all is named.
     """
     body = call.parse_body(NewFault)
     kind = parse_fault_kind(body.kind)
@@ -172,7 +173,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
     """Sentences on which faults and storms the body of the call would clear.
 
-    The body is a ClearFaultsBody. Does not check that they exist.
+    The body is a ClearFaultsBody. Does not check that they exist, or that the body names any.
     """
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
@@ -210,7 +211,8 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
     """Sentences on how far lab time would advance, and which visible events' notices would end on the way.
 
-    The body of the call is an AdvanceClockBody. Raises Rejected if the clock shows real time.
+    The body of the call is an AdvanceClockBody; whether its duration is allowed is not checked. Events are searched
+    among the 20,000 newest scheduled ones. Raises Rejected if the clock shows real time.
     """
     context.control.lab_clock.require_lab_clock("advanced")
     by_s = call.parse_body(AdvanceClockBody).by_s
@@ -227,7 +229,8 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
     """A sentence that says how fast lab time would run, or that it would pause.
 
-    The body of the call is a ClockSpeedBody. Raises Rejected if the clock shows real time.
+    The body of the call is a ClockSpeedBody; whether the speed is allowed is not checked. Raises Rejected if the clock
+    shows real time.
     """
     context.control.lab_clock.require_lab_clock("set to another speed")
     speed = call.parse_body(ClockSpeedBody).speed

@@ -71,8 +71,8 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
 
     now: float  # lab time
     entries: tuple[HistoryEntryView, ...]  # newest first
-    older: int | None  # `before` of a link to older entries; None: there are none
-    newer: int | None  # `after` of a link to newer entries; None: there are none
+    older: int | None  # `before` of a link to older entries; None: there are none; never None if the query has `after`
+    newer: int | None  # `after` of a link to newer entries; None: there are none; never None if the query has `before`
     is_cut: bool  # this export does not hold all entries
     topic: str  # what the page follows live, such as `event:ID` or `all`; "": it shows the past, which does not change
 

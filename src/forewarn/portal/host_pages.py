@@ -196,8 +196,9 @@ def _visible_vms_on(context: PortalContext, host: Host) -> list[Vm]:
 async def show_host_page(context: PortalContext, call: HandlerCall, query: PageQuery) -> HostPage:
     """Shows one host by its name, in any case, with its VMs, live events and past events.
 
-    The path parameter `name` has it. Its VMs are listed in pages; an export has all. Raises NotFound, also if the user
-    may see no VM on it, or UnknownFilter for a page after the last one.
+    The path parameter `name` has it. Its VMs are listed in pages; an export has all. Past events are searched among the
+    1,000 newest of the fleet. Raises NotFound, also if the user may see no VM on it, or UnknownFilter for a page after
+    the last one.
     """
     host = context.find_host(call.path_params["name"])
     vms = [*_visible_vms_on(context, host), *_arriving_vms(context, host)]

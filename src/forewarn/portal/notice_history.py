@@ -28,7 +28,7 @@ class NoticeSample(NamedTuple):
 
     scope_id: str
     started_at: float
-    promised_s: float | None  # None: without notice
+    promised_s: float | None  # rounded down to whole seconds; None: without notice
     given_s: float
     reason: str  # one of START_REASONS
 

@@ -167,7 +167,7 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     waves: tuple[RolloutWaveView, ...]  # those published so far; 20 around the chosen one, in an export all
     wave_count: int  # of all that were published
     wave: int  # number of the wave whose events are listed; 0: there is none
-    waiting: tuple[WaitingDomain, ...]  # VMs of later waves, by update domain; () once it is closed
+    waiting: tuple[WaitingDomain, ...]  # VMs of later waves, by update domain; () unless it is running or paused
     scopes: tuple[ScopeProgress, ...]  # those with live events first, else by id; at most 60
     more_scopes: int  # scopes that are left out
     course: RequestTimeline  # events of the chosen wave over time, 15 per page; in an export all, the first 100
@@ -196,9 +196,10 @@ async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> Roll
 async def show_rollout_page(context: RequestContext, call: HandlerCall, query: RolloutPageQuery) -> RolloutPage:
     """Shows one rollout, by its id or a unique prefix: its waves, its scopes, and the events of a wave.
 
-    The path parameter `id` has it. `query` names the form that led here, if any, whose message the page then shows, and
-    the wave. First stores the polls and deliveries observed so far. Raises NotFound, also for users who may not see
-    everything, Refused if several match, and UnknownFilter for a wave or a page of events after the last one.
+    The path parameter `id` has it, in any case. `query` names the form that led here, if any, whose message the page
+    then shows, and the wave. First stores the polls and deliveries observed so far. Raises NotFound, also for users who
+    may not see everything, Refused if several match, and UnknownFilter for a wave or a page of events after the last
+    one.
     """
     await context.dependencies.flush_observations()
     request = context.find_rollout(call.path_params["id"])

@@ -179,8 +179,9 @@ def state_class(value: str) -> str:
 def state_element(value: str, family: str, *, key: str = "", text: str = "") -> Markup:
     """The element that shows a state; its symbol and colour come from the style sheet of states.
 
-    `family` is the name of a StateFamily, in any case. `key` is that of the VM whose state it is, so that scripts keep
-    it up to date. `text` replaces the label where a sentence says more than it.
+    `family` is the name of a StateFamily, in any case, else this raises KeyError; an unknown `value` is its own label.
+    `key` is that of the VM whose state it is, so that scripts keep it up to date. `text` replaces the label where a
+    sentence says more than it. All of them are escaped.
     """
     vm = Markup(' data-vm="{}"').format(key) if key else ""
     css = f"{StateFamily[family.upper()].value} {state_class(value)}"

@@ -42,7 +42,10 @@ class EventStatusCard(BaseView, frozen=True, kw_only=True):
 
 
 def may_approve_event(context: RequestContext, event: Event) -> bool:
-    """Whether the event awaits approval, and the user has the right to approve it."""
+    """Whether the event awaits approval, and the user has the right to approve it, over each of its VMs.
+
+    Raises NotFound if it awaits approval and the user may not see it.
+    """
     if event.status is not EventState.SCHEDULED or event.approved_at is not None:
         return False
     return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
