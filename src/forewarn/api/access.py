@@ -183,7 +183,8 @@ async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> Sig
     """Create a link that signs the caller in to the portal once, within 15 minutes.
 
     For the owner of the service it signs the client `admin` in, if that is an administrator, else the owner. Raises
-    Refused without a portal, and for VMs and users of an external issuer.
+    Refused without a portal, and for VMs and users of an external issuer, Unauthenticated for a client that was removed
+    meanwhile.
     """
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:

@@ -128,9 +128,9 @@ async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
 async def approve_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Approve an event, so that it may start before its notice ends.
 
-    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Returns the event
-    after due work was done, so it may have started. Harmless if it was approved or started before. Raises NotFound, or
-    Refused if it is over or several ids start so.
+    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Stores observed
+    deliveries first. Returns the event after due work was done, so it may have started. Harmless if it was approved or
+    started before. Raises NotFound, or Refused if it is over or several ids start so.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
@@ -210,8 +210,9 @@ async def _change_each(
 async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:
     """Withdraw an event before it starts.
 
-    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Returns the event,
-    which is over. Raises NotFound, or Refused if it has started or is over or several ids start so.
+    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Stores observed
+    deliveries first. Returns the event, which is over. Raises NotFound, or Refused if it has started or is over or
+    several ids start so.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()

@@ -36,7 +36,8 @@ class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
 async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) -> HostView:
     """Add a host to the fleet.
 
-    Returns the new host. Raises Rejected for an invalid name, Refused if a host has it in any case.
+    Returns the new host. Raises Rejected for an invalid name, Refused if a host has it in any case, Conflict if the
+    fleet keeps changing meanwhile.
     """
     if problem := plain_name_error(body.name, limit=64):
         raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
@@ -56,8 +57,8 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
 async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Remove a host without VMs.
 
-    The path parameter `name` is its name, in any case. Raises NotFound, or Refused if VMs are on it or moving to it.
-    Returns the removed host.
+    The path parameter `name` is its name, in any case. Returns the removed host. Raises NotFound, Refused if VMs are on
+    it or moving to it, or Conflict if the fleet keeps changing meanwhile.
     """
     host = context.control.requests.host(call.path_params["name"])
     change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
@@ -115,9 +116,10 @@ async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostV
 async def preview_degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> Preview:
     """Preview the events of predicting that a host will fail.
 
-    The path parameter `name` is its name, in any case. Simulates it on a copy and changes nothing; previews run one at
-    a time. The simulation of more than 2,000 VMs ends after publication, any other after 10 seconds of real time at the
-    latest (`is_cut`). Raises what `degrade_host` raises, and DryRunTooLarge if the scopes have more than 20,000 VMs.
+    The path parameter `name` is its name, in any case. Simulates it on a copy, after it has stored observed polls, and
+    changes nothing else; previews run one at a time. The simulation of more than 2,000 VMs ends after publication, any
+    other after 10 seconds of real time at the latest (`is_cut`). Raises what `degrade_host` raises, and DryRunTooLarge
+    if the scopes have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 
@@ -131,9 +133,10 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
 async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Preview:
     """Preview the events of failing a host.
 
-    The path parameter `name` is its name, in any case. Simulates it on a copy and changes nothing; previews run one at
-    a time. The simulation of more than 2,000 VMs ends after publication, any other after 10 seconds of real time at the
-    latest (`is_cut`). Raises what `fail_host` raises, and DryRunTooLarge if the scopes have more than 20,000 VMs.
+    The path parameter `name` is its name, in any case. Simulates it on a copy, after it has stored observed polls, and
+    changes nothing else; previews run one at a time. The simulation of more than 2,000 VMs ends after publication, any
+    other after 10 seconds of real time at the latest (`is_cut`). Raises what `fail_host` raises, and DryRunTooLarge if
+    the scopes have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 

@@ -38,8 +38,8 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
     """Replay a recording to the scope of a VM.
 
     The scope's VMs get the recorded answers instead of its own; the first is shown on return. Raises NotFound for an
-    unknown VM, Rejected outside a lab and for a bad recording, speed or number of loops or a name in `map` that was
-    not recorded, Refused if the scope has a live event or another replay, or several VMs match.
+    unknown VM, Rejected outside a lab and for a bad recording, speed or number of loops or a name in `map` that was not
+    recorded, Refused if the scope has a live event or another replay, or several VMs match.
     """
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(

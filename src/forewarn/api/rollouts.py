@@ -118,9 +118,9 @@ async def _set_progress(context: RequestContext, call: HandlerCall, progress: Ro
 async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> Preview:
     """Preview a rollout: its events in order and their times if no VM approves.
 
-    Changes nothing; shows only the first wave of a rollout over more than 2,000 VMs; any other simulation ends after 10
-    seconds of real time at the latest (`is_cut`). Previews run one at a time. Raises what `start_rollout` raises, and
-    DryRunTooLarge.
+    Changes nothing, but stores observed polls first; shows only the first wave of a rollout over more than 2,000 VMs;
+    any other simulation ends after 10 seconds of real time at the latest (`is_cut`). Previews run one at a time. Raises
+    what `start_rollout` raises, and DryRunTooLarge if its scopes have more than 20,000 VMs.
     """
     rollout = _build_rollout(context, body)
     await context.dependencies.flush_observations()

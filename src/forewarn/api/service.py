@@ -69,11 +69,11 @@ async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
 async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockAdvanceView:
     """Advance the clock of a lab.
 
-    It stops at every due time on the way. Everything that is due by then is done on return, except for acts that the
-    hypervisor has not answered for ten seconds. VMs that polled within the last 330 seconds (real time, or lab time if
-    that is slower) count as polling throughout, unless `without_polls`. Returns the visible history entries of that
-    time. Raises Rejected outside a lab, and unless `by_s` is above 0 and at most 366 days. Another error on the way
-    leaves the clock where it is then.
+    Stores observed polls first. It stops at every due time on the way. Everything that is due by then is done on
+    return, except for acts that the hypervisor has not answered for ten seconds. VMs that polled within the last 330
+    seconds (real time, or lab time if that is slower) count as polling throughout, unless `without_polls`. Returns the
+    visible history entries of that time. Raises Rejected outside a lab, and unless `by_s` is above 0 and at most 366
+    days. Another error on the way leaves the clock where it is then.
     """
     await context.dependencies.flush_observations()
     before = context.store.last_seq()

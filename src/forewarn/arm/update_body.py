@@ -72,9 +72,9 @@ def require_unchanged(
 ) -> None:
     """Raises ArmError if `sent` differs from `shown`, what a GET shows, except at the changeable paths.
 
-    It is a 409 for another value, a 400 for a member that a GET does not show. Members that are left out or null,
-    read-only ones, and empty ones that a GET does not show are accepted; texts are compared without case, locations
-    also without spaces. `above` is the path of `sent` within the body.
+    It is a 409 for another value, a 400 for a member that a GET does not show, or that must be an object and is none.
+    Members that are left out or null, read-only ones, and empty ones that a GET does not show are accepted; texts are
+    compared without case, locations also without spaces. `above` is the path of `sent` within the body.
     """
     for name, value in sent.items():
         path = (*above, name)

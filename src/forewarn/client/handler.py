@@ -66,15 +66,17 @@ class Handler:
         """Decorator: calls the function with the first change of an event.
 
         That is a Scheduled, or a Started for an event without notice. With `approve`, an event whose change was a
-        Scheduled is approved after the function returns, unless it is gone; a failed approval is retried, a refused
-        one is not. No kinds means all kinds; their case is ignored.
+        Scheduled is approved after the function returns, unless it is gone; a failed approval is retried, a refused one
+        is not. No kinds means all kinds; their case is ignored. Raises Rejected for a kind that is not a text, and the
+        decorator for a function that cannot be called with one argument.
         """
         return partial(self._add_rule, _is_first_change, _checked_kinds(kinds, "on"), approve)
 
     def started(self, *kinds: str) -> Callable[[F], F]:
         """Decorator: calls the function with the Started of an event of these kinds; no kinds means all.
 
-        The case of kinds is ignored. If no Scheduled came before, functions of `on` are called with it too.
+        The case of kinds is ignored. If no Scheduled came before, functions of `on` are called with it too. Raises
+        Rejected as `on`.
         """
         return partial(self._add_rule, _is_started, _checked_kinds(kinds, "started"), False)
 
@@ -90,7 +92,7 @@ class Handler:
         """Decorator: calls the function when an event is gone; `change.outcome` says how it ended.
 
         Without parentheses or kinds it applies to all kinds, whose case is ignored. The Gone drops other functions of
-        the event that are not running.
+        the event that are not running. Raises Rejected as `on`.
         """
         if len(kinds) == 1 and callable(kinds[0]):
             return self._add_rule(_is_gone, (), False, kinds[0])

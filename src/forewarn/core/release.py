@@ -70,8 +70,8 @@ def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
     """Return the wait of `event` for its gate, with the names of the VMs of the events `unready`.
 
     A gate starts the events of one host together; `unready` are those of them that are not ready. Without any, the text
-    has no names; of many VMs, the first four are named and the rest counted. For operators only: it names VMs of
-    other scopes. Whether the gate is released is not checked.
+    has no names; of many VMs, the first four are named and the rest counted. For operators only: it names VMs of other
+    scopes. Whether the gate is released is not checked.
     """
     names = list(dict.fromkeys(name for other in unready for name in other.vms))
     if not names:

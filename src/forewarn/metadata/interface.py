@@ -24,7 +24,8 @@ class MetadataBackend(Protocol):
     async def enable(self, vm: str) -> None:
         """Enable scheduled events for the VM's scope at its first request (spec §8.1).
 
-        The enabled scope is published on return. Does nothing to a scope that is enabled already.
+        The enabled scope is published on return. Does nothing to a scope that is enabled already. Raises NotFound if
+        the VM was removed, Unavailable or Conflict if a retry may help.
         """
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
@@ -32,13 +33,14 @@ class MetadataBackend(Protocol):
 
         Returns None if all are events of its scope, live or over: those that are scheduled are approved now, the others
         stay as they are. If an id is not (or the event is no longer kept), approves none and returns the first such id.
+        Raises NotFound if the VM was removed, Unavailable or Conflict if a retry may help.
         """
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
         """Return an access token for a VM's identity (spec §2.8), perhaps one that was issued before.
 
         `resource` is the audience that the client asks for. Returns WrongResource, with the accepted audiences, if
-        there are no tokens for it.
+        there are no tokens for it. Raises Unavailable or Conflict if a retry may help.
         """
 
     def now(self) -> float:

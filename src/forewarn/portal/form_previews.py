@@ -173,7 +173,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
     """Sentences on which faults and storms the body of the call would clear.
 
-    The body is a ClearFaultsBody. Does not check that they exist, or that the body names any.
+    The body is a ClearFaultsBody, else Rejected. Does not check that they exist, or that the body names any.
     """
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
@@ -187,7 +187,8 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
     """Sentences on which VMs a storm would affect (all if it names none), for how long, and its seed.
 
-    The body of the call is a NewStorm. Raises NotFound for an unknown VM, Refused if a name fits several.
+    The body of the call is a NewStorm, else Rejected. Raises NotFound for an unknown VM, Refused if a name fits
+    several.
     """
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]

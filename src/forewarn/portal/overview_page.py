@@ -185,7 +185,7 @@ async def show_overview_page(context: PortalContext, call: HandlerCall, query: O
     """Shows what needs a person, what happens next and now, rollouts, the fleet as a heat map, and notice.
 
     Polls and deliveries of the last second may be missing: an open page fetches it again when they are stored. Raises
-    UnknownFilter for an unknown span.
+    UnknownFilter for an unknown span, Unavailable if the index of events cannot be read from the store.
     """
     require_choice("span", query.span, {span: span for span in CHART_SPANS}, "a span of the charts")
     await context.events.ensure_built()

@@ -77,7 +77,7 @@ class PageRoute:
     def signature(self) -> HandlerSignature:
         """What the handler declares by its annotations: the struct of its query, and the page that it returns.
 
-        Raises TypeError if its parameters are not those of a handler.
+        Raises TypeError if its parameters are not those of a handler, KeyError if it declares no return type.
         """
         return handler_signature(self.handler)
 

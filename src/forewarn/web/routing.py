@@ -127,7 +127,7 @@ class ApiRoute:
 
     @property
     def signature(self) -> HandlerSignature:
-        """The signature of the handler. Raises TypeError if it is wrong."""
+        """The signature of the handler. Raises TypeError for wrong parameters, KeyError without a return type."""
         return handler_signature(self.handler)
 
 

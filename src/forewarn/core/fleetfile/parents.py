@@ -52,7 +52,7 @@ class InheritedValues:
     """The values that tables of one file inherit from subscriptions, resource groups and defaults.
 
     The constructor and both methods report subscriptions that are not declared to `problems`, unless a table of
-    subscriptions is invalid. Names and ids ignore case.
+    subscriptions is invalid; `template` reports invalid resource groups too. Names and ids ignore case.
     """
 
     def __init__(self, file: ParsedFleetFile, problems: ProblemCollector) -> None:
