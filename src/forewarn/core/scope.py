@@ -128,9 +128,10 @@ def scope_title(scope: Scope) -> str:
 
 
 def scope_title_from_id(scope_id: str) -> str:
-    """Return what people call the scope with this id, such as `VM db`; names are in lower case, as in the id.
+    """Return what people call the scope with this id, such as `VM db`; names are in lower case.
 
-    Unlike `scope_title`, it needs no VM of the scope. An unknown kind of scope stands for itself.
+    That is how ids spell them. Unlike `scope_title`, it needs no VM of the scope. An unknown kind of scope stands for
+    itself.
     """
     kind, _, path = scope_id.partition(":")
     match kind, path.split("/")[2:]:

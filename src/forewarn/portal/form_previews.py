@@ -130,9 +130,9 @@ def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on what it means to confirm that the host of path parameter `name` is down. Raises NotFound.
+    """Sentences on what it means to confirm that the host of the path parameter `name` is down.
 
-    The name may be in any case. Does not check that it can be confirmed now.
+    The name may be in any case. Raises NotFound. Does not check that it can be confirmed now.
     """
     host = context.control.requests.host(call.path_params["name"])
     vms = len(context.store.vms(host=host.name))
