@@ -55,6 +55,7 @@ class Remedy(StrEnum):
     CHANGE_HYPERVISOR = "change-hypervisor"  # to one that can do it
     RENEW_CLIENT_SECRET = "renew-client-secret"  # or choose another id; field: client (its id)
     ASK_FOR_ROLE = "ask-for-role"  # field: role
+    USE_NEW_KEY = "use-new-key"  # a request key was used for something else before
     ASK_FOR_ANY_ROLE = "ask-for-any-role"  # field: external_id, empty for clients of our own
 
 
@@ -132,6 +133,7 @@ _PLAIN_REMEDIES: dict[Remedy, str] = {
     Remedy.ADD_VERB: "add {setting} to the settings of the service",
     Remedy.CHANGE_HYPERVISOR: "choose another hypervisor",
     Remedy.RENEW_CLIENT_SECRET: "give another id, or give client {client} another secret",
+    Remedy.USE_NEW_KEY: "give each request a key of its own",
     Remedy.ASK_FOR_ROLE: "ask an administrator for the role {role}",
     Remedy.ASK_FOR_ANY_ROLE: "ask an administrator for a role",
 }

@@ -14,6 +14,7 @@ from tests.portal.form_helpers import (
     hidden_fields,
     requested_operations,
 )
+from tests.support.operator_api import Api
 
 
 def test_a_button_pressed_twice_makes_one_request(portal: PortalUser) -> None:
@@ -82,3 +83,26 @@ def test_an_expired_confirmation_has_to_be_repeated(portal: PortalUser) -> None:
     assert "This confirmation has expired, and nothing was done." in page.text
     assert requested_operations(portal) == []
     assert portal.post(form_path("restart"), hidden_fields(page)).status == 303
+
+
+def restarted(portal: PortalUser) -> PortalUser:
+    """The same user at the next process of the service, which knows only what is stored."""
+    portal.world.restart()
+    return PortalUser(Api(portal.world), portal.principal)
+
+
+def test_a_confirmation_repeated_after_a_restart_leads_to_the_request_that_it_made(portal: PortalUser) -> None:
+    """The answer to the first one was lost with its process."""
+    sent = hidden_fields(confirm(portal, "restart", {"vm": "db"}))
+    first = portal.post(form_path("restart"), sent)
+    second = restarted(portal).post(form_path("restart"), sent)
+    assert (second.status, second.headers["location"]) == (303, first.headers["location"])
+    assert len(portal.world.store.requests()) == 1
+
+
+def test_a_confirmation_that_was_never_sent_has_to_be_repeated_after_a_restart(portal: PortalUser) -> None:
+    sent = hidden_fields(confirm(portal, "restart", {"vm": "db"}))
+    page = restarted(portal).post(form_path("restart"), sent)
+    assert page.status == 200
+    assert "This confirmation has expired, and nothing was done." in page.text
+    assert portal.world.store.requests() == []

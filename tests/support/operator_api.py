@@ -116,12 +116,28 @@ class Api:
     async def _doctor(self) -> list[Any]:
         return [SimpleNamespace(name="disk", ok=False, text="1 MiB free", remedy="make room")]
 
-    def call(self, method: str, target: str, body: Any = None, *, prefix: str = PREFIX) -> Answer:
-        return self.world.do(self.calling(method, target, body, prefix=prefix))
+    def call(
+        self,
+        method: str,
+        target: str,
+        body: Any = None,
+        *,
+        prefix: str = PREFIX,
+        headers: Mapping[str, str] = {},
+    ) -> Answer:
+        return self.world.do(self.calling(method, target, body, prefix=prefix, headers=headers))
 
-    async def calling(self, method: str, target: str, body: Any = None, *, prefix: str = PREFIX) -> Answer:
+    async def calling(
+        self,
+        method: str,
+        target: str,
+        body: Any = None,
+        *,
+        prefix: str = PREFIX,
+        headers: Mapping[str, str] = {},
+    ) -> Answer:
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        return Answer(*await exchange(self.app, method, prefix + target, content))
+        return Answer(*await exchange(self.app, method, prefix + target, content, headers))
 
     def get(self, target: str) -> Any:
         return self._good("GET", target)

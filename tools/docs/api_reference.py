@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forewarn.api.openapi import openapi_path, required_right_text
 from forewarn.api.routes import ROUTES
+from forewarn.web.request_keys import MAX_KEY_LENGTH
 from forewarn.web.routing import API_PREFIX, ApiRoute
 
 _HEAD = f"""# The API
@@ -36,6 +37,19 @@ is an error. An error changes nothing, and its message says what to do:
 Responses never list, count or name what the caller may not read. A caller who may read one VM of a scope sees all
 events of that scope, as the VM does.
 
+## Calls that are repeated
+
+After a lost connection or a 503, a client does not know whether its request was accepted. A call that creates a request
+may have the header `Idempotency-Key`: a text of 1 to {MAX_KEY_LENGTH} printable ASCII characters, new for each
+request, such as a GUID. If the same caller repeats the call with the same key, no second request is created, and the
+response shows the first one as it is now, also after a restart of the service, and while the first call is still being
+answered. The same key with another path or body is a 400. A call that was rejected or refused created nothing, so its
+key may be used again. The key is known as long as the request is stored ([history_days](settings.md)).
+
+These calls create requests: {{keyed}}. The others ignore the header.
+
+## Routes
+
 | method | path | does | right needed |
 |---|---|---|---|
 """
@@ -43,7 +57,8 @@ events of that scope, as the VM does.
 
 def api_reference_markdown() -> str:
     """The page docs/reference/api.md."""
-    return _HEAD + "".join(map(_row, ROUTES))
+    keyed = ", ".join(f"`{openapi_path(route.path)}`" for route in ROUTES if route.show_repeated is not None)
+    return _HEAD.replace("{keyed}", keyed) + "".join(map(_row, ROUTES))
 
 
 def _row(route: ApiRoute) -> str:

@@ -48,6 +48,11 @@ and which notice they give.
 - **Bodies** are JSON. An invalid body changes nothing.
 - **PUT and PATCH** change tags, `scheduledEventsProfile` and `scheduledEventsPolicy`, at once. A PUT removes what it
   leaves out; a PATCH keeps it, but replaces all tags.
+- **x-ms-client-request-id**: Azure's libraries send a new id with each call, and the same one when they repeat it after
+  a 503 or a lost connection. A call that creates a request (POST of an action, or DELETE) and has the same id, caller,
+  path, query and body as one within the last hour is a repetition: it creates nothing, and has the same response, also
+  after a restart of the service. Any difference makes it another request, because `az` sends one id with all calls of a
+  command.
 - **Lists** are `{{"value": […]}}`, with a `nextLink` if there is another page.
 
 | right | roles that have it |

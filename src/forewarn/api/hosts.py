@@ -75,7 +75,11 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
     too short a notice.
     """
     receipt = await context.control.requests.degrade_host(
-        call.path_params["name"], who=context.caller_name, notice_s=body.in_s, short_notice=body.short_notice
+        call.path_params["name"],
+        who=context.caller_name,
+        notice_s=body.in_s,
+        short_notice=body.short_notice,
+        key=call.request_key,
     )
     return await receipt_view(context, receipt.request)
 
@@ -87,7 +91,9 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
     it are redeployed at once, except deallocated ones; VMs that were migrating to it stay where they are. Returns the
     request with its events. Raises NotFound, or Refused if the host has failed already or a VM has no other host.
     """
-    receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)
+    receipt = await context.control.requests.fail_host(
+        call.path_params["name"], who=context.caller_name, key=call.request_key
+    )
     return await receipt_view(context, receipt.request)
 
 

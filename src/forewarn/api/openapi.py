@@ -12,6 +12,7 @@ import msgspec
 from forewarn import __version__
 from forewarn.api.errors import ErrorResponse
 from forewarn.api.requests import vms_asked_for
+from forewarn.web.request_keys import IDEMPOTENCY_KEY_HEADER, MAX_KEY_LENGTH
 from forewarn.web.routing import (
     API_PREFIX,
     ApiRoute,
@@ -108,7 +109,7 @@ def _operation(route: ApiRoute, schemas: _SchemaRegistry) -> JsonSchema:
         "description": f"Right needed: {required_right_text(route)}.",
         "x-forewarn-right": route.right,
         "x-forewarn-over": route.resources.__name__,
-        "parameters": [*_path_parameters(route), *_query_parameters(route, schemas)],
+        "parameters": [*_path_parameters(route), *_query_parameters(route, schemas), *_header_parameters(route)],
         "responses": {
             str(route.status): _json_response("Done.", schemas.schema_of(signature.response_type)),
             "4XX": {"$ref": "#/components/responses/Refusal"},
@@ -133,6 +134,18 @@ def _query_parameters(route: ApiRoute, schemas: _SchemaRegistry) -> list[JsonSch
         return []
     properties = schemas.properties_of(route.signature.query)
     return [{"name": name, "in": "query", "schema": _without_null(schema)} for name, schema in properties.items()]
+
+
+def _header_parameters(route: ApiRoute) -> list[JsonSchema]:
+    if route.show_repeated is None:
+        return []
+    description = (
+        "A new key for each new request. A repeated call of the same caller with the same key creates no second "
+        "request: the response shows the first one. The same key with another path or body is a 400. The key is known "
+        "as long as the request is stored."
+    )
+    schema = {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH, "pattern": "^[ -~]+$"}
+    return [{"name": IDEMPOTENCY_KEY_HEADER, "in": "header", "description": description, "schema": schema}]
 
 
 def _without_null(schema: JsonSchema) -> JsonSchema:

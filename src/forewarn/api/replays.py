@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.core.replay_script import UploadedRecording
+from forewarn.core.request import MaintenanceRequest
 from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import read_replays, replay_view
 from forewarn.web.request_parsing import HandlerCall, NonEmptyText
@@ -43,8 +44,19 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
     """
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(
-        vm, body.recording, who=context.caller_name, speed=body.speed, loops=body.loops, names=body.map
+        vm,
+        body.recording,
+        who=context.caller_name,
+        speed=body.speed,
+        loops=body.loops,
+        names=body.map,
+        key=call.request_key,
     )
+    return await current_replay_view(context, request)
+
+
+async def current_replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
+    """Waits for the reconciler, then returns the view of a replay, of which this is the request."""
     await context.wait_for_reconciler()
     return replay_view(context, context.control.replays.find(request.id))
 

@@ -71,6 +71,7 @@ async def create_request(context: RequestContext, call: HandlerCall, body: NewMa
         who=context.caller_name,
         notice_s=body.notice_s,
         short_notice=body.short_notice,
+        key=call.request_key,
     )
     return await receipt_view(context, receipt.request)
 
@@ -89,7 +90,7 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Rec
     events. Raises NotFound, or Refused if the VM has none or several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
-    receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name)
+    receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name, key=call.request_key)
     return await receipt_view(context, receipt.request)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from forewarn.control.dry_run import dry_run_rollout
-from forewarn.core.request import Rollout, RolloutImpact, RolloutState
+from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.explain.preview import Preview
 from forewarn.web.context import RequestContext
@@ -41,8 +41,17 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
     a VM has no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous.
     """
     request = await context.control.requests.start_rollout(
-        _build_rollout(context, body), who=context.caller_name, notice_s=body.notice_s, short_notice=body.short_notice
+        _build_rollout(context, body),
+        who=context.caller_name,
+        notice_s=body.notice_s,
+        short_notice=body.short_notice,
+        key=call.request_key,
     )
+    return await current_rollout_view(context, request)
+
+
+async def current_rollout_view(context: RequestContext, request: MaintenanceRequest) -> RolloutView:
+    """Waits for the reconciler, then returns the view of a rollout, of which this is the request."""
     await context.wait_for_reconciler()
     return rollout_view(context, request.id)
 

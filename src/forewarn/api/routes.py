@@ -30,11 +30,14 @@ from forewarn.api import (
 )
 from forewarn.api.errors import error_response
 from forewarn.api.openapi import openapi_document
-from forewarn.api.requests import vms_asked_for
+from forewarn.api.replays import current_replay_view
+from forewarn.api.requests import receipt_view, vms_asked_for
+from forewarn.api.rollouts import current_rollout_view
 from forewarn.core.access import Right
 from forewarn.web.context import ContextFactory, RequestContext
-from forewarn.web.pipeline import authorize_and_parse, read_body, run_request
+from forewarn.web.pipeline import read_body, run_request, run_route
 from forewarn.web.remedies import SURFACE_HEADER, surface_of
+from forewarn.web.request_keys import IDEMPOTENCY_KEY_HEADER, read_idempotency_key
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
 from forewarn.web.routing import API_PREFIX, ApiRoute, handler_signature, listing, named_event, named_vm, signed_in
 
@@ -84,20 +87,35 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("DELETE", "/fleet/vms/{name:path}", fleet.remove_vm, PLATFORM),
     ApiRoute("POST", "/fleet/hosts", hosts.add_host, PLATFORM),
     ApiRoute("DELETE", "/fleet/hosts/{name}", hosts.remove_host, PLATFORM),
-    ApiRoute("POST", "/vms/{name:path}/perform-maintenance", requests.perform_maintenance, OPERATE, resources=named_vm),
+    ApiRoute(
+        "POST",
+        "/vms/{name:path}/perform-maintenance",
+        requests.perform_maintenance,
+        OPERATE,
+        resources=named_vm,
+        show_repeated=receipt_view,
+    ),
     ApiRoute("GET", "/vms/{name:path}", fleet.show_vm, READ, resources=named_vm),
     ApiRoute("GET", "/keepers", fleet.list_vm_supervisors, READ, resources=listing),
-    ApiRoute("POST", "/requests", requests.create_request, OPERATE, 202, resources=vms_asked_for),
+    ApiRoute(
+        "POST",
+        "/requests",
+        requests.create_request,
+        OPERATE,
+        202,
+        resources=vms_asked_for,
+        show_repeated=receipt_view,
+    ),
     ApiRoute("POST", "/requests/preview", requests.preview_request, OPERATE, resources=vms_asked_for),
     ApiRoute("GET", "/requests/{id}", requests.show_request, READ, resources=listing),
-    ApiRoute("POST", "/hosts/{name}/degrade", hosts.degrade_host, PLATFORM, 202),
+    ApiRoute("POST", "/hosts/{name}/degrade", hosts.degrade_host, PLATFORM, 202, show_repeated=receipt_view),
     ApiRoute("POST", "/hosts/{name}/degrade/preview", hosts.preview_degrade_host, PLATFORM),
     ApiRoute("POST", "/hosts/{name}/fail/preview", hosts.preview_fail_host, PLATFORM),
-    ApiRoute("POST", "/hosts/{name}/fail", hosts.fail_host, PLATFORM, 202),
+    ApiRoute("POST", "/hosts/{name}/fail", hosts.fail_host, PLATFORM, 202, show_repeated=receipt_view),
     ApiRoute("POST", "/hosts/{name}/repair", hosts.repair_host, PLATFORM),
     ApiRoute("POST", "/hosts/{name}/confirm-down", hosts.confirm_host_down, PLATFORM),
     ApiRoute("GET", "/rollouts", rollouts.list_rollouts, READ),
-    ApiRoute("POST", "/rollouts", rollouts.start_rollout, PLATFORM, 202),
+    ApiRoute("POST", "/rollouts", rollouts.start_rollout, PLATFORM, 202, show_repeated=current_rollout_view),
     ApiRoute("POST", "/rollouts/preview", rollouts.preview_rollout, PLATFORM),
     ApiRoute("GET", "/rollouts/{id}", rollouts.show_rollout, READ),
     ApiRoute("POST", "/rollouts/{id}/pause", rollouts.pause_rollout, PLATFORM),
@@ -113,7 +131,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/history/prune", history.prune_history, PLATFORM),
     ApiRoute("GET", "/explain/{thing:path}", explain.explain, READ, resources=listing),
     ApiRoute("GET", "/replays", replays.list_replays, READ),
-    ApiRoute("POST", "/replays", replays.start_replay, PLATFORM, 202),
+    ApiRoute("POST", "/replays", replays.start_replay, PLATFORM, 202, show_repeated=current_replay_view),
     ApiRoute("GET", "/replays/{id}", replays.show_replay, READ),
     ApiRoute("DELETE", "/replays/{id}", replays.stop_replay, PLATFORM),
     ApiRoute("GET", "/faults", faults.list_faults, READ),
@@ -201,8 +219,8 @@ async def _answer(route: ApiRoute, context: RequestContext, request: Request) ->
     surface = request.headers.get(SURFACE_HEADER)
     query = unique_query_params(request)
     call = HandlerCall(path_params=request.path_params, query=query, body=body, surface_header=surface)
-    arguments = authorize_and_parse(route, context, call)
-    answer = msgspec.json.encode(await route.handler(context, call, **arguments))
+    key = read_idempotency_key(request.headers) if IDEMPOTENCY_KEY_HEADER in request.headers else ""
+    answer = msgspec.json.encode(await run_route(context, route, call, key))
     # The time of the service: clients show times relative to it, and a lab's differs from theirs.
     headers = {NOW_HEADER: f"{context.now():.6f}"}
     return Response(answer, status_code=route.status, media_type="application/json", headers=headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forewarn.arm.operations import operation_headers
+from forewarn.arm.repeated_calls import empty_response, once
 from forewarn.arm.routing import (
     INSTANCE_PATH,
     SCALE_SET_PATH,
@@ -63,7 +64,7 @@ def _request_handler(operation: RequestedOperation, find: VmFinder) -> ArmHandle
         _reject_hibernate(call)
         return await _accept_request(context, call, operation, [find(context, call)])
 
-    return handler
+    return once(handler)
 
 
 def _set_request_handler(
@@ -80,7 +81,7 @@ def _set_request_handler(
             return await _accept_request(context, call, operation, vms)
         return await _accept_request(context, call, operation, find_instances(context, call, ids))
 
-    return handler
+    return once(handler)
 
 
 def _eligible_vms(operation: RequestedOperation, vms: list[Vm]) -> list[Vm]:
@@ -100,7 +101,7 @@ def _delete_handler(find: Callable[[RequestContext, ArmCall], list[Vm]]) -> ArmH
             return ArmResponse(status=204)
         return await _accept_request(context, call, RequestedOperation.DELETE, vms)
 
-    return handler
+    return once(handler)
 
 
 def _evict_handler(find: VmFinder) -> ArmHandler:
@@ -109,12 +110,12 @@ def _evict_handler(find: VmFinder) -> ArmHandler:
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
         parse_arm_body(call, ArmEmptyBody)
         await context.control.requests.request_for_vms(
-            RequestedOperation.EVICT, [find(context, call)], who=context.caller_name
+            RequestedOperation.EVICT, [find(context, call)], who=context.caller_name, key=call.request_key
         )
         await context.wait_for_reconciler()
         return ArmResponse(status=204)
 
-    return handler
+    return once(handler, empty_response)
 
 
 async def _accept_request(
@@ -122,9 +123,9 @@ async def _accept_request(
 ) -> ArmResponse:
     requests = context.control.requests
     if operation is RequestedOperation.PERFORM_MAINTENANCE:
-        receipt = await requests.perform_maintenance(vms, who=context.caller_name)
+        receipt = await requests.perform_maintenance(vms, who=context.caller_name, key=call.request_key)
     else:
-        receipt = await requests.request_for_vms(operation, vms, who=context.caller_name)
+        receipt = await requests.request_for_vms(operation, vms, who=context.caller_name, key=call.request_key)
     await context.wait_for_reconciler()
     return ArmResponse(status=202, headers=operation_headers(call, vms[0], receipt.request))
 

@@ -185,14 +185,16 @@ class _OperationEventRenderer:
         return [vm.name for vm in vms if vm is not None and self._context.can_see(vm)][:_MAX_LISTED]
 
 
-def operation_headers(call: ArmCall, vm: Vm, request: MaintenanceRequest) -> dict[str, str]:
+def operation_headers(call: ArmCall, vm: Vm | None, request: MaintenanceRequest) -> dict[str, str]:
     """The headers of a 202 response, with two URLs of the operation: clients differ in which they poll.
 
     `Azure-AsyncOperation` shows the status document; `Location` answers 202 until the operation is over. Both contain
-    the subscription and location of `vm`, any VM of the request, and the call's api-version. `Retry-After` is a second;
-    `x-ms-request-id` is the id of the request.
+    the subscription and location of `vm`, any VM of the request (None: no longer known), and the call's api-version.
+    `Retry-After` is a second; `x-ms-request-id` is the id of the request.
     """
-    names = {"subscription": vm.subscription_id, "location": vm.location, "operation": request.id}
+    subscription = vm.subscription_id if vm is not None else call.path_params["subscription"]
+    location = vm.location if vm is not None else "-"
+    names = {"subscription": subscription, "location": location, "operation": request.id}
     url = call.base_url + _OPERATION_PATH.format_map({name: quote(text, safe="") for name, text in names.items()})
     return {
         "Azure-AsyncOperation": _with_query(url, call),

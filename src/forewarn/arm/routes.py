@@ -14,6 +14,7 @@ from starlette.routing import Route
 from forewarn.arm import actions, approvals, discovery, operations, resources, token_endpoint, updates
 from forewarn.arm.api_versions import require_known_version
 from forewarn.arm.errors import arm_error_response, make_arm_error
+from forewarn.arm.repeated_calls import CLIENT_REQUEST_ID_HEADER
 from forewarn.arm.routing import AnonymousArmHandler, ArmCall, ArmHandler, ArmResponse, ArmRoute
 from forewarn.web.context import ContextFactory, RequestContext
 from forewarn.web.pipeline import read_body, run_request
@@ -76,6 +77,7 @@ async def _answer(
         resource=route.resource_id(params),
         form_fields=_parse_form(request, body),
         authorization=request.headers.get("authorization", ""),
+        client_request_id=request.headers.get(CLIENT_REQUEST_ID_HEADER, ""),
     )
     if context is None or route.right is None:
         handle_anonymous = cast(AnonymousArmHandler, route.handler)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from forewarn.core.access import Right
+from forewarn.core.request import RequestKey
 from forewarn.web.context import RequestContext
 
 _PATH_PARAM = re.compile(r"\{(\w+)\}")
@@ -38,6 +39,8 @@ class ArmCall:
     resource: str = ""  # the called one's id: the route's path, filled in with `path_params`, without an action
     form_fields: Mapping[str, str] = field(default_factory=dict, repr=False)  # of a form body
     authorization: str = field(default="", repr=False)  # the header, for sign-in
+    client_request_id: str = ""  # the header x-ms-client-request-id; "": none
+    request_key: RequestKey | None = None  # gives the request that the handler creates its id; None: it gets a new one
 
     @property
     def api_version(self) -> str:

@@ -20,6 +20,7 @@ from forewarn.control.lab_clock import LabClockService
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.control.reconciler import Reconciler
 from forewarn.control.replays import ReplayService
+from forewarn.control.request_keys import RequestKeys
 from forewarn.control.requests import RequestService
 from forewarn.control.rollouts import RolloutService
 from forewarn.control.scope_transactions import ScopeTransactions
@@ -51,7 +52,7 @@ class ControlPlane:
     """All use cases on one store, with the reconciler and the webhook dispatcher.
 
     Use cases are attributes: `requests`, `host_statements`, `guests`, `fleet`, `access`, `webhooks`, `faults`,
-    `fault_storms`, `replays`, `rollouts` and `lab_clock`. The caller runs `reconciler.run()` and
+    `fault_storms`, `replays`, `rollouts`, `request_keys` and `lab_clock`. The caller runs `reconciler.run()` and
     `webhook_delivery.run()` as tasks, ends both, and calls `close`. Use it from one event loop. The constructor reads
     the store, subscribes to its commits and queues the acts that an earlier process left unfinished; nothing is
     performed before the reconciler runs. Store, clock and hypervisor stay the caller's. `verbs` says which maintenance
@@ -70,8 +71,7 @@ class ControlPlane:
         limits: ActLimits = ActLimits(),  # noqa: B008 (frozen)
         verbs: VerbSupport | None = None,
     ) -> None:
-        self.store = store
-        self.clock = clock
+        self.store, self.clock, new_id = store, clock, inputs.new_id
         self.placement = PlacementIndex(store)
         registry = self._fault_registry = FaultRegistry(store)
         transactions = self.transactions = ScopeTransactions(
@@ -86,11 +86,11 @@ class ControlPlane:
             retry=retry,
             limits=limits,
         )
-        self.rollouts = RolloutService(transactions=transactions, new_id=inputs.new_id)
+        self.rollouts = RolloutService(transactions=transactions, new_id=new_id)
         self.faults = FaultService(
-            transactions=transactions, registry=registry, new_id=inputs.new_id, real_time=inputs.real_time
+            transactions=transactions, registry=registry, new_id=new_id, real_time=inputs.real_time
         )
-        self.replays = ReplayService(transactions=transactions, new_id=inputs.new_id)
+        self.replays = ReplayService(transactions=transactions, new_id=new_id)
         self.fault_storms = FaultStormService(transactions=transactions, registry=registry, faults=self.faults)
         self.reconciler = Reconciler(
             transactions=transactions,
@@ -102,19 +102,18 @@ class ControlPlane:
             wake_event=wake_event,
         )
         self.verbs = verbs or VerbSupport.of(hypervisor)
-        self.requests = RequestService(transactions=transactions, new_id=inputs.new_id, verbs=self.verbs)
+        self.requests = RequestService(transactions=transactions, new_id=new_id, verbs=self.verbs)
+        self.request_keys = RequestKeys(store)
         unreachable_hosts = self.executor.progress.unreachable_hosts
         transactions.destination_hints = lambda: destination_hints(hypervisor, unreachable_hosts())
         self.host_statements = HostStatementService(transactions, self.requests.host, unreachable_hosts)
         self.guests = GuestService(transactions, self.replays)
-        self.fleet = FleetService(transactions=transactions, new_id=inputs.new_id, lab_addresses=inputs.lab_addresses)
-        self.access = AccessService(transactions=transactions, new_id=inputs.new_id)
+        self.fleet = FleetService(transactions=transactions, new_id=new_id, lab_addresses=inputs.lab_addresses)
+        self.access = AccessService(transactions=transactions, new_id=new_id)
         self.webhook_delivery = WebhookDispatcher(
             store, client=inputs.http_client, now=clock.now, real_time=inputs.real_time
         )
-        self.webhooks = WebhookService(
-            transactions=transactions, new_id=inputs.new_id, webhook_delivery=self.webhook_delivery
-        )
+        self.webhooks = WebhookService(transactions=transactions, new_id=new_id, webhook_delivery=self.webhook_delivery)
         self.lab_clock = LabClockService(clock=clock, store=store, reconciler=self.reconciler, polls=inputs.polls)
         self.dry_run_lock = asyncio.Lock()  # one dry run at a time: each takes a thread
         self._unsubscribe = self._follow_store()

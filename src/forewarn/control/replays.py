@@ -33,7 +33,7 @@ from forewarn.core.replay import (
     shown_event_ids,
 )
 from forewarn.core.replay_script import ReplayScript, ReplayStep, UploadedRecording, build_replay_script
-from forewarn.core.request import MaintenanceRequest, RequestedOperation
+from forewarn.core.request import MaintenanceRequest, RequestedOperation, RequestKey, with_request_key
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound, Refused, Rejected, Remedy
 from forewarn.protocol.document import EventNotice, NoticeStatus
@@ -91,19 +91,20 @@ class ReplayService:
         speed: float = 1.0,
         loops: int = 1,
         names: Mapping[str, str] | None = None,
+        key: RequestKey | None = None,
     ) -> MaintenanceRequest:
         """Start to replay a recording to the scope of a VM, durably, and return the request that holds it.
 
         The reconciler shows its first step. `speed` 2 replays in half the time; `loops` is how often; `names` maps
         recorded VM names (in any case) to names to show; else the recorded VM is shown as `vm`, and others as recorded.
-        Raises Rejected outside a lab and for a bad recording, names that it does not have, a speed outside 0.01 to
-        10000 or loops outside 1 to 1000; Refused if the scope has a live event or another replay; NotFound if the scope
-        does not exist.
+        A `key` gives the request its id. Raises Rejected outside a lab and for a bad recording, names that it does not
+        have, a speed outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has a live event or another
+        replay; NotFound if the scope does not exist.
         """
         self._require_lab()
         _require_in_range(speed, loops)
         script = build_replay_script(recording, name=vm.name, names=names or {})
-        request = self._new_request(vm, script, who=who, speed=speed, loops=loops)
+        request = with_request_key(self._new_request(vm, script, who=who, speed=speed, loops=loops), key)
         self._require_idle_scope(self._transactions.load(vm.scope_id), vm)
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:

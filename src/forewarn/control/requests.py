@@ -30,7 +30,15 @@ from forewarn.core.planning import (
     plan_events_for_vms,
 )
 from forewarn.core.reconcile import reconcile_scope, with_next_wake
-from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
+from forewarn.core.request import (
+    MaintenanceRequest,
+    PlannedEvent,
+    RequestedOperation,
+    RequestKey,
+    Rollout,
+    RolloutState,
+    with_request_key,
+)
 from forewarn.core.scope import Scope, scope_title
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.hypervisor.verb_support import VerbSupport
@@ -52,7 +60,8 @@ class RequestReceipt:
 class RequestService:
     """Accepts requests for maintenance, approvals and withdrawals. `who` is the caller's name.
 
-    A request is durable when its method returns. `new_id` returns a new GUID at each call. Errors: NotFound for unknown
+    A request is durable when its method returns. `new_id` returns a new GUID at each call. A `key` gives the new
+    request its id; `RequestKeys` finds the request of a repeated call before. Errors: NotFound for unknown
     names and ids, Rejected for requests that can never work, Refused for what the current state or the hypervisor
     (`verbs`) forbids, Conflict after 20 conflicting writes, Unavailable if the store cannot be written.
     """
@@ -77,6 +86,7 @@ class RequestService:
         who: str,
         notice_s: float = 0,
         short_notice: bool = False,
+        key: RequestKey | None = None,
     ) -> RequestReceipt:
         """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
 
@@ -92,14 +102,14 @@ class RequestService:
             raise Rejected(f"{operation} needs at least one VM: name it")
         rules = CAUSE_RULES[OPERATION_CAUSES[operation]]
         self._verbs.require(rules.verb)
-        request = self._new_request(operation, who, [vm.name for vm in vms], notice_s, short_notice)
+        request = self._new_request(operation, who, [vm.name for vm in vms], notice_s, short_notice, key)
         if rules.moves_vm:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
         return await self._accept(request, plan_events_for_vms(request, vms, self._new_id))
 
     async def degrade_host(
-        self, host_name: str, *, who: str, notice_s: float, short_notice: bool = False
+        self, host_name: str, *, who: str, notice_s: float, short_notice: bool = False, key: RequestKey | None = None
     ) -> RequestReceipt:
         """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
 
@@ -114,13 +124,13 @@ class RequestService:
             self._verbs.require(CAUSE_RULES[OPERATION_CAUSES[RequestedOperation.DEGRADE]].verb)
             if host.health is not HostHealth.HEALTHY:
                 raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
-            request = self._new_request(RequestedOperation.DEGRADE, who, [host.name], notice_s, short_notice)
+            request = self._new_request(RequestedOperation.DEGRADE, who, [host.name], notice_s, short_notice, key)
             affected = [self._on_arrival(vm, host.name) for vm in self._vms_on_or_moving_to(host.name)]
             return await self._accept_for_host(request, host, HostHealth.DEGRADED, affected)
 
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
-    async def fail_host(self, host_name: str, *, who: str) -> RequestReceipt:
+    async def fail_host(self, host_name: str, *, who: str, key: RequestKey | None = None) -> RequestReceipt:
         """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4).
 
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
@@ -135,7 +145,7 @@ class RequestService:
                 raise Refused(f"host {host.name!r} has failed already", Remedy.REPAIR_HOST, host=host.name)
             vms = self._vms_on_or_moving_to(host.name)
             affected = [vm for vm in vms if needs_recovery(self._transactions.load(vm.scope_id), vm, host.name)]
-            request = self._new_request(RequestedOperation.FAIL, who, [host.name])
+            request = self._new_request(RequestedOperation.FAIL, who, [host.name], key=key)
             return await self._accept_for_host(request, host, HostHealth.FAILED, affected)
 
         return await retry_on_conflict(attempt, f"host {host_name!r}")
@@ -164,7 +174,13 @@ class RequestService:
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def start_rollout(
-        self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
+        self,
+        rollout: Rollout,
+        *,
+        who: str,
+        notice_s: float = 0,
+        short_notice: bool = False,
+        key: RequestKey | None = None,
     ) -> MaintenanceRequest:
         """Commit a new rollout, durably, and return its request; the reconciler publishes its waves.
 
@@ -174,6 +190,7 @@ class RequestService:
         for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move and no host can take it.
         """
         request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+        request = with_request_key(request, key)
         await self._store.commit(Commit(requests=(request,), entries=(self._requested_entry(request),)))
         return request
 
@@ -250,7 +267,9 @@ class RequestService:
 
         await retry_on_conflict(attempt, "one of the events")
 
-    async def perform_maintenance(self, vms: Sequence[Vm], *, who: str) -> RequestReceipt:
+    async def perform_maintenance(
+        self, vms: Sequence[Vm], *, who: str, key: RequestKey | None = None
+    ) -> RequestReceipt:
         """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
 
         The receipt has a new request and the events with such maintenance, those approved before included; the
@@ -260,7 +279,7 @@ class RequestService:
 
         async def attempt() -> RequestReceipt:
             pending = self._pending_maintenance(vms)
-            request = self._new_request(RequestedOperation.PERFORM_MAINTENANCE, who, [vm.name for vm in vms])
+            request = self._new_request(RequestedOperation.PERFORM_MAINTENANCE, who, [vm.name for vm in vms], key=key)
             request = replace(request, approves=tuple(event.id for event in pending))
             record = Commit(requests=(request,), entries=(self._requested_entry(request),))
             grouped = group_by_scope(pending, lambda event: event.scope_id)
@@ -402,10 +421,11 @@ class RequestService:
         targets: list[str],
         notice_s: float = 0,
         short_notice: bool = False,
+        key: RequestKey | None = None,
     ) -> MaintenanceRequest:
         if notice_s < 0:
             raise Rejected(f"notice of {notice_s:g} s is negative: give 0 or more")
-        return MaintenanceRequest(
+        request = MaintenanceRequest(
             id=self._new_id().lower(),
             ask=operation,
             who=who,
@@ -414,6 +434,7 @@ class RequestService:
             notice_s=notice_s,
             short_notice=short_notice,
         )
+        return with_request_key(request, key)
 
     def _requested_entry(self, request: MaintenanceRequest) -> HistoryEntry:
         text = f"{request.who} requested {verb_noun(request.ask)} of {first_names(request.targets, 5)}"

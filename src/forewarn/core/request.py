@@ -110,6 +110,8 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     rollout: Rollout | None = None  # only if it asks for one
     replay: Replay | None = None  # likewise
     approves: tuple[str, ...] = ()  # ids of pending events that it approved instead of publishing its own
+    call_digest: str = ""  # of the call that created it, whose key gave it its id; "": the call had no key
+    called_at: float = 0  # real time of that call, in seconds since 1970; only with a digest
     version: int = 0  # of the stored row, for optimistic commits
 
     @property
@@ -118,6 +120,30 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
         if self.replay is not None:
             return self.replay.ended is None
         return self.rollout is not None and not self.rollout.closed
+
+
+class RequestKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A caller's key for one call: the id of its request, and the digest of what the call asks for.
+
+    Two calls with the same id ask for one request; if their digests differ, one of them is a mistake. After
+    `lifetime_s` seconds of real time the same key means another request; None: never. `make_request_key` makes it.
+    """
+
+    request_id: str  # GUID, lower case, which follows from the caller and the key
+    digest: str  # of what the call asks for
+    at: float  # real time of the call, in seconds since 1970
+    lifetime_s: float | None = None
+
+    def has_expired(self, called_at: float) -> bool:
+        """Whether a call with this key at `called_at` (real time) is too old to be the same request."""
+        return self.lifetime_s is not None and self.at - called_at > self.lifetime_s
+
+
+def with_request_key(request: MaintenanceRequest, key: RequestKey | None) -> MaintenanceRequest:
+    """Return the new request with the id and digest of this key; as it is without a key."""
+    if key is None:
+        return request
+    return msgspec.structs.replace(request, id=key.request_id, call_digest=key.digest, called_at=key.at)
 
 
 class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

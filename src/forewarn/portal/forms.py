@@ -29,8 +29,9 @@ from forewarn.portal.form_definition import FREE_TEXT_SUFFIX, FieldKind, Form, F
 from forewarn.portal.rendering import page_response, run_page_request
 from forewarn.web.directory import IndexedVm
 from forewarn.web.errors import status_and_message
-from forewarn.web.pipeline import authorize_and_parse
+from forewarn.web.pipeline import authorize_and_parse, run_route
 from forewarn.web.remedies import Surface
+from forewarn.web.request_keys import request_key
 from forewarn.web.request_parsing import HandlerCall, read_limited_body
 from forewarn.web.routing import everything
 
@@ -322,26 +323,36 @@ class _FormRequest:
         return page_response("confirmation.html", self._context, self._session, self._request, page=page)
 
     async def _perform(self, values: FormValues, key: str) -> Response:
-        if key and not self._idempotency_keys.is_known(self._principal_id, key):
+        is_known = not key or self._idempotency_keys.is_known(self._principal_id, key)
+        if not is_known and not self._was_performed(values, key):
             return await self._ask_confirmation(values, _UNKNOWN_KEY_MESSAGE)
 
         async def call_api() -> str:
-            call, route = self._api_call(values), self._form.api_route(self._context.api_routes)
-            return _redirect_url(self._form, await route.handler(self._context, call, **route.signature.parse(call)))
+            route, call = self._form.api_route(self._context.api_routes), self._unchecked_call(values)
+            return _redirect_url(self._form, await run_route(self._context, route, call, key))
 
         result_url = await self._idempotency_keys.run_once(
             self._principal_id, key or self._idempotency_keys.issue(self._principal_id), call_api
         )
         return RedirectResponse(result_url, status_code=303)
 
+    def _was_performed(self, values: FormValues, key: str) -> bool:
+        """Whether an earlier process performed it, whose answer was lost: a request with this key exists."""
+        route = self._form.api_route(self._context.api_routes)
+        key_of_call = request_key(self._context, route, self._unchecked_call(values), key)
+        return route.show_repeated is not None and self._context.control.request_keys.find(key_of_call) is not None
+
     def _api_call(self, values: FormValues) -> HandlerCall:
         """The API call that the form makes. Raises Forbidden or Rejected as the API would, before it is made."""
-        form, route = self._form, self._form.api_route(self._context.api_routes)
+        call = self._unchecked_call(values)
+        authorize_and_parse(self._form.api_route(self._context.api_routes), self._context, call)
+        return call
+
+    def _unchecked_call(self, values: FormValues) -> HandlerCall:
+        form = self._form
         names = {f.path_parameter: _require_value(f.label, f.parse(values)) for f in form.fields if f.path_parameter}
         body = {**form.fixed_body, **_body_members(form, values), **form.extra_body(self._context, values)}
-        call = HandlerCall(path_params=names, body=msgspec.json.encode(body))
-        authorize_and_parse(route, self._context, call)
-        return call
+        return HandlerCall(path_params=names, body=msgspec.json.encode(body))
 
     @property
     def _principal_id(self) -> str:

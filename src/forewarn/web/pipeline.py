@@ -7,16 +7,19 @@ Its steps: authenticate, read the body, authorize, handle, render errors. Each s
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from forewarn.core.access import Right
+from forewarn.core.request import MaintenanceRequest, RequestKey
 from forewarn.web.context import RequestContext
+from forewarn.web.request_keys import request_key
 from forewarn.web.request_parsing import MAX_BODY_BYTES, BodyTooLarge, HandlerCall, read_limited_body
-from forewarn.web.routing import HandlerSignature, ResourceSelector
+from forewarn.web.routing import ApiRoute, HandlerSignature, ResourceSelector
 
 Caller = TypeVar("Caller")  # the result of authentication: a request context, with the session in the portal
 
@@ -82,3 +85,29 @@ def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: Hand
     for resource in route.resources(context, call):
         context.require(route.right, resource)
     return route.signature.parse(call)
+
+
+async def run_route(context: RequestContext, route: ApiRoute, call: HandlerCall, key: str = "") -> Any:
+    """Authorizes and parses a call, and returns what the route's handler returns.
+
+    A repeated call with the same `key` is answered with the request of the first one, as it is now; for routes that
+    create no request the key is ignored. Raises Rejected if the first one asked for something else, and what
+    `authorize_and_parse` and the handler raise.
+    """
+    show_repeated = route.show_repeated
+    if not key or show_repeated is None:
+        return await _handle(context, route, call)
+
+    async def create(request_key: RequestKey) -> Any:
+        return await _handle(context, route, replace(call, request_key=request_key))
+
+    async def show(request: MaintenanceRequest) -> Any:
+        # The caller's rights may have changed since the first call.
+        return await show_repeated(context, context.find_request(request.id))
+
+    return await context.control.request_keys.run_once(request_key(context, route, call, key), create, show)
+
+
+async def _handle(context: RequestContext, route: ApiRoute, call: HandlerCall) -> Any:
+    arguments = authorize_and_parse(route, context, call)
+    return await route.handler(context, call, **arguments)

@@ -165,6 +165,11 @@ _WORDINGS: dict[Remedy, _Wording] = {
         "give another id, or give this one another secret with POST /forewarn/v1/access/clients/{client}/secret",
         "give another id",
     ),
+    Remedy.USE_NEW_KEY: _Wording(
+        "run the command again",
+        "give each request an Idempotency-Key of its own",
+        "fill in the form again",
+    ),
     Remedy.ASK_FOR_ROLE: _Wording(
         "ask an administrator for the role {role} (`forewarn access grant`)",
         "ask an administrator for the role {role}",

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from forewarn.core.request import RequestKey
 from forewarn.errors import Rejected
 from forewarn.wording import did_you_mean
 
@@ -144,6 +145,7 @@ class HandlerCall:
     body: bytes = b""  # JSON; empty: none was sent
     for_export: bool = False  # the portal sets it to get all rows of a page for a file
     surface_header: str | None = None  # of the request; `surface_of` reads it, for errors that a response contains
+    request_key: RequestKey | None = None  # gives the request that the handler creates its id; None: it gets a new one
 
     def parse_body(self, body_type: type[T]) -> T:
         """Decodes the JSON body into this struct; an empty body counts as {}. Rejected if it does not fit."""

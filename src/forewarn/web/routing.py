@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from forewarn.core.access import Right
+from forewarn.core.request import MaintenanceRequest
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
 from forewarn.errors import Forbidden, Remedy
 from forewarn.web.context import RequestContext
@@ -22,6 +23,7 @@ from forewarn.web.request_parsing import EmptyBody, HandlerCall
 
 API_PREFIX = "/forewarn/v1"
 Handler = Callable[..., Awaitable[Any]]  # takes `context`, `call`, and `body` or `query` if it declares them
+RepeatedView = Callable[[RequestContext, MaintenanceRequest], Awaitable[Any]]  # the response to a repeated call
 ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]  # the resources that need the route's right
 
 
@@ -124,6 +126,7 @@ class ApiRoute:
     right: Right
     status: int = 200  # of a successful response
     resources: ResourceSelector = everything  # returns the resource ids of a call
+    show_repeated: RepeatedView | None = None  # if it creates a request: the route then takes an Idempotency-Key
 
     @property
     def signature(self) -> HandlerSignature:

@@ -1,0 +1,51 @@
+"""Request keys: a caller's name for one request, so that a repeated call is the same request.
+
+The id of the request follows from the caller and the key. So the store itself keeps two requests with one key apart
+from a repetition: a second row with the same id is a Conflict. The key is known as long as the request is stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from forewarn.core.request import RequestKey
+
+_UUID_VERSION, _UUID_VARIANT = 0x80, 0x80  # bits of RFC 9562: version 8, whose content the application defines
+
+
+def make_request_key(
+    caller: str, key: str, call: Mapping[str, Any], *, at: float, lifetime_s: float | None = None
+) -> RequestKey:
+    """Return the request key of a call by this caller (the id of a principal), who gave it this key.
+
+    `call` is what the call asks for, of values that can be encoded as JSON; the order of its members does not matter.
+    """
+    digest = hashlib.sha256(msgspec.json.encode(call, order="deterministic")).hexdigest()
+    return RequestKey(request_id=_derived_guid(caller, key), digest=digest, at=at, lifetime_s=lifetime_s)
+
+
+def next_request_key(key: RequestKey) -> RequestKey:
+    """Return the key of a new call, after the request of this key has expired."""
+    return replace(key, request_id=_derived_guid(key.request_id))
+
+
+def canonical_body(body: bytes) -> Any:
+    """Return the JSON value of a body, so that blanks do not matter; its digest if it is no JSON."""
+    try:
+        return msgspec.json.decode(body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return hashlib.sha256(body).hexdigest()
+
+
+def _derived_guid(*names: str) -> str:
+    """Return the GUID, in lower case, that follows from these names."""
+    octets = bytearray(hashlib.sha256(msgspec.json.encode(["forewarn request", *names])).digest()[:16])
+    octets[6] = octets[6] & 0x0F | _UUID_VERSION
+    octets[8] = octets[8] & 0x3F | _UUID_VARIANT
+    return str(uuid.UUID(bytes=bytes(octets)))
