@@ -92,6 +92,7 @@ class MachineSite:
         self.confirmed_down: set[str] = set()
         self.loses_journal = False  # True: the journal is gone whenever the service was killed
         self.now = START
+        self.policy = POLICY
 
     def lose_journal(self) -> None:
         """Delete the journal, as if its disk had been replaced."""
@@ -107,7 +108,11 @@ class MachineSite:
         driver = FakeMachines(self.hosts, calls)
         journal = DisturbedJournal(journal_path, calls)
         return MachineHypervisor(
-            driver, journal, POLICY, is_confirmed_down=self.confirmed_down.__contains__, real_clock=self.hosts.clock
+            driver,
+            journal,
+            self.policy,
+            is_confirmed_down=self.confirmed_down.__contains__,
+            real_clock=self.hosts.clock,
         )
 
     def perform(

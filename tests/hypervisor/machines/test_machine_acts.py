@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from forewarn.core.cause import Verb
@@ -66,6 +67,16 @@ def test_a_vm_that_its_user_stopped_is_neither_paused_nor_started(site: MachineS
     done = site.perform_until_done(machine_act(verb, vm="web-2", is_stopped=True))
     assert done.note == f"{verb} took 0 s; web-2 is stopped, and stays stopped"
     assert log_of(site) == []
+
+
+@pytest.mark.parametrize("verb", [Verb.MIGRATE, Verb.REDEPLOY])
+def test_a_move_that_waits_because_of_a_refusal_says_why(site: MachineSite, verb: Verb) -> None:
+    site.behaviour.refused["resume" if verb is Verb.MIGRATE else "power_on"] = "its disk does not exist"
+    for perform_wait_s in (0.5, 1.0, 1.5):  # whether it has tried just before it answers, or not
+        site.policy = msgspec.structs.replace(site.policy, perform_wait_s=perform_wait_s)
+        answer = site.perform(machine_act(verb), times=5)
+        assert isinstance(answer, ActUnderWay)
+        assert answer.note == "its disk does not exist"
 
 
 def test_a_live_migration_shows_its_progress_and_says_how_long_the_vm_was_paused(site: MachineSite) -> None:

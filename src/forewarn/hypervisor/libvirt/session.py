@@ -346,12 +346,20 @@ class LibvirtSession:
     def has_pool_for(self, path: str) -> bool:
         """Return whether a storage pool of the host manages this path, or POOL/VOLUME."""
         with self._failures():
-            pools = self._connection.listAllStoragePools()
-            if path.startswith("/"):
-                return any(pool_directory(pool.XMLDesc(0)) == os.path.dirname(path) for pool in pools)
-            return path.partition("/")[0] in [pool.name() for pool in pools]
+            return any(self._manages(pool, path) for pool in self._connection.listAllStoragePools())
 
     def _has_volume(self, path: str) -> bool:
+        """Return whether a pool has the volume, also one that another host has created in a shared directory."""
+        if self._is_listed(path):
+            return True
+        with self._failures():
+            for pool in self._connection.listAllStoragePools():
+                if self._manages(pool, path) and pool.isActive():
+                    pool.refresh()
+        return self._is_listed(path)
+
+    def _is_listed(self, path: str) -> bool:
+        """Return whether a pool lists the volume; a pool looks into its directory only when it is refreshed."""
         try:
             with self._failures():
                 self._volume(path)
@@ -360,6 +368,11 @@ class LibvirtSession:
                 return False
             raise
         return True
+
+    def _manages(self, pool: Any, path: str) -> bool:
+        if not path.startswith("/"):
+            return bool(pool.name() == path.partition("/")[0])
+        return pool_directory(pool.XMLDesc(0)) == os.path.dirname(path)
 
     def delete_volume(self, path: str) -> None:
         """Delete the volume with this path; does nothing if there is none."""
@@ -378,7 +391,7 @@ class LibvirtSession:
         """Create a volume in the storage pool that manages this path."""
         with self._failures():
             for pool in self._connection.listAllStoragePools():
-                if pool.name() == path.partition("/")[0] or pool_directory(pool.XMLDesc(0)) == os.path.dirname(path):
+                if self._manages(pool, path):
                     pool.createXML(xml)
                     return
 

@@ -179,13 +179,15 @@ class MachineHypervisor:
         """Carry out decisions until the act is over, or must wait, or about a second has passed."""
         deadline = self._clock.now() + self._policy.perform_wait_s
         before: Decision | None = None
+        obstacle: Wait | None = None  # why the last operation had no effect, if its host said so
         while True:
             decision = await self._next_decision(record, now)
             if isinstance(decision, Do) and decision == before:
-                decision = Wait(f"{decision.operation} on {decision.host} has had no effect yet")
+                decision = obstacle or Wait(f"{decision.operation} on {decision.host} has had no effect yet")
             before = decision
             if isinstance(decision, Do):
                 decision = await self._carry_out(record, decision, wait_s=max(0.0, deadline - self._clock.now()))
+                obstacle = decision if isinstance(decision, Wait) else None
             match decision:
                 case End():
                     return self._end(record, decision)
