@@ -36,7 +36,8 @@ _PROVISIONED_STATUS = {
 def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
     """The Azure resource of a VM that is no instance of a scale set.
 
-    `view` is its instance view, added as `properties.instanceView`; None leaves it out.
+    Its keys are id, name, type, location, zones (if it is in one), tags and properties. `view` is its instance view,
+    added as `properties.instanceView`; None leaves it out.
     """
     properties = _machine_properties(vm) | _priority(vm) | _scheduled_events_profile(vm)
     if vm.availability_set:
@@ -52,7 +53,8 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
     """The Azure resource of an instance of a scale set, with its instance id.
 
-    `view` is its instance view, added as `properties.instanceView`; None leaves it out.
+    Its keys are those of `vm_json`, instanceId and sku. `view` is its instance view, added as
+    `properties.instanceView`; None leaves it out.
     """
     properties = _machine_properties(vm) | {
         "latestModelApplied": True,
@@ -69,7 +71,8 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
     """The Azure resource of a scale set, made from all its instances, of which there must be one.
 
-    Where they differ, it shows the settings of the first and the tags that all have; `sku.capacity` is their number.
+    Its keys are those of `vm_json` and sku. Where they differ, it shows the settings of the first, all their zones, and
+    the tags that all have; `sku.capacity` is their number.
     """
     first, resource = vms[0], scale_set_resource_id(vms[0])
     profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | _scheduled_events_profile(first)
@@ -97,8 +100,9 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
 def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObject:
     """The Azure resource of an availability set, made from all its VMs, of which there must be one.
 
-    `properties.virtualMachines` has the ids of `visible`, the VMs that the caller may read. Policy and location are
-    those of the first VM; tags are those that all have.
+    Its keys are id, name, type, location, sku, tags and properties. `properties.virtualMachines` has the ids of
+    `visible`, the VMs that the caller may read. Policy and location are those of the first VM; tags are those that all
+    have.
     """
     first = vms[0]
     policy = _scheduled_events_policy(first)

@@ -32,7 +32,11 @@ HOUR_S = 3600.0
 
 
 def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int = 0) -> RecordGroup:
-    """Return the group that a holder writes `number` groups after it took the lease."""
+    """Return the group that a holder writes `number` groups after it took the lease.
+
+    `lease` is as it was taken; `seq` is how many history entries were written since. Its clock is `number` seconds
+    later.
+    """
     return RecordGroup(
         term=lease.term,
         number=lease.number + number,
@@ -44,11 +48,17 @@ def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int 
 
 
 class RecordConformance(ABC):
-    """The tests that every `SharedRecord` must pass. A subclass defines `open` and `expire_lease`."""
+    """The tests that every `SharedRecord` must pass.
+
+    A subclass defines `open`, `expire_lease` and `make_log_old`; pytest collects the tests.
+    """
 
     @abstractmethod
     def open(self) -> SharedRecord:
-        """Return a connection to the record under test, which is empty at the first call in a test."""
+        """Return a connection to the record under test, which is empty at the first call in a test.
+
+        Later calls in a test return further connections to the same record.
+        """
 
     @abstractmethod
     def expire_lease(self) -> None:
@@ -59,13 +69,13 @@ class RecordConformance(ABC):
         """Make everything that is in the log two hours old."""
 
     def take(self, record: SharedRecord, holder: str = "c1", url: str = URL_1) -> LeaseRow:
-        """Take the lease, which must be free."""
+        """Take the lease for this node and return it. AssertionError if it is held and has not expired."""
         lease = record.take_lease(holder, url)
         assert lease is not None
         return lease
 
     def rows(self, record: SharedRecord, table: str = "saved") -> list[SqlValues]:
-        """Return all rows of a table, sorted."""
+        """Return all rows of a table in a new snapshot, sorted; [] if it has none."""
         found: list[SqlValues] = []
         with record.snapshot() as snapshot:
             for name, rows in snapshot.tables:
@@ -74,12 +84,14 @@ class RecordConformance(ABC):
         return sorted(found)
 
     def test_an_empty_record_has_a_lease_that_nobody_holds(self) -> None:
+        """`read_lease` of an empty record: term, number and seq are 0, no holder, expired, with a record id."""
         lease = self.open().read_lease()
         assert (lease.term, lease.holder, lease.number, lease.seq) == (0, "", 0, 0)
         assert lease.remaining_s <= 0
         assert lease.record_id
 
     def test_the_lease_is_taken_once_until_it_expires(self) -> None:
+        """`take_lease` returns term 1, then None until the lease expires, also to the node that holds it."""
         first, second = self.open(), self.open()
         lease = self.take(first)
         assert (lease.term, lease.holder, lease.url) == (1, "c1", URL_1)
@@ -89,6 +101,7 @@ class RecordConformance(ABC):
         assert second.read_lease().holder == "c1"
 
     def test_an_expired_lease_is_taken_under_the_next_term(self) -> None:
+        """Another node takes an expired lease under term 2; then only `renew_lease(2)` is True."""
         first, second = self.open(), self.open()
         self.take(first)
         self.expire_lease()
@@ -98,6 +111,7 @@ class RecordConformance(ABC):
         assert second.renew_lease(2) is True
 
     def test_an_expired_lease_that_nobody_took_is_renewed(self) -> None:
+        """`renew_lease` of an expired lease is True if its term is still the last, and it is held again."""
         record = self.open()
         lease = self.take(record)
         self.expire_lease()
@@ -106,11 +120,13 @@ class RecordConformance(ABC):
         assert record.read_lease().remaining_s > 0
 
     def test_a_released_lease_can_be_taken_at_once(self) -> None:
+        """After `release_lease` another node takes the lease under the next term, without a wait."""
         first, second = self.open(), self.open()
         first.release_lease(self.take(first).term)
         assert self.take(second, "c2", URL_2).term == 2
 
     def test_the_release_of_an_earlier_term_changes_nothing(self) -> None:
+        """`release_lease` with an old term leaves the lease of the present holder unexpired."""
         first, second = self.open(), self.open()
         old = self.take(first)
         self.expire_lease()
@@ -119,6 +135,7 @@ class RecordConformance(ABC):
         assert second.read_lease().remaining_s > 0
 
     def test_a_group_is_in_the_tables_the_log_and_the_lease(self) -> None:
+        """A committed group is in the rows and in the log; the lease has its number, seq and clock."""
         record = self.open()
         lease = self.take(record)
         group = group_after(lease, FIRST_ROW, seq=7)
@@ -130,6 +147,7 @@ class RecordConformance(ABC):
         assert (found.number, found.seq, found.clock) == (group.number, 7, group.clock)
 
     def test_a_group_renews_the_lease(self) -> None:
+        """`commit` renews an expired lease that nobody else has taken."""
         record = self.open()
         lease = self.take(record)
         self.expire_lease()
@@ -137,6 +155,7 @@ class RecordConformance(ABC):
         assert record.read_lease().remaining_s > 0
 
     def test_a_deposed_node_writes_nothing(self) -> None:
+        """A group under an old term raises Deposed, without rows or log; the new holder can write."""
         first, second = self.open(), self.open()
         old = self.take(first)
         self.expire_lease()
@@ -150,6 +169,7 @@ class RecordConformance(ABC):
 
     @pytest.mark.parametrize("number", [0, 2])
     def test_a_group_with_a_number_that_does_not_follow_is_not_written(self, number: int) -> None:
+        """A repeated or skipped number raises RecordMismatch; rows and lease stay as they are."""
         record = self.open()
         lease = self.take(record)
         with pytest.raises(RecordMismatch):
@@ -158,6 +178,7 @@ class RecordConformance(ABC):
         assert record.read_lease().number == lease.number
 
     def test_rows_are_replaced_and_deleted(self) -> None:
+        """A change replaces the row with its key; one without a row deletes it."""
         record = self.open()
         lease = self.take(record)
         record.commit(group_after(lease, FIRST_ROW, SECOND_ROW))
@@ -166,6 +187,7 @@ class RecordConformance(ABC):
         assert self.rows(record) == [("first", b"changed")]
 
     def test_a_row_that_was_deleted_and_added_again_exists(self) -> None:
+        """A group with a row and, after it, a deletion of the same key leaves the row: deletions come first."""
         record = self.open()
         lease = self.take(record)
         record.commit(group_after(lease, FIRST_ROW))
@@ -173,11 +195,13 @@ class RecordConformance(ABC):
         assert self.rows(record) == [("first", b"1")]
 
     def test_the_deletion_of_a_row_that_never_was_is_harmless(self) -> None:
+        """A group that deletes an unknown row is committed, and changes no row."""
         record = self.open()
         record.commit(group_after(self.take(record), RowChange("saved", ("unknown",), None)))
         assert self.rows(record) == []
 
     def test_a_value_that_cannot_be_stored_leaves_the_record_as_it_was(self) -> None:
+        """A text with NUL raises RowsRejected and writes nothing of its group; its number stays free."""
         record = self.open()
         lease = self.take(record)
         with pytest.raises(RowsRejected, match="NUL"):
@@ -187,6 +211,7 @@ class RecordConformance(ABC):
         assert self.rows(record) == [("first", b"1")]
 
     def test_the_record_knows_which_groups_were_committed(self) -> None:
+        """`was_committed` is True for each term and number that was written, and False for others."""
         first, second = self.open(), self.open()
         old = self.take(first)
         first.commit(group_after(old, FIRST_ROW))
@@ -200,6 +225,7 @@ class RecordConformance(ABC):
         assert first.was_committed(new.term, 2)
 
     def test_the_log_is_read_in_order_and_in_pieces(self) -> None:
+        """`log_after` returns up to `limit` groups after a number, oldest first; [] after the last."""
         record = self.open()
         lease = self.take(record)
         groups = [group_after(lease, FIRST_ROW, number=number) for number in (1, 2, 3)]
@@ -210,16 +236,22 @@ class RecordConformance(ABC):
         assert record.log_after(3, 2) == []
 
     def test_a_copy_ahead_of_the_record_cannot_follow_its_log(self) -> None:
+        """`log_after` raises LogPruned for a number that the record has not reached."""
         record = self.open()
         with pytest.raises(LogPruned):
             record.log_after(5, 10)
 
     def test_the_term_of_a_group_that_is_not_in_the_log_is_unknown(self) -> None:
+        """`log_term` is 0 for number 0, and None for a group that the log does not have."""
         record = self.open()
         assert record.log_term(0) == 0
         assert record.log_term(1) is None
 
     def test_pruning_keeps_the_last_thousand_groups(self) -> None:
+        """`prune_log` deletes only groups that are old and not among the last 1000; returns how many.
+
+        `log_after` then raises LogPruned for numbers whose next group is gone.
+        """
         record = self.open()
         lease = self.take(record)
         self.commit_many(record, lease, 1003)
@@ -231,11 +263,12 @@ class RecordConformance(ABC):
             record.log_after(2, 10)
 
     def commit_many(self, record: SharedRecord, lease: LeaseRow, count: int) -> None:
-        """Commit this many groups; a subclass may do it faster."""
+        """Commit this many groups without changes, the first ones after `lease`; a subclass may do it faster."""
         for number in range(1, count + 1):
             record.commit(group_after(lease, number=number))
 
     def test_a_snapshot_has_all_rows_as_of_one_group(self) -> None:
+        """A commit while a snapshot is open does not change it; it has number, term, seq and revision."""
         record, other = self.open(), self.open()
         lease = self.take(record)
         record.commit(group_after(lease, FIRST_ROW, seq=4))
@@ -247,9 +280,11 @@ class RecordConformance(ABC):
         assert {name: list(map(tuple, rows)) for name, rows in tables.items()} == {"saved": [("first", b"1")]}
 
     def test_no_commit_waits_for_a_standby_while_all_is_well(self) -> None:
+        """`waits_for_standby` is False while no commit is under way."""
         assert not self.open().waits_for_standby()
 
     def test_control_nodes_describe_themselves(self) -> None:
+        """`nodes` returns the last `put_node` of each control node, sorted by name, with its age."""
         record = self.open()
         record.put_node(NodeRow(name="c2", url=URL_2, role="active", version="1"))
         record.put_node(NodeRow(name="c1", url=URL_1, role="standby", version="1", number=3, status="behind"))
@@ -263,6 +298,7 @@ class RecordConformance(ABC):
         assert all(0 <= node.seen_s_ago < HOUR_S for node in found)
 
     def test_connections_are_independent(self) -> None:
+        """A connection of `connect` works on after the first one was closed."""
         record = self.open()
         other = record.connect()
         lease = self.take(other)

@@ -45,13 +45,16 @@ class FleetMerge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts_after(self) -> tuple[Host, ...]:
-        """All hosts that the fleet would have after the merge; without missing ones if they are removed."""
+        """All hosts that the fleet would have after the merge: known, new, then missing ones that are kept."""
         kept = () if self.remove_missing else self.missing_hosts
         return (*(new for _, new in self.hosts), *self.new_hosts, *kept)
 
     @property
     def vms_after(self) -> tuple[Vm, ...]:
-        """All present VMs that the fleet would have after the merge; without missing ones if they are removed."""
+        """All present VMs that the fleet would have after the merge.
+
+        Known ones come first, then new, resurrected, and missing ones that are kept.
+        """
         kept = () if self.remove_missing else self.missing_vms
         return (*(new for _, new in self.vms), *self.new_vms, *self.resurrected_vms, *kept)
 

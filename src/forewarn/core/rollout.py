@@ -198,7 +198,7 @@ _TALLY_STATES = ("done", "failed", "withdrawn", "not_needed", "started", "schedu
 def rollout_vm_states(event: Event) -> Iterator[tuple[str, str]]:
     """Yield the name of each VM of a rollout's event with the field of RolloutTally that counts it.
 
-    That is done, failed, withdrawn, not_needed, started or scheduled.
+    That is done, failed, withdrawn, not_needed, started or scheduled. In the event's order.
     """
     failed = {act.name for act in event.failed_acts}
     acted = {act.name for act in event.acts}

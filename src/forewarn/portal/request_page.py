@@ -124,7 +124,7 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> tuple[str, ...]:
-        """What its events wait for; equal waits are counted, such as `20 events: an approval`."""
+        """What its events wait for, in their order; equal waits are counted: `20 events: an approval`."""
         counts = Counter(wait.partition(": ")[2] for wait in self.standing.waits_for)
         first = {wait.partition(": ")[2]: wait for wait in reversed(self.standing.waits_for)}
         return tuple(first[text] if count == 1 else f"{count} events: {text}" for text, count in counts.items())

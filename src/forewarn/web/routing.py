@@ -66,9 +66,9 @@ def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """Returns the resource ids of all VMs of the event that the path parameter `id` names.
 
-    `id` is its id, or a unique prefix of four characters or more, in any case. The root resource stands for a VM that
-    its scope no longer knows, and for an event without VMs. Raises NotFound also for an invisible event, and Refused
-    for an ambiguous prefix.
+    In the event's order. `id` is its id, or a unique prefix of four characters or more, in any case. The root resource
+    stands for a VM that its scope no longer knows, and for an event without VMs. Raises NotFound also for an invisible
+    event, and Refused for an ambiguous prefix.
     """
     event = context.find_event(call.path_params["id"])
     vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}

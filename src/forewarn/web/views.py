@@ -133,7 +133,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     update_domain: int
     fault_domain: int
     priority: str  # Regular or Spot
-    eviction_policy: str  # of a Spot VM: Deallocate or Delete
+    eviction_policy: str  # Deallocate or Delete; it matters only for a Spot VM
     terminate_notice_min: int  # minutes; 0: no terminate notification
     auto_approve: AutoApprovalView
     tags: dict[str, str]
