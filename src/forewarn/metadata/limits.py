@@ -26,7 +26,8 @@ class Limits:
 
     A request beyond a limit is refused: 431 (head), 413 (body), 408 (`request_s`) or 429 (rate). A connection beyond
     the limits on connections, or idle for too long, is closed without a response. By default `connections` is the
-    number of files that this process may open, less a reserve of 128.
+    number of files that this process may open, less a reserve of 128, but at least 4; 1,000,000 if it may open any
+    number.
     """
 
     head_bytes: int = MAX_HEAD_BYTES  # request line and headers
