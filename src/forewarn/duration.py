@@ -51,8 +51,8 @@ def _round_to_units(seconds: float, units: int = 2) -> int:
 def format_duration(seconds: float, *, units: int = 2) -> str:
     """Return a duration in seconds as its largest unit and the next one, if not zero: `6d 23h`, `2h`.
 
-    The units are d, h, m and s. Rounded to the last of the first `units` ones, half up: 6 d 23 h 40 min is `7d`. A
-    negative duration is `0s`.
+    The units are d, h, m and s; `units` is how many are shown at most. Rounded to the last of them, half up: 6 d 23 h
+    40 min is `7d`. A duration that rounds to 0, or is negative, is `0s`.
     """
     left = _round_to_units(seconds, units)
     parts: list[tuple[int, str]] = []
@@ -81,8 +81,11 @@ def duration_text(seconds: float) -> str:
 
 
 def exact_duration_text(seconds: float) -> str:
-    """Return seconds in words, `2 min`; as a number, such as `3661 s`, if words would round them."""
+    """Return seconds in words, `2 min`; as a number, such as `3661 s`, if words would round them.
+
+    So is less than a second, such as `0.5 s`. Rounded to milliseconds.
+    """
     seconds = round(seconds, 3)
     step = 3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1  # words leave out what is smaller
     is_exact = seconds >= 1 and seconds % step == 0
-    return duration_text(seconds) if is_exact else f"{seconds:g} s"
+    return duration_text(seconds) if is_exact else f"{seconds:.12g} s"

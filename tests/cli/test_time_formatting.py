@@ -85,7 +85,7 @@ def test_an_instant_of_another_day_has_its_date() -> None:
     ("seconds", "text"),
     [
         *((0, "0 s"), (0.5, "0.5 s"), (9, "9 s"), (70, "1 min 10 s"), (900, "15 min"), (119.9999999, "2 min")),
-        *((5400, "1 h 30 min"), (3661, "3661 s"), (90_000, "1 d 1 h")),
+        *((5400, "1 h 30 min"), (3661, "3661 s"), (90_000, "1 d 1 h"), (1_234_567, "1234567 s")),
     ],
 )
 def test_a_duration_is_written_in_words_unless_they_would_round_it(seconds: float, text: str) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.fleetfile.reader import read_fleet_file
+from forewarn.errors import Rejected
 from forewarn.hypervisor.qemu.definition import parse_definition
 from forewarn.lab.vms.image import GuestImage, image_directory
 from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab
+from forewarn.lab.vms.network import create_network, remove_network
 from forewarn.service.settings import HypervisorKind, load_settings
 
 
@@ -53,3 +55,13 @@ def test_two_labs_have_namespaces_of_their_own(tmp_path: Path) -> None:
 def test_the_guest_is_kept_in_the_users_cache() -> None:
     assert image_directory({"HOME": "/home/ann"}) == Path("/home/ann/.cache/forewarn/guest")
     assert image_directory({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/forewarn/guest")
+
+
+def test_a_lab_with_taps_says_what_to_install_where_ip_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lab = VmLab(tmp_path, taps=True)
+    remove_network(lab)
+    with pytest.raises(Rejected, match="install iproute2"):
+        create_network(lab)

@@ -122,11 +122,13 @@ def console(call: Invocation, name: str, log: bool) -> None:
     forewarn vm console web-0 --log
 
     \f
-    Finds the VM on the host where the service has it. Raises NotFound for an unknown VM, Rejected if it has no console.
+    `name` is a name, `group/name` or key. Finds the VM on the host where the service has it, and prints the end of what
+    the guest has written, up to 4 KiB; without `log` then connects the terminal (`attach`). Raises NotFound for an
+    unknown VM; without `log`, Rejected if it has no console, Unavailable if that does not answer.
     """
     from forewarn.cli.console import attach, read_backlog
 
-    found = call.api.get(f"vms/{name}")
+    found = call.api.get("vms", name)
     directory = call.data / "hosts" / found["host"]
     written = read_backlog(directory / f"{found['name']}.console.log")
     click.echo(written, nl=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 
 from forewarn.errors import Rejected
 from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab, guest_address, tap_name
@@ -13,9 +14,9 @@ _TAP_MAC = "12:34:56:78:9a:bc"
 
 
 def create_network(lab: VmLab) -> None:
-    """Create the namespaces and taps; replaces what an earlier lab of this name left.
+    """Create a namespace per host and a tap per VM in each; replaces those that an earlier lab left.
 
-    Raises Rejected if `ip` is missing or refuses.
+    Needs root. Raises Rejected if `ip` is missing or refuses; what was created until then stays.
     """
     remove_network(lab)
     for host in HOSTS:
@@ -33,9 +34,10 @@ def create_network(lab: VmLab) -> None:
 
 
 def remove_network(lab: VmLab) -> None:
-    """Remove the namespaces with their taps; does nothing if there are none."""
+    """Remove the namespaces of both hosts with their taps; does nothing where there is none, or no `ip`."""
     for host in HOSTS:
-        subprocess.run(["ip", "netns", "delete", lab.namespace(host)], capture_output=True, check=False)
+        with suppress(FileNotFoundError):
+            subprocess.run(["ip", "netns", "delete", lab.namespace(host)], capture_output=True, check=False)
 
 
 def _disable_reverse_path_filter(namespace: str) -> None:
