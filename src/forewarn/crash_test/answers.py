@@ -301,7 +301,8 @@ def repeated_events() -> SpoiledAnswer:
 def huge_document(other_events: int = 4000) -> SpoiledAnswer:
     """Let polls get documents with this many events of other VMs first; 4000 make more than 1 MB.
 
-    Their NotBefore is 15 to 30 minutes after the Date of the answer, and stays the same for 15 minutes.
+    Their NotBefore is 15 to 30 minutes after the Date of the answer, and stays the same for 15 minutes; "" if the
+    answer has no Date.
     """
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:

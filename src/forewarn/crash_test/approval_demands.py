@@ -34,8 +34,9 @@ def approved(event: int = 0, *, margin_s: float = 2.0, despite_disturbance: bool
 
     An approval after NotBefore, or none, is a failure; only those that got a 2xx count. A handler that claims to
     approve for its scope may do so on any VM, another one on a VM of the event. Applies to handlers that claim to
-    approve. It is unknown if the event was withdrawn or the case left too little time to poll; with
-    `despite_disturbance`, substitute answers are no excuse. `event` is its number in the order of publication, from 0.
+    approve. It is unknown if the event was withdrawn, had no notice or was never published, if the machine was too
+    slow, or if the case left too little time to poll; with `despite_disturbance`, substitute answers are no excuse.
+    `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -62,7 +63,8 @@ def approved(event: int = 0, *, margin_s: float = 2.0, despite_disturbance: bool
 def approved_at_most(event: int = 0, *, times: int = 1) -> Demand:
     """Demand that at most `times` approvals of the event are accepted (2xx) from each copy of the handler.
 
-    `event` is its number in the order of publication, from 0. Applies to handlers that claim to approve.
+    `event` is its number in the order of publication, from 0; it is unknown if there is none. Applies to handlers that
+    claim to approve.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -88,7 +90,7 @@ def not_approved(event: int = 0) -> Demand:
     """Demand that the handler on the judged VM sends no approval of this event, not even a refused one.
 
     `event` is its number in the order of publication, from 0. Applies to handlers that do not claim to approve for
-    their scope. It is unknown if no poll got the event.
+    their scope. It is unknown if no poll got the event, or it was never published.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -161,9 +163,9 @@ def approved_only_after_prepared(event: int = 0) -> Demand:
     """Demand that the handler on the judged VM approves the event only once it is prepared.
 
     The probe `prepared` that ran when the first approval arrived decides, refused or not. If it gave no answer, those
-    before and shortly after do. One that does not approve passes; it is unknown if the probe said yes before the event
-    was published. Needs the probe `prepared`; applies to handlers that claim to approve and to prepare. `event` is its
-    number in the order of publication, from 0.
+    before and up to 1.5 s after do. One that does not approve passes; it is unknown if the probe said yes before the
+    event was published, or if that never was. Needs the probe `prepared`; applies to handlers that claim to approve and
+    to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -200,7 +202,8 @@ def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: 
 
     Accepted is a 2xx. Until `at_most_s` it is slow; both are seconds of the service's clock, without those in which the
     handler could not poll. It is a failure if the handler never tried although it could, and unknown if no approval was
-    refused. Applies to those that claim to approve. `event` is its number in the order of publication, from 0.
+    refused, the event was never published, or the machine was too slow. Applies to those that claim to approve. `event`
+    is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -238,8 +241,8 @@ def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: 
 def approvals_sent_at_most(event: int = 0, *, times: int = 10) -> Demand:
     """Demand that the handler on the judged VM sends at most `times` approvals of this event.
 
-    Refused ones count too. `event` is its number in the order of publication, from 0. Applies to handlers that claim to
-    approve.
+    Refused ones count too. `event` is its number in the order of publication, from 0; it is unknown if there is none.
+    Applies to handlers that claim to approve.
     """
 
     def judge(observed: Observed) -> Judgement:

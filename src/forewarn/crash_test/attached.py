@@ -107,7 +107,8 @@ class AttachedHandler:
         """Run a case, once the handler polls, and return what was observed, not judged.
 
         If the handler does not poll for a minute and two claimed intervals (real time), the result has a `problem`, and
-        nothing else. The case must be attachable: see `why_not_attachable`. Run one case at a time.
+        nothing else. The case must be attachable: see `why_not_attachable`. Run one case at a time. Seeds Python's
+        `random`.
         """
         random.seed(f"{self._seed}/{case.id}")
         async with open_live_stage(self._setup(case.layout, case.clock_offset_s)) as stage:

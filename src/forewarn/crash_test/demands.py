@@ -46,8 +46,8 @@ def noticed(event: int = 0, *, within_s: float | None = None, at_most_s: float |
 
     `event` is its number in the order of publication, from 0. By default the limits are the poll interval that the
     handler claims plus 2 s, and three intervals plus 5 s. After NotBefore it is a failure, unless the first limit is
-    later. Time in which the handler could not poll does not count. If no poll got the event in time, it is unknown
-    where the event disappeared before the second limit. Applies to all handlers.
+    later. Time in which the handler could not poll does not count. It is unknown if the machine was too slow, the event
+    was never published, or no poll got it in time and it disappeared before the second limit. Applies to all handlers.
     """
     limit = "its claimed poll interval" if within_s is None else f"{within_s:g} s"
 
@@ -77,9 +77,9 @@ def noticed_before_start(
 ) -> Demand:
     """Demand that a poll gets the event `margin_s` before its NotBefore or earlier; slow until `least_s`.
 
-    `event` is its number in the order of publication, from 0. It is unknown if the event had no notice, or the case
-    left too little time to poll. With `despite_disturbance`, substitute answers are no excuse: a handler must be able
-    to use them. Applies to all handlers.
+    `event` is its number in the order of publication, from 0. It is unknown if the event had no notice or was never
+    published, the machine was too slow, or the case left too little time to poll. With `despite_disturbance`,
+    substitute answers are no excuse: a handler must be able to use them. Applies to all handlers.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -106,8 +106,9 @@ def prepared_before_start(event: int = 0, *, margin_s: float = 1.0, already_coun
 
     If the event started before NotBefore, because it was approved, the handler must have been prepared by then. A probe
     that says yes before the event was published proves nothing (unknown), unless `already_counts`: an earlier event may
-    be why. Needs the probe `prepared`; applies to handlers that claim to prepare. `event` is its number in the order of
-    publication, from 0.
+    be why. It is unknown too if the event had no notice or was never published, the machine was too slow, or the case
+    left too little time to poll. Needs the probe `prepared`; applies to handlers that claim to prepare. `event` is its
+    number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -122,9 +123,9 @@ def reacted(event: int = 0, *, already_counts: bool = False, despite_disturbance
 
     For cases in which a handler must understand a document. With the probe `prepared`, only the preparation counts,
     also one from before the publication if `already_counts`. Without it, an approval shows that the handler has
-    understood; one that claims to prepare, and does not approve, is unknown then. With `despite_disturbance`,
-    substitute answers are no excuse. Applies to handlers that claim to prepare or to approve. `event` is its number in
-    the order of publication, from 0.
+    understood; one that claims to prepare, and does not approve, is unknown then. Otherwise it is unknown where
+    `prepared_before_start` and `approved` are; with `despite_disturbance`, substitute answers are no excuse. Applies to
+    handlers that claim to prepare or to approve. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -148,8 +149,8 @@ def reacted(event: int = 0, *, already_counts: bool = False, despite_disturbance
 def stays_prepared(event: int = 0) -> Demand:
     """Demand that the handler, once prepared, stays prepared until the event starts: it takes no new work.
 
-    It is unknown if it was never prepared. Needs the probe `prepared`; applies to handlers that claim to prepare.
-    `event` is its number in the order of publication, from 0.
+    It is unknown if it was never prepared, or the event was never published. Needs the probe `prepared`; applies to
+    handlers that claim to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -173,8 +174,8 @@ def prepared_at_start(event: int = 0) -> Demand:
     """Demand that a handler that was prepared for the event still is, or is again, when it starts.
 
     One that lost its preparation needs a claimed poll interval and 5 s before the start: otherwise it is unknown, and
-    so is one that was never prepared. Needs the probe `prepared`; applies to handlers that claim to prepare. `event` is
-    its number in the order of publication, from 0.
+    so is one that was never prepared, or on a machine that was too slow. Needs the probe `prepared`; applies to
+    handlers that claim to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -205,9 +206,9 @@ def prepared_at_start(event: int = 0) -> Demand:
 def not_prepared_for(event: int = 0) -> Demand:
     """Demand that the handler does not prepare for this event, which is for another VM or needs nothing.
 
-    Only what it does until the script publishes the next event counts. It is unknown if no poll got the event, or if it
-    was prepared before. Needs the probe `prepared`; applies to handlers that claim to prepare. `event` is its number in
-    the order of publication, from 0.
+    Only what it does until the script publishes the next event counts. It is unknown if no poll got the event, it was
+    never published, or the handler was prepared before. Needs the probe `prepared`; applies to handlers that claim to
+    prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -241,7 +242,7 @@ def prepared_at_most_once(event: int = 0, *, until_start: bool = False) -> Deman
 
     What it does after the next event was published does not count; with `until_start`, only what it does before the
     event starts does. One that does not prepare passes. Needs the probe `prepared`; applies to handlers that claim to
-    prepare. `event` is its number in the order of publication, from 0.
+    prepare. `event` is its number in the order of publication, from 0; it is unknown if there is none.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -268,9 +269,9 @@ def recovered(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 25.0
     """Demand that the application works again within `within_s` of the event's end.
 
     Until `at_most_s` it is slow. It must still work when the case ends. The event may have been carried out or
-    withdrawn; it is unknown if it was still listed at the end. Time in which the handler could not poll does not count.
-    Needs the probe `recovered`; applies to handlers that claim to recover. `event` is its number in the order of
-    publication, from 0.
+    withdrawn; it is unknown if it was never published or still listed at the end, or the machine was too slow. Time in
+    which the handler could not poll does not count. Needs the probe `recovered`; applies to handlers that claim to
+    recover. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:

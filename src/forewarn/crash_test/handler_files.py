@@ -89,7 +89,7 @@ def _shared_tmp_entries(spec: HandlerSpec) -> tuple[str, ...]:
 def vm_environment(spec: HandlerSpec, files: VmFiles) -> dict[str, str]:
     """Return the environment of a handler in a VM of namespaces: that of `spec`, with its PWD and TMPDIR.
 
-    The variables of HTTP proxies are left out.
+    The variables of proxies for http are left out, those for https stay.
     """
     kept = {name: value for name, value in spec.environment.items() if name not in _PROXY_VARIABLES}
     return {**kept, "PWD": str(files.disk), "TMPDIR": str(TMP)}

@@ -109,7 +109,8 @@ class HandlerProcess:
     async def freeze(self, seconds: float) -> None:
         """Stop all processes for this many seconds of real time, and return when they continue.
 
-        Does nothing if the VM is not up. If it is cancelled, they continue at once.
+        Does nothing if the VM is not up. If it is cancelled, they continue at once. The processes of a handler that
+        runs elsewhere go on, and only the time passes.
         """
         async with self._lock:
             if not self._is_up:

@@ -222,7 +222,10 @@ class LiveStage:
         self._recorder.record(Disturbance(at=at, vm=name, text="the VM rebooted", until=self._recorder.now()))
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
-        """Fill the disk on which the handler may write, until `free_disk`; Refused outside of namespaces."""
+        """Fill the disk on which the handler may write, until `free_disk`; takes up to 20 s.
+
+        Raises Refused outside of namespaces, and if no handler runs on the VM.
+        """
         name = vm or self.vm
         await self._handler(name).fill_disk()
         self._disturb("the disk was filled", vm=name)

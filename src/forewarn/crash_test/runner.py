@@ -85,8 +85,9 @@ async def run_cases(plan: CrashTestPlan, on_progress: Callable[[RunProgress], No
     """Run all cases of the plan and return them judged, in the order of the plan.
 
     `on_progress` is called whenever a case starts or ends, always with the same object. Each case runs in a process,
-    `at_once` of them at the same time. A case whose process fails or takes too long is unknown; one that needs
-    namespaces is not applicable with `endpoint_env`. If the caller is cancelled, all processes are ended.
+    `at_once` of them at the same time. A case whose process fails, or takes over 30 s (real time) more than its
+    `longest_s`, is unknown; one that needs namespaces is not applicable with `endpoint_env`. If the caller is
+    cancelled, all processes are ended.
     """
     progress = RunProgress(waiting=[case.id for case in plan.cases])
     slots = asyncio.Semaphore(plan.at_once)

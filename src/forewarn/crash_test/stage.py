@@ -29,10 +29,10 @@ class Stage(Protocol):
     neighbours: tuple[str, ...]  # the names of the other VMs of its scope
 
     async def publish(self, kind: str, *, vm: str | None = None, notice_s: float | None = None) -> StageEvent:
-        """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM (by name), and return the event.
+        """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM, and return the event.
 
-        None or 0 as `notice_s` is the usual notice of this kind. Raises Rejected for another kind, NotFound for an
-        unknown VM, Refused if the state of the VM forbids it.
+        `vm` is a name; None: `self.vm`. None or 0 as `notice_s` is the usual notice of this kind. Raises Rejected for
+        another kind, NotFound for an unknown VM, Refused if the state of the VM forbids it.
         """
 
     async def fail_host(self, *, vm: str | None = None) -> StageEvent:
@@ -46,19 +46,34 @@ class Stage(Protocol):
         """Withdraw an event that has not started; it disappears. One that has started goes on; no error."""
 
     async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
-        """Wait until the handler on this VM has polled this often from now on, whatever answers it got."""
+        """Wait until the handler on this VM has polled this often from now on, whatever answers it got.
+
+        `vm` is a name; None: `self.vm`. Returns False after `within_s` seconds of the service's clock.
+        """
 
     async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
-        """Wait until a poll of the handler on this VM got a whole document with this event, also before."""
+        """Wait until a poll of the handler on this VM got a whole document with this event, also before.
+
+        `vm` is a name; None: `self.vm`. Returns False after `within_s` seconds of the service's clock.
+        """
 
     async def until_approved(self, event: StageEvent, *, within_s: float) -> bool:
-        """Wait until a handler on any VM has approved this event and got a 2xx; earlier approvals count."""
+        """Wait until a handler on any VM has approved this event and got a 2xx; earlier approvals count.
+
+        Returns False after `within_s` seconds of the service's clock.
+        """
 
     async def until_started(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
-        """Wait until the platform has started this event, also before this call; never if it is withdrawn."""
+        """Wait until the platform has started this event, also before this call; never if it is withdrawn.
+
+        Returns False after `within_s` seconds of the service's clock.
+        """
 
     async def until_over(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
-        """Wait until this event is over, carried out or withdrawn, and so in no document any more."""
+        """Wait until this event is over, carried out or withdrawn, and so in no document any more.
+
+        Returns False after `within_s` seconds of the service's clock.
+        """
 
     async def wait(self, seconds: float) -> None:
         """Wait for this many seconds of the service's clock."""
@@ -66,26 +81,29 @@ class Stage(Protocol):
     def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
         """Answer the handler on this VM with this from now on, at most `times` times (None: without a limit).
 
-        It takes the place of an earlier substitute. As `answer`, None gives the service's own answers again.
+        It takes the place of an earlier substitute. As `answer`, None gives the service's own answers again. `vm` is a
+        name; None: `self.vm`. Raises Refused if no handler runs on the VM.
         """
 
     async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
         """Kill all processes of the handler with SIGKILL, and start it again after this time; None: not again.
 
-        Returns when they have ended, before the restart. Its files stay.
+        Returns when they have ended, before the restart. Its files stay. Raises Refused if no handler runs on the VM,
+        or if it runs elsewhere.
         """
 
     async def reboot_vm(self, *, vm: str | None = None) -> None:
         """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
 
-        Returns when it has been started, about two seconds later. Its /tmp is empty then; its other files stay.
+        Returns when it has been started, about two seconds later. Its /tmp is empty then; its other files stay. Raises
+        Refused if no handler runs on the VM, or if it runs elsewhere.
         """
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
         """Fill the file system on which the handler may write, until `free_disk`.
 
-        Raises Refused outside of namespaces.
+        Takes up to 20 s. Raises Refused outside of namespaces, and if no handler runs on the VM.
         """
 
     async def free_disk(self, *, vm: str | None = None) -> None:
-        """Undo `fill_disk`: the file system has space again."""
+        """Undo `fill_disk`: the file system has space again. Refused if no handler runs on the VM."""
