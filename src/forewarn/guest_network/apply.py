@@ -24,20 +24,27 @@ RULE_PRIORITY = 16925  # after the local table (0), before the main one (32766)
 
 @dataclass(frozen=True, slots=True)
 class ApplyOutcome:
-    """What a command found and changed: the plan, and in words what differed from it."""
+    """What a command found or changed: the plan, and in words what differed from it before."""
 
     plan: NetworkPlan
-    differences: tuple[str, ...]
+    differences: tuple[str, ...]  # clauses, without a full stop; (): nothing differed
 
 
 def plan_here(named: NamedInterfaces, state_file: Path, *, with_firewall: bool = True) -> NetworkPlan:
-    """Return the plan for this host as it is now; raises as `build_plan` and `read_record` do."""
+    """Return the plan for this host as it is now; changes nothing.
+
+    With `with_firewall` it reads the firewall too, which needs root. A state file that does not exist counts as empty.
+    Raises Rejected as `build_plan`, `read_record` and `read_machine` do.
+    """
     record = read_record(state_file) or Record()
     return build_plan(named.interfaces, read_machine(with_firewall=with_firewall), record.former)
 
 
 def compare_here(named: NamedInterfaces, state_file: Path) -> ApplyOutcome:
-    """Return the plan and all differences between it and this host, in words. Changes nothing."""
+    """Return the plan and all differences between it and this host, in words. Changes nothing.
+
+    Devices that are missing come first. Needs root. Raises Rejected as `plan_here` does.
+    """
     record, machine = read_record(state_file) or Record(), read_machine()
     plan = build_plan(named.interfaces, machine, record.former)
     changes = pending_changes(plan, machine, former=record.former, loaded=record.loaded)
@@ -49,8 +56,11 @@ def apply_plan(
 ) -> ApplyOutcome:
     """Change this host as the plan for the interfaces says, and return what differed before.
 
-    Only what differs is changed. With `wait_for_devices`, devices may be missing; else that is Rejected. Raises Refused
-    if VMs of an earlier plan would be dropped, unless `replace_earlier`. Call it with `exclusive_access`.
+    Only what differs is changed; missing devices are no difference. Writes `state_file` before the first change and
+    after the last. With `wait_for_devices`, devices may be missing; else that is Rejected, and so are a failing program
+    and a plan that is not possible. Raises Refused if VMs of an earlier plan would be dropped that `named.sources` did
+    not name, unless `replace_earlier`, and while tables of the firewall were loaded by hand. Call it as root, with
+    `exclusive_access`.
     """
     record, machine = read_record(state_file) or Record(), read_machine()
     plan = build_plan(named.interfaces, machine, record.former)
@@ -82,8 +92,8 @@ def apply_plan(
 def remove_plan(state_file: Path) -> bool:
     """Remove what `apply_plan` added, and restore what it changed; False if there was nothing.
 
-    Without a record it removes our tables, rules and routes, and leaves sysctls and the address as they are. Call it
-    with `exclusive_access`.
+    Deletes `state_file`. Without it, removes our tables, rules and routes, and leaves sysctls and the address as they
+    are. Raises Rejected if the file cannot be read, or `ip` or `nft` fails. Call it as root, with `exclusive_access`.
     """
     record, machine = read_record(state_file), read_machine()
     if record is None and not (machine.tables or machine.rules or machine.routes):

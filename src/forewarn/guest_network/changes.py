@@ -36,10 +36,10 @@ class Changes:
     ruleset: tuple[str, ...]  # why the firewall's tables must be loaded again, in words
     sysctls: Mapping[str, int]  # to be set, by path below /proc/sys
     restored: Mapping[str, int]  # to be set to what they were: no longer in the plan
-    add_address: bool
-    added_rules: frozenset[tuple[int, int]]
+    add_address: bool  # no device has the metadata address
+    added_rules: frozenset[tuple[int, int]]  # mark and routing table, as the next
     deleted_rules: frozenset[tuple[int, int]]
-    added_routes: frozenset[tuple[int, str]]
+    added_routes: frozenset[tuple[int, str]]  # routing table and device, as the next
     deleted_routes: frozenset[tuple[int, str]]
 
     def __bool__(self) -> bool:
@@ -56,7 +56,7 @@ def pending_changes(
     former: Mapping[str, FormerValue],
     loaded: Mapping[str, list[dict[str, Any]]],
 ) -> Changes:
-    """Return what differs between plan and machine.
+    """Return what differs between plan and machine; devices that are missing are no difference.
 
     `former` has the sysctls that were changed before, `loaded` the fixed part of our tables, by family, as `nft` listed
     them after they were loaded; both come from the record, and are empty without one.
@@ -74,7 +74,10 @@ def pending_changes(
 
 
 def restorable_sysctls(machine: HostState, former: Mapping[str, FormerValue]) -> dict[str, int]:
-    """Return the former values that differ from today's, without those of devices that are gone or new."""
+    """Return the former values, by path, that differ from today's and can be restored.
+
+    Those of a device that is gone, or was created again since, are left out.
+    """
     restored = {}
     for path, was in former.items():
         link = machine.links.get(device_of(path))
@@ -114,7 +117,10 @@ def _describe_element(name: str, element: Element) -> str:
 
 
 def describe_changes(changes: Changes, plan: NetworkPlan, machine: HostState) -> list[str]:
-    """Return one sentence for each difference between plan and machine."""
+    """Return a clause, without a full stop, for each difference between plan and machine; may be [].
+
+    The firewall comes first, then sysctls, the address, rules and routes.
+    """
     devices = dict(plan.routes | machine.routes)
     lines = list(changes.ruleset)
     for path, value in (*changes.sysctls.items(), *changes.restored.items()):

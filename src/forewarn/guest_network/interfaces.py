@@ -32,8 +32,8 @@ class Attachment(StrEnum):
 class VmInterface:
     """One network device on this host that belongs to one VM."""
 
-    vm: str
-    device: str
+    vm: str  # its name
+    device: str  # the name of the device on the host
     attachment: Attachment
     mac: str = ""  # of the VM, in lower case; "": not known
     addresses: tuple[str, ...] = ()  # IPv4 addresses of the VM; empty: not known
@@ -57,7 +57,8 @@ class InterfaceFile:
 def parse_option(text: str, attachment: Attachment) -> VmInterface:
     """Return the interface of an option such as `web-0=vnet3,mac=52:54:00:00:00:01,ip=10.0.0.11`.
 
-    `ip` may be repeated. Raises Rejected if the text has another form, or a value is not valid.
+    `ip` may be repeated; of several `mac` the last counts. Blanks around the parts are ignored. Raises Rejected if the
+    text has another form, a value is not valid, or a port has no MAC.
     """
     vm, _, rest = text.partition("=")
     device, *settings = rest.split(",")
@@ -77,7 +78,7 @@ def parse_option(text: str, attachment: Attachment) -> VmInterface:
 
 
 def parse_interface_file(text: str, path: str) -> InterfaceFile:
-    """Return the interfaces and libvirt URIs that a TOML file names.
+    """Return the interfaces and libvirt URIs that a TOML file names, in its order; both may be empty.
 
     `path` names the file in messages and as the source of its interfaces. It has `[[interfaces]]` tables with vm, tap
     or port, and optionally mac, addresses and mark; and `libvirt`, a URI or a list of them. Raises Rejected with the
@@ -139,7 +140,9 @@ def checked_interface(
 ) -> VmInterface:
     """Return an interface with its values trimmed and checked; Rejected if one is not valid.
 
-    A port needs a MAC, because the rules that keep a VM to its own address begin with it.
+    The MAC is in lower case, the addresses are sorted as text, each once. A port needs a MAC, because the rules that
+    keep a VM to its own address begin with it. Not valid are an empty VM, a MAC of a group, and addresses that are
+    multicast, unspecified or link-local.
     """
     vm, device, mac = vm.strip(), device.strip(), mac.strip().lower()
     if not vm:
@@ -172,8 +175,8 @@ def _checked_address(text: str, vm: str) -> str:
 def combine_interfaces(sources: Iterable[VmInterface]) -> tuple[VmInterface, ...]:
     """Return the interfaces of all sources, each device once, ordered by VM and device.
 
-    Two sources may describe the same device of the same VM, if what both say agrees. Raises Rejected if they
-    contradict each other, or one device belongs to two VMs.
+    Two sources may describe the same device of the same VM, if what both say agrees; what one leaves out is taken from
+    the other. Raises Rejected if they contradict each other, or one device belongs to two VMs.
     """
     combined: dict[str, VmInterface] = {}
     for interface in sources:

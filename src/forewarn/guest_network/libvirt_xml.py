@@ -34,10 +34,11 @@ class Domain:
 
 
 def parse_domain(xml: str) -> Domain:
-    """Return the interfaces of a running domain from the output of `virsh dumpxml`.
+    """Return the interfaces of a running domain, in the order of the output of `virsh dumpxml`.
 
     An interface without a device on the host (`user`, `hostdev`, `vhostuser`) or past the host's network stack
-    (`direct`) is skipped. Raises Rejected if the text is not the XML of a domain.
+    (`direct`) is in `skipped`, with the reason. MACs are in lower case. Raises Rejected if the text is not the XML of a
+    domain.
     """
     root = _parse_xml(xml, "domain")
     name = (root.findtext("name") or "").strip()
@@ -68,7 +69,7 @@ def parse_domain(xml: str) -> Domain:
 def parse_reserved_addresses(xml: str) -> dict[str, str]:
     """Return the IPv4 addresses, by MAC, that a network's DHCP server reserves, from `virsh net-dumpxml`.
 
-    Raises Rejected if the text is not the XML of a network.
+    MACs are in lower case. {} if it reserves none. Raises Rejected if the text is not the XML of a network.
     """
     root = _parse_xml(xml, "network")
     reserved = {}

@@ -25,9 +25,10 @@ _SO_NETNS_COOKIE = 71
 
 
 def run_program(name: str, *arguments: str, text: str = "") -> str:
-    """Run a program and return its output; `text` is its input.
+    """Run a program, wait for its end, and return what it wrote to stdout; `text` is its input.
 
-    Raises Rejected if it is not installed, fails, or does not end within a minute; the message has its first errors.
+    Raises Rejected if it is not installed, exits with another status than 0, or does not end within a minute; the
+    message has the first two lines of its errors.
     """
     path = shutil.which(name) or shutil.which(name, path=os.pathsep.join(_MORE_DIRECTORIES))
     if path is None:
@@ -46,7 +47,7 @@ def run_program(name: str, *arguments: str, text: str = "") -> str:
 
 
 def require_root(command: str) -> None:
-    """Reject a command that needs root if this user is not root, or the system is not Linux."""
+    """Raise Rejected, naming this command, if the user is not root or the system is not Linux."""
     if sys.platform != "linux":
         raise Rejected(f"`{command}` needs Linux: run it on the host of the VMs")
     if os.geteuid() != 0:
@@ -74,14 +75,18 @@ def boot_id() -> str:
 
 
 def read_links() -> dict[str, Link]:
-    """Return the network devices of this host by name. Needs no privilege."""
+    """Return the network devices of this network namespace by name. Needs no privilege.
+
+    Raises Rejected as `run_program` does.
+    """
     return {link.name: link for link in map(_read_link, _ip_json("-d", "link", "show"))}
 
 
 def read_machine(*, with_firewall: bool = True) -> HostState:
-    """Return what this host has now.
+    """Return what this host has now, in this network namespace.
 
-    Only root may read the firewall; without it no privilege is needed.
+    Only root may read the firewall; without it no privilege is needed, and the state has no tables. Raises Rejected as
+    `run_program` does.
     """
     addresses = _ip_json("-4", "addr", "show")
     tables = _read_tables() if with_firewall else set()

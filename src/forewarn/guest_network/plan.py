@@ -39,7 +39,7 @@ class Link:
 class HostState:
     """What the host has now, as far as it concerns the metadata address."""
 
-    links: Mapping[str, Link]
+    links: Mapping[str, Link]  # by name
     address_devices: tuple[str, ...]  # those that have 169.254.169.254
     sysctls: Mapping[str, int]  # by path below /proc/sys
     rules: frozenset[tuple[int, int]] = frozenset()  # our own: mark and routing table
@@ -95,7 +95,7 @@ class NetworkPlan:
     sysctls: Mapping[str, int]  # by path below /proc/sys
     rules: frozenset[tuple[int, int]]  # mark and routing table
     routes: frozenset[tuple[int, str]]  # routing table and device
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # sentences for people, about what is possible and not safe
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -106,11 +106,12 @@ class NetworkPlan:
 def build_plan(
     interfaces: Iterable[VmInterface], machine: HostState, former: Mapping[str, FormerValue] | None = None
 ) -> NetworkPlan:
-    """Return what the host must have, so that each VM is identified by its device.
+    """Return what the host must have, so that each VM is identified by its device. Changes nothing.
 
-    `former` has the sysctls that an earlier plan has changed. A device that does not exist, is down or is not in its
-    bridge yet gets its firewall elements now, and the rest later. Raises Rejected if a tap is in a bridge or is not a
-    tap, and if two VMs of one bridge have the same MAC or address.
+    `former` has the sysctls that an earlier plan has changed; None: none. The plan has the interfaces in their order. A
+    device that does not exist, is down or is not in its bridge yet gets its firewall elements now, and the rest later.
+    Raises Rejected if a tap is in a bridge or is not a tap, if a port is in something other than a Linux bridge, if two
+    VMs of one bridge have the same MAC or address, and if two VMs have the same mark.
     """
     planned = tuple(_plan_interface(each, machine.links) for each in interfaces)
     _check_conflicts(planned)
@@ -159,7 +160,10 @@ def _check_tap(interface: VmInterface, link: Link | None) -> None:
 
 
 def number_for(*words: str) -> int:
-    """Return the mark or routing table for these words: the same on every host and in every run."""
+    """Return the mark or routing table for these words: the same on every host and in every run.
+
+    It is from 0x10000000 to 0x1fffffff, a hash, so that other words may rarely give the same number.
+    """
     digest = hashlib.sha256("\0".join(words).encode()).digest()
     return _RANGE_START + int.from_bytes(digest[:8], "big") % _RANGE_SIZE
 
@@ -228,13 +232,16 @@ def rp_filter_path(device: str) -> str:
 
 
 def device_of(path: str) -> str:
-    """Return the device of a path such as net/ipv4/conf/tap0/rp_filter; "" if it is not of one device."""
+    """Return the device of a path such as net/ipv4/conf/tap0/rp_filter; "" for any other path.
+
+    The paths of `all` and `default` are not of one device.
+    """
     match = re.fullmatch(r"net/ipv4/conf/([^/]+)/rp_filter", path)
     return match[1] if match and match[1] not in ("all", "default") else ""
 
 
 def former_values(machine: HostState, known: Mapping[str, FormerValue]) -> dict[str, FormerValue]:
-    """Return the values of all sysctls as they were before any change of ours.
+    """Return the values of all sysctls, by path, as they were before any change of ours.
 
     `known` is what the record has; it does not count for a device that was created again since.
     """
@@ -295,7 +302,11 @@ def _warnings(planned: Iterable[PlannedInterface], machine: HostState) -> Iterab
 
 
 def listener_tables(plan: NetworkPlan) -> list[dict[str, Any]]:
-    """Return the `[[listeners]]` tables for the service's settings file, those of taps first."""
+    """Return the `[[listeners]]` tables for the service's settings file, those of taps first.
+
+    A tap has the keys `by`, `device` and `vm`. All ports of a bridge are one table with `by`, `device` and `marks`, the
+    VM by mark in hexadecimal; bridges are in order of their names. Ports that are in no bridge yet are left out.
+    """
     tables: list[dict[str, Any]] = []
     marks: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for each in plan.interfaces:
@@ -307,7 +318,7 @@ def listener_tables(plan: NetworkPlan) -> list[dict[str, Any]]:
 
 
 def render_listeners(tables: Iterable[Mapping[str, Any]]) -> str:
-    """Return the tables as TOML, to be copied into the service's settings file."""
+    """Return the tables as TOML, to be copied into the service's settings file; "" for none."""
     return "\n".join(
         "[[listeners]]\n" + "".join(f"{key} = {_render_toml(value)}\n" for key, value in table.items())
         for table in tables

@@ -26,14 +26,14 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What was applied, and how the host was before."""
+    """What `apply_plan` has applied, and how the host was before; stored in the state file as JSON."""
 
     interfaces: tuple[VmInterface, ...] = ()
     former: dict[str, FormerValue] = field(default_factory=dict)  # sysctls before the first change, by path
-    has_added_address: bool = False
+    has_added_address: bool = False  # whether we gave loopback the metadata address
     loaded: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the fixed part of our tables, by family
-    boot: str = ""
-    namespace: int = 0
+    boot: str = ""  # the id of the boot it is of
+    namespace: int = 0  # the cookie of the network namespace it is of
 
     def named_for_here(self) -> Record:
         """Return a copy that says it is of this boot and network namespace."""
@@ -64,7 +64,10 @@ def read_record(path: Path) -> Record | None:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Replace the file with this record, durably. Raises Rejected if it cannot be written."""
+    """Replace the file with this record, durably, as one of this boot and network namespace.
+
+    Creates its directory. Raises Rejected if it cannot be written.
+    """
     data = {"format": _FORMAT, **asdict(record.named_for_here())}
     temporary = path.with_name(f"{path.name}.new")
     try:
@@ -105,7 +108,8 @@ def _decode(data: dict[str, Any]) -> Record:
 def exclusive_access(path: Path) -> Iterator[None]:
     """Context manager that lets only one process at a time change what the state file records.
 
-    Raises Refused if another one does now, Rejected if the lock file beside the state file cannot be created.
+    Does not wait: raises Refused if another one does now, Rejected if the lock file beside the state file cannot be
+    created. Creates the directory; the lock file stays afterwards.
     """
     lock = path.with_name(f"{path.name}.lock")
     try:

@@ -144,7 +144,10 @@ _RULES = {
 
 
 def render_ruleset(elements: Mapping[str, SetElements]) -> str:
-    """Return the text for one `nft -f` that replaces our tables by tables with these elements, by family."""
+    """Return the text for one `nft -f` that replaces our tables by tables with these elements, by family.
+
+    `elements` has all families and all their sets, as `NetworkPlan.elements` has; KeyError otherwise.
+    """
     replaced = "".join(f"table {family} {TABLE}\ndelete table {family} {TABLE}\n" for family in FAMILIES)
     tables = (
         _RULES[family] % {name: _render_elements(name, values) for name, values in elements[family].items()}
@@ -171,7 +174,10 @@ def _render_element(name: str, value: Element) -> str:
 
 
 def read_elements(listing: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[Element]]:
-    """Return the elements of the sets and maps of one table, from the objects of `nft -j list table`."""
+    """Return the elements of the sets and maps of one table by name, from `nft -j list table`.
+
+    An element of a map is its key and its value; a set without elements has an empty set.
+    """
     found = {}
     for item in listing:
         for kind in ("set", "map"):
@@ -187,7 +193,10 @@ def _read_element(value: Any) -> Element:
 
 
 def fixed_part(listing: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the objects of `nft -j list table` without handles and elements: what does not depend on VMs."""
+    """Return the objects of `nft -j list table`, in order, without what depends on VMs.
+
+    That is without handles, elements and the `metainfo` of `nft`.
+    """
     kept = []
     for item in listing:
         if "metainfo" not in item:

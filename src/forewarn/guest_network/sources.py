@@ -35,7 +35,7 @@ class NamedInterfaces:
 
 @dataclass(slots=True, kw_only=True)
 class InterfaceSources:
-    """Reads the interfaces of options (`given`), of a file, and of the domains at libvirt URIs."""
+    """Reads the interfaces of options (`given`), of a file, and of the running domains at libvirt URIs."""
 
     given: tuple[VmInterface, ...] = ()
     file: Path | None = None
@@ -43,7 +43,7 @@ class InterfaceSources:
     _domains: dict[str, DomainList] = field(default_factory=dict)
 
     def read(self, *, reuse_domains: bool = False) -> NamedInterfaces:
-        """Return the interfaces that the sources name now.
+        """Return the interfaces that the sources name now; the file is read at each call.
 
         With `reuse_domains` libvirt is asked only the first time. Raises Rejected if no source is given, or one cannot
         be read, is wrong or contradicts another.
@@ -85,8 +85,8 @@ class DomainList:
 def read_domains(virsh: VirshRunner) -> DomainList:
     """Return the interfaces of the running domains; a domain that ends meanwhile is left out.
 
-    An interface without an address gets the one that its network reserves for its MAC. Raises Rejected if `virsh`
-    fails.
+    `virsh` runs that program. An interface without an address gets the one that its network reserves for its MAC; a
+    network that cannot be read reserves none. Raises Rejected if `virsh` fails for anything else.
     """
     domains = list(_running_domains(virsh))
     reserved: dict[str, dict[str, str]] = {}
@@ -122,9 +122,10 @@ def _domain_names(virsh: VirshRunner) -> list[str]:
 
 
 def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str) -> VmInterface:
-    """Return the interface of a domain as one of the VM of that name; a tap or a port, as the host has it.
+    """Return the interface of a domain as one of the VM of that name: a tap or a port.
 
-    Raises Rejected if a value is not valid.
+    Where libvirt does not say which, the devices of the host (`links`) do; a device that is not among them is a tap.
+    Raises Rejected if a value is not valid, such as a port without a MAC.
     """
     link = links.get(interface.device)
     is_port = interface.is_port if interface.is_port is not None else bool(link and link.master)
@@ -139,7 +140,7 @@ def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str
 
 
 def select_fleet_vms(named: NamedInterfaces, fleet: Collection[str], uris: Collection[str]) -> NamedInterfaces:
-    """Return the interfaces whose VM is in the fleet.
+    """Return a copy with the interfaces whose VM is in the fleet; names are compared without case.
 
     Domains of the libvirt `uris` that are not VMs of the fleet are left out, with a note. `fleet` has the names of its
     VMs, also in longer forms such as `group/name`. Raises Rejected if an option or file names a VM that the fleet does

@@ -15,7 +15,11 @@ import sys
 
 
 def main() -> None:
-    """Copy bytes in both directions until one side closes."""
+    """Copy bytes between standard input and output and a TCP server, until one side closes.
+
+    The process's arguments are SOURCE, ADDRESS and PORT. If the server does not accept the connection within 10 s,
+    returns without a word.
+    """
     source, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     try:
         server = socket.create_connection((address, port), timeout=10, source_address=(source, 0))

@@ -40,13 +40,19 @@ class GuestImage:
 
 
 def image_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory that the guest's files are kept in: `forewarn/guest` in the user's cache."""
+    """Return the directory that the guest's files are kept in: `forewarn/guest` in the user's cache.
+
+    The cache is XDG_CACHE_HOME, else ~/.cache. Creates nothing.
+    """
     cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
     return Path(cache) / "forewarn" / "guest"
 
 
 def check_programs() -> None:
-    """Raise Rejected, with what to install, if this machine cannot build or run a guest."""
+    """Raise Rejected, with what to install, if this machine cannot build or run a guest.
+
+    That is so if it does not run Linux, or a program such as QEMU or BusyBox is not on the PATH.
+    """
     if sys.platform != "linux":
         raise Rejected("real VMs need Linux: run this lab on a Linux machine, or use `forewarn up`")
     missing = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
@@ -55,10 +61,10 @@ def check_programs() -> None:
 
 
 def build_image(directory: Path) -> GuestImage:
-    """Build the guest in `directory` unless it exists, and return it.
+    """Build the guest in `directory`, unless it is there and up to date, and return it.
 
-    Downloads Debian's kernel, about 10 MB; nothing is installed. Raises Rejected, with the end of its output,
-    if the build fails.
+    Downloads Debian's kernel, about 10 MB; nothing is installed. Creates the directory. Blocks, for five minutes at
+    most. Raises Rejected, with the last line of its output, if the build fails, and if it takes longer.
     """
     image = GuestImage(directory)
     if image.is_built:

@@ -28,40 +28,47 @@ _HOST_MEMORY_MIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class VmLab:
-    """The layout of one lab in `directory`.
+    """The layout of one lab with real VMs in `directory`, an absolute path: its files, hosts and names.
 
-    With `taps`, guests have taps in a network namespace per host; otherwise QEMU's own network serves them.
+    With `taps`, guests have taps in a network namespace per host; otherwise QEMU's own network serves them. Nothing is
+    created before `write`.
     """
 
-    directory: Path
-    taps: bool
+    directory: Path  # the data directory, an absolute path
+    taps: bool  # whether each guest has a tap; needs root
 
     @property
     def marker_file(self) -> Path:
-        """Says that the data directory is that of a lab with real VMs, all of which may be removed."""
+        """The path of an empty file that marks the data directory as that of a lab with real VMs.
+
+        Where it exists, everything of the lab may be removed. `write` creates it.
+        """
         return self.directory / "lab-vms"
 
     @property
     def settings_file(self) -> Path:
-        """The settings that the service is started with."""
+        """The path of the settings, in TOML, that the service is started with; `write` creates it."""
         return self.directory / "settings.toml"
 
     @property
     def fleet_file(self) -> Path:
-        """The fleet of two hosts and two VMs."""
+        """The path of the fleet file, with two hosts and two VMs; `write` creates it."""
         return self.directory / "fleet.toml"
 
     def namespace(self, host: str) -> str:
-        """Return the name of the network namespace that is this host, with taps; each lab has its own."""
+        """Return the name of the network namespace that is this host, with taps.
+
+        It has a hash of the directory in it, so that each lab has namespaces of its own.
+        """
         digest = hashlib.sha256(str(self.directory).encode()).hexdigest()[:6]
         return f"forewarn-{digest}-{host}"
 
     def host_directory(self, host: str) -> Path:
-        """Return the directory with the definitions, sockets and consoles of the host's VMs."""
+        """Return the directory with the definitions, sockets and consoles of the host's VMs; it may not exist."""
         return self.directory / "hosts" / host
 
     def hosts(self) -> dict[str, QemuHost]:
-        """Return the settings of each host, for the QEMU driver."""
+        """Return the settings for the QEMU driver of both hosts, by host name."""
         return {
             host: QemuHost(
                 directory=str(self.host_directory(host)),
@@ -73,7 +80,11 @@ class VmLab:
         }
 
     def write(self, image: GuestImage) -> None:
-        """Write all files of a new lab; nothing of an earlier one may be left."""
+        """Write all files of a new lab: settings, fleet, marker, and a definition and an empty disk per VM.
+
+        Creates the directories. Replaces files that exist: what an earlier lab left must be removed first. OSError if a
+        file cannot be written.
+        """
         disks = self.directory / "disks"
         for directory in (disks, *map(self.host_directory, HOSTS)):
             directory.mkdir(parents=True, exist_ok=True)
@@ -156,7 +167,7 @@ class VmLab:
 
 
 def first_host(number: int) -> str:
-    """Return the host on which the guest with this number is at first."""
+    """Return the name of the host on which the guest with this number, from 0, is at first."""
     return HOSTS[number % len(HOSTS)]
 
 
@@ -166,7 +177,11 @@ def tap_name(vm: str) -> str:
 
 
 def guest_address(number: int) -> str:
-    """Return the address of the guest with this number, in a network of its own with the host at .1."""
+    """Return the IPv4 address of the guest with this number, from 0, in a lab with taps.
+
+    Each guest is in a network of its own with the prefix length 24, in which the host has the address that ends with
+    .1.
+    """
     return f"10.254.{number}.4"
 
 

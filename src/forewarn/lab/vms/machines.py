@@ -10,7 +10,10 @@ from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab, first_host
 
 
 async def start_guests(lab: VmLab) -> None:
-    """Boot every guest of a new lab on its first host. Raises Rejected without the [qemu] extra."""
+    """Boot every guest of a new lab on its first host, in a QEMU process that outlives this one.
+
+    Raises Rejected without the [qemu] extra, and Refused, with its reason, if QEMU does not start.
+    """
     driver = _driver(lab)
     try:
         for number, vm in enumerate(GUESTS):
@@ -20,7 +23,10 @@ async def start_guests(lab: VmLab) -> None:
 
 
 async def end_guests(lab: VmLab) -> int:
-    """End every guest at once, on every host; return how many there were."""
+    """End every guest at once, on every host, without asking it to shut down; return how many ran.
+
+    Directories of hosts that do not exist are skipped. Raises Rejected without the [qemu] extra.
+    """
     driver = _driver(lab)
     ended = 0
     try:
@@ -35,7 +41,10 @@ async def end_guests(lab: VmLab) -> int:
 
 
 def remove_files(lab: VmLab) -> None:
-    """Remove hosts, disks and settings of a lab whose guests have ended; the service's own data stays."""
+    """Remove hosts, disks, settings, fleet and marker of a lab whose guests have ended; none need exist.
+
+    The service's own data in the directory stays.
+    """
     for directory in ("hosts", "disks", "definitions"):
         shutil.rmtree(lab.directory / directory, ignore_errors=True)
     for file in (lab.settings_file, lab.fleet_file, lab.marker_file):
