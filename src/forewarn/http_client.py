@@ -33,11 +33,14 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # host name and port â
 
 
 class LocalTargets(StrEnum):
-    """The local addresses that the service's HTTP client may call. Other machines are always allowed."""
+    """The local addresses that the service's HTTP client may call: loopback and link-local ones.
+
+    All other addresses are always allowed, also those of private networks.
+    """
 
     NONE = "none"  # no local address
-    LOOPBACK = "loopback"  # this machine
-    LINK_LOCAL = "link-local"  # this machine and link-local addresses, such as the metadata service of a cloud
+    LOOPBACK = "loopback"  # the loopback addresses of this machine
+    LINK_LOCAL = "link-local"  # loopback and link-local addresses, such as the metadata service of a cloud
 
     def allows(self, address: IpAddress) -> bool:
         """Return True if the client may connect to this address; always so for one that is not local.
@@ -121,10 +124,11 @@ class HttpClient:
     ) -> ClientResponse:
         """Send one request and return the response, of any status; redirects are not followed.
 
-        Tries the allowed addresses of the host in turn until one accepts the connection, eight at most; the request is
-        sent once. `headers` come on top of Host and `Connection: close`. Raises HttpRequestFailed if no response begins
-        within the timeout, the connection fails or is not trusted, no address is allowed, or `url` is not an http or
-        https URL. A body that is too long, late or broken off is no error: see `ClientResponse.is_complete`.
+        Tries the allowed addresses of the host in turn until one accepts the connection and its TLS handshake succeeds,
+        eight at most; the request is sent once. `headers` come on top of Host and `Connection: close`. Raises
+        HttpRequestFailed if no response begins within the timeout, the connection fails or is not trusted, no address
+        is allowed, or `url` is not an http or https URL. A body that is too long, late or broken off is no error: see
+        `ClientResponse.is_complete`.
         """
         try:
             async with asyncio.timeout(limits.timeout_s) as deadline:

@@ -70,8 +70,9 @@ def verify_payload(
 ) -> PayloadT:
     """Return the payload of a token, decoded to `payload_type`, after verifying its signature.
 
-    InvalidToken if the signature or the form is not valid, or the token has another algorithm than `algorithm` (of JWS,
-    such as RS256). Claims such as the expiry are not checked: see `claims.check_claims`.
+    InvalidToken: BAD_SIGNATURE if the signature is wrong, MALFORMED if the form or the payload is not valid, or if the
+    token has another algorithm than `algorithm` (of JWS, such as RS256). Claims such as the expiry are not checked: see
+    `claims.check_claims`.
     """
     try:
         content = _pyjws.decode(token, key, algorithms=[algorithm])

@@ -20,8 +20,8 @@ _FORM_HEADERS = {**_HEADERS, "Content-Type": "application/x-www-form-urlencoded"
 async def fetch_document(client: HttpClient, url: str) -> bytes:
     """Return the body of the answer to a GET request.
 
-    Unavailable if there is no answer within five seconds, or if it is not 2xx (redirects are not followed), breaks off
-    or is longer than 1 MiB. Raises Rejected unless the URL is https or on loopback.
+    Unavailable if no answer begins within five seconds, or if it is not 2xx (redirects are not followed), is longer
+    than 1 MiB, breaks off or takes five seconds more. Raises Rejected unless the URL is https or on loopback.
     """
     status, content = await _exchange(client, "GET", url, _HEADERS)
     if status >= 300:
@@ -34,9 +34,9 @@ async def post_form(
 ) -> tuple[int, bytes]:
     """Send a form by POST, and return the status and body of the answer, also of a redirect or an error.
 
-    `authorization` is the value of that header; "": none. Unavailable if there is no answer within five seconds, or if
-    a 2xx answer breaks off or is longer than 1 MiB; the body of another answer may be cut. Raises Rejected unless the
-    URL is https or on loopback.
+    `authorization` is the value of that header; "": none. Unavailable if no answer begins within five seconds, or if
+    a 2xx answer breaks off, takes five seconds more or is longer than 1 MiB; the body of another answer may be cut.
+    Raises Rejected unless the URL is https or on loopback.
     """
     headers = {**_FORM_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return await _exchange(client, "POST", url, headers, urlencode(fields).encode())

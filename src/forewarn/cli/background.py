@@ -365,7 +365,10 @@ def status(call: Invocation) -> None:
 
 
 def running_pid(data: Path) -> int | None:
-    """Return the process id of the service that uses this data directory; None if none runs."""
+    """Return the process id of the service that uses this data directory; None if none runs.
+
+    Raises Rejected without the [server] extra.
+    """
     with require_server_extra("up"):
         from forewarn.service.data_directory import running_service_pid
     return running_service_pid(data)

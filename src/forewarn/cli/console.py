@@ -19,7 +19,10 @@ _BACKLOG_BYTES = 4096
 
 
 def read_backlog(log: Path, limit: int = _BACKLOG_BYTES) -> bytes:
-    """Return the last bytes that the guest has written, whole lines; b"" if there is no log."""
+    """Return the last lines that the guest has written, whole and together at most `limit` bytes.
+
+    b"" if the log cannot be read, and if its last line alone is longer.
+    """
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -33,8 +36,8 @@ def read_backlog(log: Path, limit: int = _BACKLOG_BYTES) -> bytes:
 def attach(path: Path, vm: str) -> None:
     """Connect this terminal to the console at the unix socket `path` until Ctrl-], or until it closes.
 
-    Input that is not a terminal is sent up to its end. Raises Rejected if the VM has no console there, Unavailable if
-    nothing answers.
+    What the guest writes goes to stdout. Input that is not a terminal is sent up to its end, which ends the connection
+    too. `vm` is named in messages. Raises Rejected if there is no such socket, Unavailable if nothing answers.
     """
     with socket.socket(socket.AF_UNIX) as console:
         try:

@@ -89,8 +89,8 @@ def prune(call: Invocation, older_than: float) -> None:
     Events, requests and VMs that ended or were removed before then are deleted too, and the space is returned.
 
     \f
-    `older_than` is in seconds of lab time; Rejected below a day. Keeps what something kept refers to. Prints how many
-    entries were deleted; the history gets an entry about it.
+    `older_than` is in seconds of lab time; Rejected below a day. Keeps what something kept refers to. Waits for it, ten
+    minutes at most. Prints how many entries were deleted; the history gets an entry about it.
     """
     answer = call.api.post("history", "prune", body={"older_than_s": older_than}, timeout_s=600)
     if call.output.as_json:

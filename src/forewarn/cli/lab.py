@@ -45,8 +45,9 @@ def vms(call: Invocation, detach: bool, slirp: bool, console: str | None) -> Non
 
     \f
     With root, guests have taps in a namespace per host; without, or with `slirp`, QEMU's user network. Builds the guest
-    at the first start. Without `detach`, runs until SIGTERM or Ctrl-C, then removes the lab. Raises Rejected if a
-    program is missing, Refused if a lab runs in the data directory, or if that has another fleet.
+    at the first start, and removes first what an earlier lab left. Without `detach`, runs until SIGTERM or Ctrl-C, then
+    removes the lab; with it, returns when the service serves. Raises Rejected if a program is missing or the path of
+    the data directory has a comma or a blank, Refused if a lab runs there, or if that has another fleet.
     """
     with require_server_extra("lab vms"):
         from forewarn.lab.vms.image import build_image, check_programs, image_directory
@@ -83,7 +84,8 @@ def down(call: Invocation) -> None:
     Stops the service, ends the guests, and removes their network, disks, events and history.
 
     \f
-    Succeeds if none runs. Raises Refused for the data directory of another lab or service.
+    Succeeds if none runs. Prints how many guests ran. Raises Refused for the data directory of another lab or service,
+    Rejected if its path has a comma or a blank, Unavailable if the service does not end within a minute.
     """
     with require_server_extra("lab down"):
         old = _lab(call, taps=os.geteuid() == 0)

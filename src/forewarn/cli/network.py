@@ -66,8 +66,9 @@ def plan(call: Invocation, listeners: bool, ruleset: bool, **options: Any) -> No
     """Show what apply would set, and change nothing.
 
     \f
-    `options` has taps, ports, uris, file and state. Needs no privilege. Raises Rejected if a source is wrong or a
-    device does not fit.
+    `options` has taps, ports, uris, file and state. Needs no privilege. With `listeners` or `ruleset` prints only that;
+    --json has everything. Raises Rejected if a source is wrong, a device does not fit, or a service answers whose fleet
+    does not have a VM that an option or the file names.
     """
     from forewarn.guest_network.apply import plan_here
     from forewarn.guest_network.plan import listener_tables, render_listeners
@@ -133,7 +134,8 @@ def check(call: Invocation, **options: Any) -> int:
 
     \f
     `options` has taps, ports, uris, file and state. Prints one line for each difference, also for listeners that a
-    running service lacks. Raises Rejected without root, and as `plan`.
+    running service lacks. Returns the exit code: 1 if something differs, else 0. Raises Rejected without root, and as
+    `plan`.
     """
     from forewarn.guest_network.apply import compare_here
     from forewarn.guest_network.machine import require_root

@@ -28,8 +28,8 @@ _REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
     """Listen on `port` for the owner and on one port after it per worker; returns the sockets, in order.
 
-    `host` is an IP address, `workers` their number. Raises Rejected if a port cannot be bound, such as if it is in use;
-    then none stays bound. The caller closes the sockets.
+    `host` is an IP address, `workers` their number. The sockets do not block; the caller closes them. Raises Rejected
+    if a port cannot be bound, such as if it is in use; then none stays bound.
     """
     sockets: list[socket.socket] = []
     try:
@@ -64,7 +64,8 @@ class MetricsServer:
     """Serves the metrics of one process on a listening socket, from `start` to `close`.
 
     `render` makes the Prometheus text, and is called for each GET or HEAD of `/metrics`; other paths get a 404, other
-    methods a 405. Callers are not authenticated. A connection has 10 s, and at most 64 are open.
+    methods a 405. Callers are not authenticated. A connection has 10 s, and at most 64 are open; more are reset. If
+    `render` fails, that is logged, and the caller gets no response.
     """
 
     def __init__(self, render: RenderMetrics) -> None:

@@ -37,7 +37,7 @@ class ReceivedEvent:
     not_before_text: str = ""  # NotBefore as the server sent it
     description: str = ""
     source: str = ""
-    duration_s: int | None = None  # -1: unknown; None: missing (older api-versions) or not a number
+    duration_s: int | None = None  # -1: unknown; None: missing (older api-versions) or no number, not even as text
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # fields that this code does not know
     raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)  # the decoded JSON object
 
@@ -97,9 +97,9 @@ def decode_document(raw: bytes) -> Received:
     """Decode the body of a poll response. Events may lack fields, and have unknown ones.
 
     An element of Events without id, status, kind or resources is not usable: it appears in `unusable` only. Raises
-    InvalidDocument if the body is empty (real servers send that), not a JSON object, has no integer DocumentIncarnation
-    or no list Events, or if it has elements and none is a usable event: such a body says nothing about the events, and
-    must not be taken for a document without events.
+    InvalidDocument if the body is empty (real servers send that), not a JSON object, has no DocumentIncarnation that is
+    an integer of at least 0 or no list Events, or if it has elements and none is a usable event: such a body says
+    nothing about the events, and must not be taken for a document without events.
     """
     content = _decode_object(raw)
     incarnation, elements = _incarnation(content.get("DocumentIncarnation")), content.get("Events")

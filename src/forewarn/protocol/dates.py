@@ -25,21 +25,27 @@ def _format_day(days: int) -> str:
 
 
 def http_date(at: float) -> str:
-    """Format POSIX seconds as an RFC 1123 date of 29 characters, in English; fractions are cut off."""
+    """Format POSIX seconds as an RFC 1123 date of 29 characters, in English; fractions are cut off.
+
+    Raises ValueError or OverflowError for a year before 1 or after 9999.
+    """
     days, second = divmod(math.floor(at), 86_400)
     return f"{_format_day(days)} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02} GMT"
 
 
 def iso_date(at: float) -> str:
-    """Format POSIX seconds as `2017-04-05T06:07:08Z`, as Azure documented in 2017; fractions are cut off."""
+    """Format POSIX seconds as `2017-04-05T06:07:08Z`, as Azure documented in 2017; fractions are cut off.
+
+    Raises ValueError or OverflowError for a year before 1 or after 9999.
+    """
     return datetime.fromtimestamp(math.floor(at), UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
 def parse_date(text: str) -> float | None:
     """Parse an RFC 1123 date in GMT or UTC, or an ISO 8601 one, to POSIX seconds; None if it is neither.
 
-    An ISO date needs a time of day with colons, and is in UTC if it has no zone. The weekday is not checked, because
-    Azure's own documentation shows a wrong one.
+    An ISO date needs a time of day with colons, may have fractions of a second, and is in UTC if it has no zone. The
+    weekday may be missing, and is not checked, because Azure's own documentation shows a wrong one.
     """
     text = text.strip()
     try:

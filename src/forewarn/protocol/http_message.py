@@ -48,7 +48,7 @@ class RequestTarget:
     """The path and the query of a request, decoded."""
 
     path: tuple[str, ...]  # segments in the case of the request
-    parameters: tuple[tuple[str, str], ...]  # names in lower case, in the order of the query
+    parameters: tuple[tuple[str, str], ...]  # name in lower case and value ("" without `=`), in the order of the query
     authority: str = ""  # host and port of an absolute URL; "": the Host header has them
 
     def lower_path(self) -> tuple[str, ...]:

@@ -123,8 +123,9 @@ def token_response(
 ) -> HttpResponse:
     """Build the JSON response to a token request: 200 with the token, 400 for a WrongResource.
 
-    All values in it are texts. `identity` gives its `client_id`. `now` is real time in POSIX seconds, from which
-    `expires_in` counts (spec §12).
+    The 200 has Azure's keys (`access_token`, `client_id`, `expires_in`, `expires_on`, `not_before`, `resource` and
+    others), the 400 those of an OAuth error; all values are texts, and no cache may store it. `identity` gives the
+    `client_id`. `now` is real time in POSIX seconds, from which `expires_in` counts (spec §12).
     """
     if isinstance(token, WrongResource):
         return _wrong_resource_error(request.resource, token.accepted)

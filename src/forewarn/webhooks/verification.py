@@ -68,7 +68,7 @@ class ReceiverVerification:
         """Asks the receiver whether it agrees to receive messages; raises Refused, with what to do, if not.
 
         It agrees with 2xx: in the schema Event Grid by returning the validation code of the message, in CloudEvents by
-        answering OPTIONS with the allowed origin. Refused also if it gives no response.
+        answering OPTIONS with the allowed origin `forewarn` or `*`. Refused also if it gives no response.
         """
         try:
             if webhook.schema is WebhookSchema.CLOUD_EVENTS:
