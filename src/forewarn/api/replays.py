@@ -56,7 +56,11 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
 
 
 async def current_replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
-    """Waits for the reconciler, then returns the view of a replay, of which this is the request."""
+    """Waits for the reconciler, then returns the view of the replay of this request, as it is now.
+
+    Raises NotFound if it is no replay, or ended and no longer among the 10,000 newest requests. Does not check what the
+    caller may see.
+    """
     await context.wait_for_reconciler()
     return replay_view(context, context.control.replays.find(request.id))
 

@@ -51,7 +51,10 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
 
 
 async def current_rollout_view(context: RequestContext, request: MaintenanceRequest) -> RolloutView:
-    """Waits for the reconciler, then returns the view of a rollout, of which this is the request."""
+    """Waits for the reconciler, then returns the view of the rollout of this request, as it is now.
+
+    Raises NotFound if it is no longer stored, or not a rollout. Does not check what the caller may see.
+    """
     await context.wait_for_reconciler()
     return rollout_view(context, request.id)
 

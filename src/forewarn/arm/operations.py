@@ -189,8 +189,9 @@ def operation_headers(call: ArmCall, vm: Vm | None, request: MaintenanceRequest)
     """The headers of a 202 response, with two URLs of the operation: clients differ in which they poll.
 
     `Azure-AsyncOperation` shows the status document; `Location` answers 202 until the operation is over. Both contain
-    the subscription and location of `vm`, any VM of the request (None: no longer known), and the call's api-version.
-    `Retry-After` is a second; `x-ms-request-id` is the id of the request.
+    the subscription and location of `vm`, any VM of the request, and the call's api-version. If it is None (no longer
+    known), they contain the call's subscription and "-" as the location. `Retry-After` is a second; `x-ms-request-id`
+    is the id of the request.
     """
     subscription = vm.subscription_id if vm is not None else call.path_params["subscription"]
     location = vm.location if vm is not None else "-"

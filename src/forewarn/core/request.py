@@ -130,17 +130,20 @@ class RequestKey(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str  # GUID, lower case, which follows from the caller and the key
-    digest: str  # of what the call asks for
+    digest: str  # SHA-256 of what the call asks for, in hexadecimal
     at: float  # real time of the call, in seconds since 1970
     lifetime_s: float | None = None
 
     def has_expired(self, called_at: float) -> bool:
-        """Whether a call with this key at `called_at` (real time) is too old to be the same request."""
+        """Whether an earlier call with this key, at `called_at` (real time), is too old to be the same.
+
+        Always False if `lifetime_s` is None.
+        """
         return self.lifetime_s is not None and self.at - called_at > self.lifetime_s
 
 
 def with_request_key(request: MaintenanceRequest, key: RequestKey | None) -> MaintenanceRequest:
-    """Return the new request with the id and digest of this key; as it is without a key."""
+    """Return the new request with the id, digest and time of this key; as it is if the key is None."""
     if key is None:
         return request
     return msgspec.structs.replace(request, id=key.request_id, call_digest=key.digest, called_at=key.at)

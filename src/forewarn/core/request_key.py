@@ -1,7 +1,7 @@
 """Request keys: a caller's name for one request, so that a repeated call is the same request.
 
-The id of the request follows from the caller and the key. So the store itself keeps two requests with one key apart
-from a repetition: a second row with the same id is a Conflict. The key is known as long as the request is stored.
+The id of the request follows from the caller and the key. So a repeated call cannot store a second request: a second
+row with the same id is a Conflict. The key is known as long as the request is stored.
 """
 
 from __future__ import annotations
@@ -25,18 +25,25 @@ def make_request_key(
     """Return the request key of a call by this caller (the id of a principal), who gave it this key.
 
     `call` is what the call asks for, of values that can be encoded as JSON; the order of its members does not matter.
+    Only the digest depends on it. `at` is the real time of the call; after `lifetime_s` the key is free again.
     """
     digest = hashlib.sha256(msgspec.json.encode(call, order="deterministic")).hexdigest()
     return RequestKey(request_id=_derived_guid(caller, key), digest=digest, at=at, lifetime_s=lifetime_s)
 
 
 def next_request_key(key: RequestKey) -> RequestKey:
-    """Return the key of a new call, after the request of this key has expired."""
+    """Return the same key with another request id, for a new call after its request has expired.
+
+    The new id follows from the old one, so that each call finds the same sequence of ids.
+    """
     return replace(key, request_id=_derived_guid(key.request_id))
 
 
 def canonical_body(body: bytes) -> Any:
-    """Return the JSON value of a body, so that blanks do not matter; its digest if it is no JSON."""
+    """Return the decoded JSON of a body, so that blanks do not matter; {} for an empty body.
+
+    If it is not valid JSON, its SHA-256 in hexadecimal is returned.
+    """
     try:
         return msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -90,9 +90,11 @@ def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: Hand
 async def run_route(context: RequestContext, route: ApiRoute, call: HandlerCall, key: str = "") -> Any:
     """Authorizes and parses a call, and returns what the route's handler returns.
 
-    A repeated call with the same `key` is answered with the request of the first one, as it is now; for routes that
-    create no request the key is ignored. Raises Rejected if the first one asked for something else, and what
-    `authorize_and_parse` and the handler raise.
+    A repeated call of the same caller with the same `key` ("": none) does not run the handler: it returns what the
+    route's `show_repeated` returns for the request of the first call, as it is now. The caller must still see that
+    request, else NotFound; the route's right is not checked again. For routes that create no request the key is
+    ignored. Raises Rejected if the first call asked for something else, and what `authorize_and_parse` and the handler
+    raise.
     """
     show_repeated = route.show_repeated
     if not key or show_repeated is None:

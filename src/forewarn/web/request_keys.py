@@ -36,7 +36,8 @@ def read_idempotency_key(headers: Headers) -> str:
 def request_key(context: RequestContext, route: ApiRoute, call: HandlerCall, key: str) -> RequestKey:
     """The request key of a call of this route by the caller, who gave it this key.
 
-    The same key with another route, path, query or body asks for something else.
+    Its time is the present real time; it never expires. With another route, path, query or body, the same key has the
+    same request id and another digest: it asks for something else.
     """
     asked = {
         "method": route.method,
