@@ -86,7 +86,7 @@ class OidcConfiguration(msgspec.Struct, frozen=True):
     jwks_uri: str  # where its public keys are
     authorization_endpoint: str = ""  # where browsers sign in
     token_endpoint: str = ""  # where codes are exchanged for tokens
-    token_endpoint_auth_methods_supported: tuple[str, ...] = (_BASIC,)
+    token_endpoint_auth_methods_supported: tuple[str, ...] = (_BASIC,)  # how a client may send its secret
 
     @property
     def takes_secret_in_form(self) -> bool:

@@ -72,8 +72,8 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
 
     \f
     Checks the file (InvalidFile), then replaces this process by `python -m forewarn.agent`. With `dry_run` stays and
-    prints, for each new document, what the agent would do; with `once` for one document. `endpoint` None: the file's,
-    else discovered.
+    prints, for each new document, what the agent would do; with `once` for one document, and raises as `Client.events`.
+    `endpoint` None: the file's, else discovered.
     """
     config = _read_agent_config(file)
     if dry_run:
@@ -134,7 +134,7 @@ def status(call: Invocation, file: Path, at: str | None) -> None:
 
     \f
     With `at` asks the agent there, and reads neither `file` nor the journal; raises Unavailable if it does not answer.
-    Raises Rejected if something else answers, or if the journal cannot be read.
+    Raises Rejected if something else answers, or if the journal cannot be read; InvalidFile for a wrong `file`.
     """
     state = _agent_state(None if at else _read_agent_config(file), at)
     if call.output.as_json:
@@ -153,8 +153,8 @@ def explain(call: Invocation, event: str, file: Path) -> None:
     Reads the agent's journal. EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    Prints one explanation for each time the event appeared, oldest first. Raises NotFound if no event begins with
-    `event`; Rejected if several do, if it has fewer than 4 characters, or if the journal cannot be read.
+    Prints one explanation for each time the event appeared, oldest first. Raises NotFound if no event begins so;
+    Rejected for several, for fewer than 4 characters, and for an unreadable journal; InvalidFile for a wrong `file`.
     """
     explanations = _event_explanations(_read_agent_config(file), event)
     if call.output.as_json:
@@ -174,7 +174,7 @@ def repair(call: Invocation, file: Path) -> None:
     not damaged is not changed.
 
     \f
-    Prints what it kept and lost. Raises Rejected if an agent uses the journal, or it does not exist or cannot be read.
+    Prints what it kept and lost. Raises Rejected if an agent uses the journal or it is unreadable; InvalidFile.
     """
     config = _read_agent_config(file)
     done = repair_journal(config.journal_path, config.step_folders, read_real_time())

@@ -47,11 +47,11 @@ class ServiceFailure(ForewarnError):
 class InvalidFile(Rejected):
     """A fleet file or agent file that is invalid, with its problems.
 
-    `file_name`, at first "the file", is for the one who knows it to set; `code` is the error's code in the API.
+    Each problem has the keys `what`, `remedy` and `line` (from 1; None or missing: no line). `file_name`, at first "the
+    file", is for the one who knows it to set; `code` is the error's code in the API.
     """
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
-        """Each problem has the keys `what`, `remedy` and `line` (from 1; None or missing: no line)."""
         super().__init__(message)
         self.code = code
         self.problems = problems

@@ -27,7 +27,8 @@ _NO_EVENTS_YET = f"{_NO_EVENTS} `forewarn guest watch` waits for one."
 def endpoint_option(function: CommandFunction) -> CommandFunction:
     """Decorate a command that polls a VM's endpoint: an `offline_command` with the option --endpoint.
 
-    The function gets the Invocation first, and `endpoint`: a URL, or None to discover it.
+    The function gets the Invocation first, and `endpoint`: a URL, or None if the option is not given, for which
+    `Client` asks the environment, then discovers it.
     """
     return click.option(
         "--endpoint",

@@ -43,7 +43,8 @@ def history(
     \f
     Shows the last `limit` entries that match all given options; with `watch` then prints new ones, and never returns.
     `vm` is a name, `group/name` or key, `event` an id or its beginning, `request` a full id, `scope` an id or the name
-    of a set or VM. Raises NotFound for an unknown one. Does nothing if a subcommand follows.
+    of a set or VM. Raises NotFound for an unknown one, Refused for an ambiguous one. Does nothing if a subcommand
+    follows.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return

@@ -200,8 +200,8 @@ def portal(call: Invocation, in_browser: bool) -> None:
 
     \f
     The link is valid for 15 minutes. It signs in the caller; the owner of the local service becomes the client `admin`,
-    if that is an administrator. With `in_browser` also opens it; raises Unavailable if no browser can be started.
-    Raises Refused if the service has no portal.
+    if that is an administrator. With `in_browser` also opens it, by way of a private temporary file, which stays;
+    raises Unavailable if no browser can be started. Raises Refused if the service has no portal.
     """
     link = _with_reachable_url(call, call.api.post("access", "links"))
     if call.output.as_json:

@@ -93,8 +93,9 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     `vms` are names, `group/name` or keys, in any case. Sends the request `restart` and prints its events. `options` has
     wait (follow it to its end), notice_s (seconds; None: the default; 0 needs short_notice), short_notice (allow less
     than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose scope has scheduled events
-    disabled, as after a day without polls, restarts at once. Returns the exit code: 1 if it was followed and did not
-    succeed (it failed or was canceled), else 0.
+    disabled, as after a day without polls, restarts at once. All VMs or none: NotFound for an unknown one, Refused if
+    the state of one forbids it. Returns the exit code: 1 if it was followed and did not succeed (it failed or was
+    canceled), else 0.
     """
     return _send_maintenance_request(call, "restart", vms, **options)
 
@@ -140,8 +141,8 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
 
     \f
     `vms` are names, `group/name` or keys, in any case. Sends the request `delete`, or `scale-in`, and prints its
-    events. A VM without terminate notification is deleted at once, and then a notice_s is Refused. `options` and the
-    exit code are as in `restart`: 1 if it was followed and did not succeed, else 0.
+    events. A VM without terminate notification is deleted at once, and then a notice_s is Refused. `options`, errors
+    and the exit code are as in `restart`: 1 if it was followed and did not succeed, else 0.
     """
     return _send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 

@@ -28,14 +28,11 @@ from forewarn.errors import Rejected, Unauthenticated, Unavailable
 class LocalTransport:
     """Reaches the service on this machine over the unix socket in its data directory `data`.
 
-    Opens a connection for each request. A Transport of ApiClient.
+    Opens a connection for each request. A Transport of ApiClient. The message that no service runs ends with the
+    command that starts one, which repeats `given_data` (--data as typed; None: not given), then with `extra_remedy`.
     """
 
     def __init__(self, data: Path, *, given_data: str | None = None, extra_remedy: str = "") -> None:
-        """The message that no service runs ends with the command that starts one, then `extra_remedy`.
-
-        `given_data` is --data as typed, which that command repeats; None: not given.
-        """
         self._data, self._given_data = data, given_data
         self._extra_remedy = extra_remedy
 

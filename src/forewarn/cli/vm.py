@@ -72,7 +72,8 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
 
     \f
     `options` has name (name or key of the VM), netns, no_vnet, isolated and grace (seconds). Blocks until the program
-    has ended, also with `detached`; the exit code is that of `run_vm`. Raises Rejected for both `netns` and `no_vnet`.
+    has ended, also with `detached`; the exit code and errors are those of `run_vm`. Raises Rejected for both `netns`
+    and `no_vnet`.
     """
     return _run_in_vm(call, command, detached=detached, **options)
 

@@ -153,7 +153,8 @@ def encode_answer(
 
     The body is one piece, or with `is_slow` at most 20 pieces of equal size. If the answer has Transfer-Encoding:
     chunked (not for HTTP/1.0), each piece is a chunk, of 256 bytes unless `is_slow`. To a HEAD request, and with status
-    204 and 304, no body is sent.
+    204 and 304, no body is sent. A Content-Length that `answer` has is sent even if it is wrong; then the connection
+    does not stay open.
     """
     is_bodyless = answer.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
     is_chunked = answer.header("Transfer-Encoding") is not None and not is_http10 and not is_bodyless

@@ -301,8 +301,7 @@ def repeated_events() -> SpoiledAnswer:
 def huge_document(other_events: int = 4000) -> SpoiledAnswer:
     """Let polls get documents with this many events of other VMs first; 4000 make more than 1 MB.
 
-    Their NotBefore is 15 to 30 minutes after the Date of the answer, and stays the same for 15 minutes; "" if the
-    answer has no Date.
+    Their NotBefore is 15 to 30 minutes after the Date of the answer ("" without one), the same for 15 minutes.
     """
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:
@@ -342,7 +341,7 @@ def truncated_body() -> SpoiledAnswer:
 def chunked_transfer() -> SpoiledAnswer:
     """Send the service's own answers with Transfer-Encoding: chunked (not to clients of HTTP/1.0).
 
-    All requests get it. Each chunk has at most 256 bytes, so that a document needs several.
+    All requests get it; answers without a body stay. A chunk has at most 256 bytes, so that a document needs several.
     """
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:

@@ -74,7 +74,10 @@ class CaseRecorder:
         await self._clock.sleep_until(self._clock.now() + seconds)
 
     def record(self, observation: Observation) -> None:
-        """Keep an observation and wake those who wait for it; does nothing after `finish`."""
+        """Keep an observation and wake those who wait for it; does nothing after `finish`.
+
+        Of very many requests only some are kept, as the class says; all of them wake waiters.
+        """
         if self._is_closed:
             return
         if isinstance(observation, _REQUESTS):

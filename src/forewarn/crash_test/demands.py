@@ -106,9 +106,9 @@ def prepared_before_start(event: int = 0, *, margin_s: float = 1.0, already_coun
 
     If the event started before NotBefore, because it was approved, the handler must have been prepared by then. A probe
     that says yes before the event was published proves nothing (unknown), unless `already_counts`: an earlier event may
-    be why. It is unknown too if the event had no notice or was never published, the machine was too slow, or the case
-    left too little time to poll. Needs the probe `prepared`; applies to handlers that claim to prepare. `event` is its
-    number in the order of publication, from 0.
+    be why. It is unknown too if the event had no notice or was never published, the machine was too slow, the case left
+    too little time to poll, or the handler may have been prepared before its VM went down. Needs the probe `prepared`;
+    applies to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -174,8 +174,9 @@ def prepared_at_start(event: int = 0) -> Demand:
     """Demand that a handler that was prepared for the event still is, or is again, when it starts.
 
     One that lost its preparation needs a claimed poll interval and 5 s before the start: otherwise it is unknown, and
-    so is one that was never prepared, or on a machine that was too slow. Needs the probe `prepared`; applies to
-    handlers that claim to prepare. `event` is its number in the order of publication, from 0.
+    so is one that was never prepared, or on a machine that was too slow, and an event that was never published. Needs
+    the probe `prepared`; applies to handlers that claim to prepare. `event` is its number in the order of publication,
+    from 0.
     """
 
     def judge(observed: Observed) -> Judgement:

@@ -24,7 +24,10 @@ class Grade(StrEnum):
 
 
 class GradeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A grade, and the cases that decide it, in the order of the verdicts."""
+    """A grade, and the cases that decide it, in the order of the verdicts.
+
+    Without an applicable case, or if the handler did not run, both tuples are empty.
+    """
 
     grade: Grade
     because: tuple[str, ...] = ()  # ids of the cases that would have to change for a better grade; () for an A

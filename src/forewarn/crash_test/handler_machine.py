@@ -91,7 +91,7 @@ class NamespaceMachine:
 
     Disk, /tmp, hostname and boot id are its own. The constructor creates the VM and does not start the program; it
     raises Refused if this machine does not allow that. Create it before the event loop runs, because it forks. All of
-    it ends with this process.
+    it ends with this process. Methods raise OSError if the VM is gone.
     """
 
     has_own_disk = True
@@ -312,9 +312,9 @@ class ChildMachine:
         return [self._program.pid, *list_descendants(self._program.pid)]
 
     def close(self) -> None:
-        """Kill all processes of the handler; may be called twice.
+        """Kill all processes of the handler, and close the pipe of its output; does not wait for their end.
 
-        The end of the program is reported only while the loop runs.
+        May be called twice. The end of the program is reported only while the loop runs.
         """
         if self._is_open:
             self._is_open = False
@@ -361,7 +361,7 @@ class AttachedMachine:
     async def open(self, on_output: OnOutput, on_exit: OnExit) -> socket.socket:
         """Return a duplicate of the listening socket, non-blocking, which the caller closes.
 
-        There is no output and no exit.
+        It listens again if an earlier user had stopped that. There is no output and no exit.
         """
         sock = self._listener.dup()
         sock.setblocking(False)

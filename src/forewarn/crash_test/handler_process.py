@@ -134,7 +134,7 @@ class HandlerProcess:
                 await self._end_processes(signal.SIGTERM)
 
     async def run_command(self, command: str, timeout_s: float) -> int | None:
-        """Run a shell command on the VM, as the handler's neighbour; return its exit status.
+        """Run a shell command on the VM, beside the handler and without output; return its exit status.
 
         None if the VM is not up or is frozen, or the command was ended or took longer than `timeout_s` (real time, with
         the end of another command that is running).

@@ -201,10 +201,10 @@ class LiveStage:
             self._substitutes[name] = Disturbance(at=self._recorder.now(), vm=name, text=answer.name)
 
     async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
-        """Kill all processes of the handler with SIGKILL, and start it again after this time; None: not again.
+        """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
 
-        Returns when they have ended, before the restart. Its files stay. Raises Refused if no handler runs on the VM,
-        or if it runs elsewhere.
+        None: not again. Returns when they have ended, before the restart, which counts seconds of the service's clock.
+        Its files stay. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
         """
         name = vm or self.vm
         self._disturb("the handler was killed", vm=name)

@@ -43,7 +43,10 @@ class ProbeRunner:
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     async def look_before_impact(self) -> None:
-        """Run all probes once more, because the platform is about to act on the VM; at most 3 s (real) each."""
+        """Run all probes once more and record changed answers, because the platform is about to act on the VM.
+
+        Each takes 3 s of real time at most; one that takes longer gives no answer.
+        """
         await self.run_once(_LAST_LOOK_TIMEOUT_S)
 
     async def ask_prepared(self, at: float) -> bool | None:
@@ -65,7 +68,8 @@ class ProbeRunner:
     async def run_once(self, timeout_s: float) -> None:
         """Run each probe once and record changed answers.
 
-        A probe gives no answer if the VM is down or frozen, or if it takes longer than `timeout_s` (real time).
+        A probe gives no answer if the VM is down or frozen, or if it takes longer than `timeout_s` (real time). A
+        command that the shell cannot run (exit status 126 or 127) is a problem of the case.
         """
         for probe, command in self._commands.items():
             at = self._recorder.now()

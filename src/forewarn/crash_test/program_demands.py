@@ -132,7 +132,8 @@ def polls_regularly(*, within_s: float | None = None, at_most_s: float | None = 
 
     By default, and at least, the limit is 1.25 poll intervals that the handler claims plus a second; slow until two
     intervals plus 2 s. Time before the first poll, and in which it could not poll, does not count; that from the last
-    poll to the end does. It is unknown if the machine was too slow. Does not apply to handlers that claim one-shot.
+    poll to the end does, and without any poll that of the whole case. It is unknown if the machine was too slow. Does
+    not apply to handlers that claim one-shot.
     """
     limit = "as often as it claims" if within_s is None else f"at least every {within_s:g} s"
 

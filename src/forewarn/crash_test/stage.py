@@ -86,23 +86,25 @@ class Stage(Protocol):
         """
 
     async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
-        """Kill all processes of the handler with SIGKILL, and start it again after this time; None: not again.
+        """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
 
-        Returns when they have ended, before the restart. Its files stay. Raises Refused if no handler runs on the VM,
-        or if it runs elsewhere.
+        None: not again. Returns when they have ended, before the restart, which counts seconds of the service's clock.
+        Its files stay. `vm` is a name; None: `self.vm`. Raises Refused if no handler runs on the VM, or if it runs
+        elsewhere.
         """
 
     async def reboot_vm(self, *, vm: str | None = None) -> None:
         """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
 
-        Returns when it has been started, about two seconds later. Its /tmp is empty then; its other files stay. Raises
-        Refused if no handler runs on the VM, or if it runs elsewhere.
+        Returns when it has been started, about two seconds later. Its /tmp is empty then; its other files stay. `vm` is
+        a name; None: `self.vm`. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
         """
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
         """Fill the file system on which the handler may write, until `free_disk`.
 
-        Takes up to 20 s. Raises Refused outside of namespaces, and if no handler runs on the VM.
+        Takes up to 20 s. `vm` is a name; None: `self.vm`. Raises Refused outside of namespaces, and if no handler runs
+        on the VM.
         """
 
     async def free_disk(self, *, vm: str | None = None) -> None:

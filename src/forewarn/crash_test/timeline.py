@@ -36,7 +36,7 @@ class _Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class ProgramStarted(_Observation, frozen=True, kw_only=True, tag="program started"):
-    """The handler's program was started on VM `vm`: the first time, after a kill, or with a boot."""
+    """The handler's program was to be started on VM `vm`: at a boot, after a kill, or after it had ended."""
 
     run: int  # 1 for the first start on this VM
     is_boot: bool = False  # whether the VM booted, so that nothing in memory is left
@@ -132,7 +132,7 @@ class Impact(_Observation, frozen=True, kw_only=True, tag="impact"):
     """The platform acted on VM `vm` from `at` on: froze, rebooted, moved or removed it."""
 
     verb: str  # freeze, reboot, redeploy, evict, delete, …
-    until: float | None = None  # when the VM ran again; None: it did not
+    until: float | None = None  # when the VM ran again; None: it did not before the end of the case
     event: str = ""  # the id of the event that it belongs to
 
 

@@ -72,7 +72,7 @@ def event_vm_keys(event: Event) -> tuple[str, ...]:
 
 
 def may_notify(entry: HistoryEntry) -> bool:
-    """Return True if the entry is about the publication, start, end or withdrawal of an event.
+    """Return True if the entry says that an event was published, started, ended, withdrawn or not needed.
 
     Webhooks are notified of no other entries. `notification_for` may still return None.
     """

@@ -30,9 +30,9 @@ class Link:
     name: str
     index: int  # changes if the device is created again
     is_up: bool
-    mac: str
+    mac: str  # its own, not that of a VM behind it; "": it has none
     kind: str  # of the device, such as tun, veth or bridge; "": a physical one
-    master: str  # the bridge that it is a port of; "": none
+    master: str  # the device, mostly a bridge, that it is a port of; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,10 @@ class PlannedInterface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """What the host must have: firewall, sysctls, the address, rules and routes for refusals."""
+    """What the host must have beside the metadata address: firewall, sysctls, rules and routes.
+
+    Rules and routes are for refusals: connections of VMs while no service listens.
+    """
 
     interfaces: tuple[PlannedInterface, ...]
     elements: Mapping[str, SetElements]  # of the firewall's sets, by family

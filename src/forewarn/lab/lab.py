@@ -388,7 +388,8 @@ class Lab:
     def read(self, query: Callable[[LabService], T]) -> T:
         """The result of `query`, called on the service after everything due is done; also on a closed lab.
 
-        It runs on the service's thread, where it must not wait; on a closed lab, in this thread.
+        It runs on the service's thread, where it must not wait; on a closed lab, in this thread. Raises Refused before
+        `open`.
         """
         if not self._is_open and self._service is not None:
             return query(self._service)

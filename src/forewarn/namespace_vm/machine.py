@@ -117,7 +117,9 @@ class Machine:
     def handle_init_event(self, event: InitEvent) -> None:
         """Update the state from an event of the init process; ignores `stopped` and `finished`.
 
-        If the program exited without `stop`, or init is gone, the VM is down and `exited_by_itself` is set.
+        `empty` (no process is left) lets `stop` and `kill` return; `exited` sets `last_exit`. If the program exited
+        without `stop`, or init is gone (`gone`, which counts as killed by SIGKILL), the VM is down and
+        `exited_by_itself` is set.
         """
         match event["event"]:
             case "empty":

@@ -26,7 +26,10 @@ class VmDescription:
 
     @classmethod
     def from_welcome(cls, message: JsonMessage) -> VmDescription:
-        """Returns the description in the value of the service's `welcome` message."""
+        """Returns the description in the value of the service's `welcome` message.
+
+        KeyError if a part other than the host is missing.
+        """
         vm = message["vm"]
         return cls(
             name=vm["name"],

@@ -56,7 +56,8 @@ class Terminal:
     def suspend(self) -> None:
         """Stop together with the program, as one job of the user's shell, until the shell continues the job.
 
-        If the job continues in the foreground, the program gets the terminal back, with its modes.
+        If the job continues in the foreground, the program gets the terminal back, with its modes. OSError or
+        termios.error if the terminal has gone.
         """
         program, modes = os.tcgetpgrp(_STDIN), termios.tcgetattr(_STDIN)
         self.restore()

@@ -47,12 +47,18 @@ def set_hostname(name: str) -> None:
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send this process signal `number` when its parent ends. Children do not inherit it."""
+    """Have the kernel send this process signal `number` when its parent ends. Children do not inherit it.
+
+    OSError if refused.
+    """
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0), "prctl")
 
 
 def become_subreaper() -> None:
-    """Have the kernel make this process the parent of orphaned descendants, so that it can wait for them."""
+    """Have the kernel make this process the parent of orphaned descendants, so that it can wait for them.
+
+    OSError if refused.
+    """
     _raise_on_error(_libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
 

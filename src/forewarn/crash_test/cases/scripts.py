@@ -109,7 +109,7 @@ def announce_after(
     limit). It begins after the handler's first poll, after 30 s also without one, or with `at_start` before its first
     request. `answer` is called once per run. When it is over, an eviction is published at once, and another event when
     the handler polls again, or never if it does not: a pause after errors does no harm within the notice of production,
-    but would use up that of a script (`notice_of`).
+    but would use up that of a script (`notice_of`). The script ends 3 s after the start of the event.
     """
 
     def script_for(kind: str) -> Script:
