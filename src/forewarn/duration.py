@@ -83,7 +83,7 @@ def duration_text(seconds: float) -> str:
 def exact_duration_text(seconds: float) -> str:
     """Return seconds in words, `2 min`; as a number, such as `3661 s`, if words would round them.
 
-    So is less than a second, such as `0.5 s`. Rounded to milliseconds.
+    Less than a second is a number too, such as `0.5 s`. Rounded to milliseconds.
     """
     seconds = round(seconds, 3)
     step = 3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1  # words leave out what is smaller

@@ -196,3 +196,11 @@ def test_mistakes_are_refused_with_one_sentence(lab: Lab) -> None:
         lab.evict("web-0")
     with pytest.raises(Rejected, match=r"'soon' is not a length of time: write it like '15m'"):
         lab.reboot("web-0", notice="soon")
+
+
+def test_host_maintenance_returns_the_event_of_the_vm_that_was_named(guest: Any) -> None:
+    """Two VMs of one host have the same name, in two resource groups."""
+    groups = "".join(f'[[vms]]\nname = "web"\nresource_group = "{group}"\nhost = "host-0"\n' for group in "ab")
+    with Lab.from_text(f'[[hosts]]\nname = "host-0"\n{groups}') as lab:
+        event = lab.freeze("b/web")
+        assert [listed["EventId"] for listed in guest(lab.vm("b/web")).events()] == [event.id]

@@ -134,7 +134,7 @@ def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
 
 
 def vm_name_or_none(client: Client) -> str | None:
-    """Ask the endpoint for the VM's name and return it; None if it does not serve it or does not answer."""
+    """Ask the endpoint for the VM's name, with the retries of `Client.name`; None after any error of it."""
     try:
         return client.name()
     except ForewarnError:

@@ -58,8 +58,8 @@ def is_concerned(scope: Scope, vm: Vm, rules: CauseRules, host: str) -> bool:
 def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
     """Return the VM as it will be when an act in progress has brought it to this host; None if none does.
 
-    The act migrates or redeploys the VM, or starts it there. `host` is a name; None also for "" and for the host that
-    the VM is on already.
+    The act migrates or redeploys the VM, or starts it there. `host` is a name, spelled as the fleet does; None also for
+    "" and for the host that the VM is on already.
     """
     if not host or vm.host == host:
         return None

@@ -225,9 +225,10 @@ class Lab:
     def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Update the VM's host: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes. Returns the event of this
-        VM. Raises NotFound for an unknown VM or one that is on no host, Refused if another update domain on the host
-        comes first: the maintenance goes on all the same, and the VM's event follows later.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter; Rejected
+        if it is none. Returns the event of this VM. Raises NotFound for an unknown VM or one that is on no host,
+        Refused if several VMs have the name, and if another update domain on the host comes first: the maintenance
+        goes on all the same, and the VM's event follows later.
         """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 

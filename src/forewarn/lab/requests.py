@@ -78,7 +78,7 @@ async def request_host_maintenance(
     """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)
-    event = next((event for event in events if vm.name in event.vms), None)
+    event = next((event for event in events if event.scope_id == vm.scope_id and vm.name in event.vms), None)
     if event is None:
         raise Refused(
             f"the {IMPACT_CAUSES[impact]} of {vm.name} waits for another update domain on {vm.host}: "

@@ -29,7 +29,7 @@ class MetadataBackend(Protocol):
         """
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Approve these events for the VM (spec §5.2); ids are in upper case.
+        """Approve these events for the VM with this key (spec §5.2), durably; ids are in upper case.
 
         Returns None if all are events of its scope, live or over: those that are scheduled are approved now, the others
         stay as they are. If an id is not (or the event is no longer kept), approves none and returns the first such id.

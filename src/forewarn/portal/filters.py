@@ -60,7 +60,7 @@ class UnknownFilter(Rejected):
         self.choices = tuple(choices)
 
     def problem(self) -> tuple[int, FilterProblem]:
-        """The HTTP status of the page, and what the page shows in place of results.
+        """The HTTP status of `reason` (400, 404 or 409), and what the page shows in place of results.
 
         With choices, which the page offers as links, the sentence does not repeat them.
         """

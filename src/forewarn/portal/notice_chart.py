@@ -54,10 +54,10 @@ class ColumnMarks(BaseView, frozen=True, kw_only=True):
     x: float  # of its left edge, percent of the width
     width: float  # percent of the width
     centre: float  # percent of the width
-    promised_y: float | None
-    given_y: float | None
+    promised_y: float | None  # of the mean notice promised; None: no event had notice
+    given_y: float | None  # likewise, of the mean notice given
     stack: tuple[tuple[str, float, float], ...]  # reason, y and height of each part of its bar, from the bottom
-    title: str
+    title: str  # of its tooltip
 
 
 PLOT_HEIGHT = 120  # in pixels, of each chart

@@ -135,7 +135,10 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.standing.state != RequestState.IN_PROGRESS
 
     def svg(self) -> str:
-        """The text of the SVG export: the request's events (`course`) over time, at most 100 of them."""
+        """The text of the SVG export: the events of `course` over time, and how many are left out.
+
+        An export has up to 100: live ones, then past ones, each newest first.
+        """
         return self.course.svg()
 
     def table(self) -> ExportTable:

@@ -25,8 +25,9 @@ _DAY_S = 24 * 3600.0
 async def write_observations_forever(observations: GuestObservations, store: Store, *, every_s: float = 1.0) -> None:
     """Write observations to the store every `every_s` seconds (real time), in batches, until cancelled.
 
-    Each VM's poll is written at most every REPORT_INTERVAL_S. A failure of the store is logged; the batch is kept and
-    written later.
+    Each VM's poll is written at most every REPORT_INTERVAL_S. Then the subscribers of `observations` are called. A
+    failure of the store is logged; the batch is kept and written later. What is left when it is cancelled is for
+    `write_all_observations`.
     """
     while True:
         await asyncio.sleep(every_s)

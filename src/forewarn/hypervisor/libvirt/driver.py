@@ -315,10 +315,10 @@ class LibvirtDriver:
         return await self._run(host, "", "look at", lambda session: session.capacity())
 
     async def changes(self) -> AsyncGenerator[DomainChange, None]:
-        """Yield each change that a host reports about a VM or itself, from now on.
+        """Yield each change that a host reports about a VM or itself, from now on until it is closed.
 
-        Keeps connections open meanwhile. Includes what this driver does itself. Changes while a host is unreachable
-        are not reported.
+        Keeps connections open meanwhile. Includes what this driver does itself. An unreachable host raises nothing, and
+        is tried again every five seconds: HOST_LOST and HOST_FOUND are reported, changes of its VMs in between are not.
         """
         queue: asyncio.Queue[DomainChange] = asyncio.Queue()
         self._subscribers.add(queue)
