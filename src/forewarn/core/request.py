@@ -105,7 +105,8 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     who: str  # the name of who asked
     at: float  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or the name of a scope, as people see them
-    notice_s: float = 0  # seconds of lab time, as requested; 0: the minimum (none with `short_notice`); for a rollout, what VMs get
+    # Seconds of lab time, as requested; 0: the minimum, or none with `short_notice`. For a rollout, what its VMs get:
+    notice_s: float = 0
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
     rollout: Rollout | None = None  # only if it asks for one
     replay: Replay | None = None  # likewise
