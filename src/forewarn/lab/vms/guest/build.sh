@@ -21,9 +21,6 @@ if [ ! -f vmlinux ]; then
     rm -rf packages
 fi
 
-modules="drivers/virtio/virtio drivers/virtio/virtio_ring drivers/virtio/virtio_pci_legacy_dev
-    drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci drivers/block/virtio_blk
-    net/core/failover drivers/net/net_failover drivers/net/virtio_net drivers/acpi/button drivers/input/evdev"
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root/bin" "$root/dev" "$root/proc" "$root/sys" "$root/run" "$root/tmp" "$root/modules" "$root/etc/acpi/PWRF"
@@ -32,12 +29,15 @@ for name in $(busybox --list); do [ "$name" = busybox ] || ln -s busybox "$root/
 cp "$scripts/init" "$root/init"
 cp "$scripts/poll" "$root/bin/poll"
 chmod 755 "$root/init"
-for module in $modules; do
-    file=$(find kernel/lib/modules -path "*/kernel/$module.ko")
-    [ -n "$file" ] || continue # built into the kernel
-    strip --strip-debug -o "$root/modules/$(basename "$file")" "$file" 2>/dev/null || cp "$file" "$root/modules/"
-    basename "$file" >>"$root/modules/order"
-done
+# Adds a module after those that it depends on, unless it is there or built into the kernel.
+add_module() {
+    set -- "$1" "$(find kernel/lib/modules -name "$1.ko")"
+    if [ -z "$2" ] || [ -e "$root/modules/$1.ko" ]; then return 0; fi
+    for needed in $(tr '\0' '\n' <"$2" | sed -n 's/^depends=//p' | tr ',' ' '); do add_module "$needed"; done
+    strip --strip-debug -o "$root/modules/$1.ko" "$2" 2>/dev/null || cp "$2" "$root/modules/"
+    echo "$1.ko" >>"$root/modules/order"
+}
+for module in virtio_pci virtio_blk virtio_net button evdev; do add_module "$module"; done
 echo "EV_KEY 0x01 KEY_POWER 116 1 PWRF/00000080" >"$root/etc/acpi.map"
 printf '#!/bin/sh\nexec /bin/poweroff -f\n' >"$root/etc/acpi/PWRF/00000080"
 chmod 755 "$root/etc/acpi/PWRF/00000080"
