@@ -52,6 +52,7 @@ def an_executor(
     hypervisor: FakeHypervisor,
     retry: ActRetryPolicy | None = None,
     needs_failed_host: Callable[[Act], bool] = lambda act: False,
+    may_act: Callable[[], bool] = lambda: True,
 ) -> ActExecutor:
     clock = LabClock(ClockSetting(lab_at=0.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
     return ActExecutor(
@@ -59,6 +60,7 @@ def an_executor(
         clock=clock,
         wake=lambda: None,
         needs_failed_host=needs_failed_host,
+        may_act=may_act,
         retry=retry or ActRetryPolicy(),
     )
 
@@ -181,5 +183,23 @@ def test_an_act_that_is_under_way_when_its_host_fails_is_not_performed_again() -
         await perform_all(executor)
         assert hypervisor.performed == ["E:a"]
         assert executor.take_outcomes() == []
+
+    asyncio.run(scenario())
+
+
+def test_no_act_begins_while_the_service_may_not_act() -> None:
+    """A control node that cannot renew its lease must not act: another one may have taken over."""
+
+    async def scenario() -> None:
+        hypervisor, allowed = FakeHypervisor(lambda act: ActDone(ok=True)), [False]
+        executor = an_executor(hypervisor, may_act=lambda: allowed[0])
+        executor.add_acts(an_event("a", "b"))
+        await perform_all(executor)
+        assert hypervisor.performed == []
+        assert executor.next_due_at() is None  # nothing to wait for: the owner wakes the reconciler
+
+        allowed[0] = True
+        await perform_all(executor)
+        assert hypervisor.performed == ["E:a", "E:b"]
 
     asyncio.run(scenario())

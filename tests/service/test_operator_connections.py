@@ -29,9 +29,9 @@ class Client:
     """Calls the port with a token of the administrator, on connections that stay open."""
 
     def __init__(self, server: OperatorServer, token: str, stack: AsyncExitStack) -> None:
-        assert server.ca_path is not None
-        self._trust = ssl.create_default_context(cafile=server.ca_path)
-        self._port = server.sock.getsockname()[1]
+        assert server.port.ca_path is not None
+        self._trust = ssl.create_default_context(cafile=server.port.ca_path)
+        self._port = server.port.sock.getsockname()[1]
         self._token = token
         self._stack = stack
 

@@ -43,7 +43,7 @@ def open_server(
                 found = inspect(server)
                 return await found if isinstance(found, Awaitable) else found
             finally:
-                server.sock.close()
+                server.port.sock.close()
         finally:
             directory.close()
 
@@ -69,7 +69,7 @@ def test_a_second_start_keeps_client_tenant_and_certificate(tmp_path: Path) -> N
     store = MemoryStore()
 
     def inspect(server: OperatorServer) -> tuple[str, str]:
-        return server.sign_in.tenant_id, server.certificate_files.facts.fingerprint
+        return server.sign_in.tenant_id, server.port.certificate_files.facts.fingerprint
 
     before = open_server(tmp_path, store, inspect), (tmp_path / "admin.secret").read_text(), store.clients()
     again = open_server(tmp_path, store, inspect), (tmp_path / "admin.secret").read_text(), store.clients()
@@ -113,7 +113,7 @@ def test_the_certificate_has_the_names_of_the_settings_and_the_name_in_the_url(t
     names, url = open_server(
         tmp_path,
         MemoryStore(),
-        lambda server: (server.certificate_files.facts.names, server.url),
+        lambda server: (server.port.certificate_files.facts.names, server.url),
         console_names=("forewarn.example",),
     )
     assert {"forewarn.example", "localhost", "127.0.0.1"} <= set(names)
@@ -126,10 +126,10 @@ def test_a_certificate_from_the_settings_is_used_and_read_again(tmp_path: Path) 
 
     def inspect(server: OperatorServer) -> tuple[Path, Path | None, str, str]:
         return (
-            server.certificate_files.certificate,
-            server.ca_path,
-            server.certificate_files.facts.fingerprint,
-            server.ensure_certificate().facts.fingerprint,
+            server.port.certificate_files.certificate,
+            server.port.ca_path,
+            server.port.certificate_files.facts.fingerprint,
+            server.port.ensure_certificate().facts.fingerprint,
         )
 
     user_certificate = {"console_certificate": str(certificate), "console_key": str(key)}
@@ -151,9 +151,11 @@ def test_a_failed_certificate_renewal_is_logged_and_tried_again(
 
     async def renewed(server: OperatorServer) -> int:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        served = await replace(server, ensure_certificate=fail).renew_certificate(context, server.certificate_files)
-        assert served == server.certificate_files
-        await server.renew_certificate(context, served)
+        served = await replace(server.port, ensure_certificate=fail).renew_certificate(
+            context, server.port.certificate_files
+        )
+        assert served == server.port.certificate_files
+        await server.port.renew_certificate(context, served)
         return len(caplog.records)
 
     assert open_server(tmp_path, MemoryStore(), renewed) == 1
@@ -167,10 +169,10 @@ def test_a_certificate_that_is_not_valid_stays_so_after_a_failed_renewal(tmp_pat
         raise Unavailable("the disk is full")
 
     async def renewed(server: OperatorServer) -> tuple[str, str]:
-        context, failing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), replace(server, ensure_certificate=fail)
-        not_valid = structs.replace(server.certificate_files, problem="its CA is not valid yet")
-        expired_facts = structs.replace(server.certificate_files.facts, not_after=time.time() - 1)
-        expired = structs.replace(server.certificate_files, facts=expired_facts)
+        context, failing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), replace(server.port, ensure_certificate=fail)
+        not_valid = structs.replace(server.port.certificate_files, problem="its CA is not valid yet")
+        expired_facts = structs.replace(server.port.certificate_files.facts, not_after=time.time() - 1)
+        expired = structs.replace(server.port.certificate_files, facts=expired_facts)
         return (
             (await failing.renew_certificate(context, not_valid)).problem,
             (await failing.renew_certificate(context, expired)).problem,
@@ -189,10 +191,10 @@ def test_a_service_starts_while_the_clock_is_before_its_certificate(
 
     async def serve(server: OperatorServer) -> str:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        renewing = asyncio.create_task(server._renew_forever(context))
+        renewing = asyncio.create_task(server.port._renew_forever(context))
         await asyncio.sleep(0)
         renewing.cancel()
-        return (await server.renew_certificate(context, server.certificate_files)).problem
+        return (await server.port.renew_certificate(context, server.port.certificate_files)).problem
 
     problem = open_server(tmp_path, MemoryStore(), serve)
     assert "ca.pem' is not valid before" in problem
@@ -202,7 +204,9 @@ def test_a_service_starts_while_the_clock_is_before_its_certificate(
 def test_a_user_certificate_that_is_not_valid_does_not_keep_the_service_from_starting(tmp_path: Path) -> None:
     made = ServiceCertificates.load_or_create(tmp_path / "mine", (), time.time() + 30 * 86400).server
     files = {"console_certificate": str(made.certificate), "console_key": str(made.key)}
-    problem = open_server(tmp_path / "data", MemoryStore(), lambda server: server.certificate_files.problem, **files)
+    problem = open_server(
+        tmp_path / "data", MemoryStore(), lambda server: server.port.certificate_files.problem, **files
+    )
     assert "server.pem' is not valid before" in problem
 
 

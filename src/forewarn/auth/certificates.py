@@ -36,10 +36,13 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
     server: CertificateFiles
 
     @classmethod
-    def load_or_create(cls, directory: Path, names: Iterable[str], now: float) -> ServiceCertificates:
+    def load_or_create(
+        cls, directory: Path, names: Iterable[str], now: float, *, authority: Path | None = None
+    ) -> ServiceCertificates:
         """Load both; create what is missing, and renew a server certificate that is no longer usable.
 
-        `directory` is `tls`, created if it is missing; `now` is real time. The server certificate is renewed, with a
+        `directory` is `tls`, created if it is missing, and `authority` the directory of the CA, None if it is the same;
+        `now` is real time. The server certificate is renewed, with a
         new key, if it is damaged or not of this CA, lacks one of `names` or the loopback names, or expires within 30
         days. An existing CA is never changed: Rejected if it is not usable or may not sign the names. While the CA is
         not valid, because the clock is wrong or its ten years are over, the server certificate stays, and both have a
@@ -49,13 +52,14 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
         wanted = certificate_names(names)
         secure_files.make_directory(directory)
 
-        authority = _load_or_create_authority(directory, wanted, now)
-        path, facts = ca_certificate_path(directory), pem.certificate_facts(authority.certificate)
+        ca_directory = authority or directory
+        ca = _load_or_create_authority(ca_directory, wanted, now)
+        path, facts = ca_certificate_path(ca_directory), pem.certificate_facts(ca.certificate)
         problem = pem.validity_problem(path, facts, now, _REPLACE_CA_ADVICE)
-        server = _usable_server_certificate(directory, authority, wanted, None if problem else now)
-        server = server or _renew_server_certificate(directory, authority, wanted, now)
+        server = _usable_server_certificate(directory, ca, wanted, None if problem else now)
+        server = server or _renew_server_certificate(directory, ca, wanted, now)
         return cls(
-            ca=CertificateFiles(certificate=path, key=_ca_key_path(directory), facts=facts, problem=problem),
+            ca=CertificateFiles(certificate=path, key=_ca_key_path(ca_directory), facts=facts, problem=problem),
             server=msgspec.structs.replace(server, problem=problem),
         )
 

@@ -119,7 +119,7 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids
         from forewarn.service.run import run_service
-        from forewarn.service.wiring import Service
+        from forewarn.service.service import Service
 
     new_store = options.pop("new_store")
     settings = _load_settings(call, options, lab=lab)

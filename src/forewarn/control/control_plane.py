@@ -46,6 +46,8 @@ class ControlInputs:
     lab_addresses: bool = False  # give each VM an address on the loopback network, by which a lab knows it
     real_time: Callable[[], float] = read_real_time  # in seconds since 1970, for transport faults and webhooks
     http_client: HttpClient = field(default_factory=HttpClient)  # for webhooks
+    was_interrupted: bool = True  # VMs could not poll before this start, if an earlier process used the store
+    may_act: Callable[[], bool] = lambda: True  # no act begins while it returns False
 
 
 class ControlPlane:
@@ -83,6 +85,7 @@ class ControlPlane:
             clock=clock,
             wake=wake_event.set,
             needs_failed_host=self.placement.needs_failed_host,
+            may_act=inputs.may_act,
             retry=retry,
             limits=limits,
         )
@@ -116,12 +119,12 @@ class ControlPlane:
         self.webhooks = WebhookService(transactions=transactions, new_id=new_id, webhook_delivery=self.webhook_delivery)
         self.lab_clock = LabClockService(clock=clock, store=store, reconciler=self.reconciler, polls=inputs.polls)
         self.dry_run_lock = asyncio.Lock()  # one dry run at a time: each takes a thread
-        self._unsubscribe = self._follow_store()
+        self._unsubscribe = self._follow_store(inputs.was_interrupted)
 
-    def _follow_store(self) -> Callable[[], None]:
+    def _follow_store(self, was_interrupted: bool) -> Callable[[], None]:
         """Subscribe to commits, and queue what an earlier process left; return the function that unsubscribes."""
         unsubscribe = self.store.subscribe(self._on_commit)
-        if self.store.scope_ids():
+        if was_interrupted and self.store.scope_ids():
             # An earlier process used this store. Events that came due since then wait for the grace period, because
             # no VM could poll meanwhile.
             self.transactions.resumed_at = self.clock.now()

@@ -76,8 +76,9 @@ class ActExecutor:
     became due, one per VM at a time, as far as the limits allow: an act that waits for its host does not delay acts on
     other hosts. An attempt without an answer for ten seconds of real time no longer counts overall, only on its hosts.
     An act that has used up its attempts gets a failed outcome. No attempt begins while `needs_failed_host` returns True
-    for its act: the act waits until it gets a failed outcome (see `add_acts`), or the host is repaired. `progress` has
-    what the hypervisor last reported about acts that are under way.
+    for its act: the act waits until it gets a failed outcome (see `add_acts`), or the host is repaired. None begins
+    while `may_act` returns False; when that changes, its owner wakes the reconciler. `progress` has what the hypervisor
+    last reported about acts that are under way.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ActExecutor:
         clock: Clock,
         wake: Callable[[], None],
         needs_failed_host: Callable[[Act], bool] = lambda act: False,
+        may_act: Callable[[], bool] = lambda: True,
         limits: ActLimits = ActLimits(),  # noqa: B008 (frozen)
         retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
     ) -> None:
@@ -95,6 +97,7 @@ class ActExecutor:
         self._clock = clock
         self._wake = wake
         self._needs_failed_host = needs_failed_host
+        self._may_act = may_act
         self._limits = limits
         self._retry = retry
         self._due: list[QueuedAct] = []  # a heap
@@ -199,7 +202,7 @@ class ActExecutor:
 
     @property
     def _may_start_more(self) -> bool:
-        return self.answering_acts < self._limits.overall
+        return self.answering_acts < self._limits.overall and self._may_act()
 
     def _acquire_or_wait(self, act: Act, queued: QueuedAct) -> bool:
         """Return whether the act can start now, with its slots taken; otherwise it waits for its VM or a host."""

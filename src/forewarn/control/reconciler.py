@@ -92,6 +92,10 @@ class Reconciler:
         self._replays.on_commit(applied)
         self._wake_event.set()
 
+    def wake(self) -> None:
+        """Make `run` begin a pass at once, because something outside the store has changed."""
+        self._wake_event.set()
+
     def resume_unfinished_acts(self) -> None:
         """Queue the unfinished acts of all started events, which an earlier process left; performs none yet.
 

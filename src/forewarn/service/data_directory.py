@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from forewarn.errors import Refused, Rejected
@@ -22,6 +23,7 @@ SOCKET_FILE = "forewarn.sock"
 SUPERVISOR_SOCKET_FILE = "forewarn.vms"
 VMS_DIRECTORY = "vms"
 TLS_DIRECTORY = "tls"
+TOKEN_KEY_FILE = "token.key"  # in TLS_DIRECTORY
 ADMIN_SECRET_FILE = "admin.secret"
 COMMANDS_DIRECTORY = "commands"
 MACHINES_DIRECTORY = "machines"
@@ -35,6 +37,15 @@ _OWNERS = {
     StorePurpose.LAB: "a lab, whose time is not real time",
     StorePurpose.PRODUCTION: "a production service, whose clock must never move",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretFiles:
+    """Where a service has the secrets that its clients rely on; equal on all control nodes of a cluster."""
+
+    authority: Path  # the directory of the CA: ca.pem and ca.key
+    token_key: Path  # signs tokens and sessions
+    admin_secret: Path  # the secret of the administrator client
 
 
 class DataDirectory:
@@ -97,6 +108,11 @@ class DataDirectory:
     def vms(self) -> Path:
         """The directory that has one directory for each namespace VM."""
         return self.path / VMS_DIRECTORY
+
+    @property
+    def secrets(self) -> SecretFiles:
+        """The secrets of a service that runs alone."""
+        return SecretFiles(authority=self.tls, token_key=self.tls / TOKEN_KEY_FILE, admin_secret=self.admin_secret)
 
     @property
     def commands(self) -> Path:

@@ -15,8 +15,9 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 
+from forewarn.service.service import Service
 from forewarn.service.settings import Settings
-from forewarn.service.wiring import DRAIN_TIMEOUT_S, Service, running_service
+from forewarn.service.wiring import DRAIN_TIMEOUT_S, running_service
 from forewarn.workers.worker import event_loop_factory
 
 _log = logging.getLogger(__name__)

@@ -7,16 +7,14 @@ operators.
 from __future__ import annotations
 
 import asyncio
-import getpass
 import logging
 import os
 import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 from typing import Any
 
 from forewarn import __version__
@@ -24,7 +22,6 @@ from forewarn.auth.token_service import VmTokens
 from forewarn.clock import Clock, LabClock, SystemClock
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.lab_clock import load_clock_setting
-from forewarn.core.access import owner_principal
 from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext, EnablementMode
 from forewarn.core.event import Event
@@ -32,28 +29,14 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import ForewarnError
-from forewarn.hypervisor.command import CommandHypervisor
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.libvirt.session import load_libvirt
-from forewarn.hypervisor.machines.acts import MachineHypervisor
-from forewarn.hypervisor.machines.driver import MachineDriver
-from forewarn.hypervisor.machines.journal import MachineJournal
-from forewarn.hypervisor.process.hypervisor import ProcessHypervisor
 from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
 from forewarn.hypervisor.process.server import StopListening, SupervisorServer
 from forewarn.hypervisor.process.starter import ProgramStarter
-from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
-from forewarn.metadata.socket_passing import SOCKETS_FILE
 from forewarn.metrics.http_server import MetricsServer, bind_metrics_sockets
 from forewarn.metrics.service_metrics import ServiceMetrics
-from forewarn.protocol.exchange import EndpointRules
-from forewarn.protocol.versions import VERSIONS
 from forewarn.service.data_directory import DataDirectory
-from forewarn.service.doctor import hypervisor_checks, run_checks, worker_checks
 from forewarn.service.first_start import apply_initial_fleet
+from forewarn.service.hypervisors import open_hypervisor
 from forewarn.service.maintenance_jobs import (
     prune_history_forever,
     record_fault_effects,
@@ -61,164 +44,39 @@ from forewarn.service.maintenance_jobs import (
     save_clock,
     save_clock_forever,
     write_all_observations,
-    write_observation_batches,
     write_observations_forever,
 )
-from forewarn.service.settings import HypervisorKind, Settings, SocketOwner, parse_metrics_address
+from forewarn.service.service import Service, publisher_config, web_dependencies
+from forewarn.service.settings import HypervisorKind, Settings, parse_metrics_address
 from forewarn.service.web_app import build_web_app
 from forewarn.service.web_server import OperatorServer, open_operator_server
 from forewarn.store.interface import Store
 from forewarn.store.purpose import StorePurpose, mark_purpose
 from forewarn.store.sqlite import SqliteStore
 from forewarn.unix_socket import bind_unix_socket
-from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.polling_report import PollingReport, polling_report
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.server import serve_unix
-from forewarn.web.sign_in_links import sign_in_link_identity
-from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
+from forewarn.workers.publisher import GuestBackend, MetadataPublisher
 
 log = logging.getLogger(__name__)
 DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops
-_MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
 _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits together
 
 
-def _open_hypervisor(
-    settings: Settings,
-    directory: DataDirectory,
-    supervisors: SupervisorRegistry,
-    is_confirmed_down: Callable[[str], bool],
-) -> Hypervisor:
-    """Opens the hypervisor that the settings choose, on the files of the data directory.
-
-    `supervisors` is the registry that the process hypervisor uses; `is_confirmed_down` says whether an operator has
-    confirmed that a host is down, by its name, for hypervisors that move real VMs. The caller closes the hypervisor.
-    Raises Rejected if a rule of `simulate`, a command or one of these files is wrong or a library is missing,
-    Unavailable if the ledger cannot be opened.
-    """
-    kind = settings.chosen_hypervisor
-    if kind is HypervisorKind.COMMAND:
-        return CommandHypervisor(settings.commands, directory.commands)
-    driver = _machine_driver(settings, directory)
-    if driver is not None:
-        directory.machines.mkdir(mode=0o700, exist_ok=True)
-        return MachineHypervisor(
-            driver,
-            MachineJournal(directory.machines / "acts.db"),
-            settings.machines,
-            is_confirmed_down=is_confirmed_down,
-        )
-    simulated = SimulatedHypervisor(
-        EffectLedger.open(directory.ledger), SimulatedBehaviour.from_rules(list(settings.simulate))
-    )
-    return ProcessHypervisor(supervisors, simulated) if kind is HypervisorKind.PROCESS else simulated
-
-
-def _machine_driver(settings: Settings, directory: DataDirectory) -> MachineDriver | None:
-    """The driver of real VMs that the settings choose, or None. Rejected if its library is missing."""
-    definitions = directory.machines / "definitions"
-    match settings.hypervisor:
-        case HypervisorKind.QEMU:
-            return QemuDriver(settings.qemu.hosts, copies=definitions)
-        case HypervisorKind.LIBVIRT:
-            load_libvirt()
-            return LibvirtDriver(settings.libvirt.hosts, definitions)
-        case _:
-            return None
-
-
-def publisher_config(settings: Settings) -> PublisherConfig:
-    """Return the part of the settings that the metadata publisher needs. Rejected if a listener is wrong."""
-    rules = EndpointRules(
-        versions=VERSIONS,
-        header_always=settings.require_header,
-        unknown_version=settings.unknown_version,
-        iso_dates=settings.iso_dates,
-        gives_tokens=settings.identity_on_loopback,
-    )
-    return PublisherConfig(
-        is_lab=settings.lab,
-        port=settings.port,
-        one_port_per_vm=settings.one_port_per_vm,
-        workers=settings.workers,
-        first_answer_delay_s=settings.first_answer_delay_s,
-        requests_per_s=settings.requests_per_s or None,
-        rules=rules,
-        rules_by_location={name: replace(rules, versions=versions) for name, versions in settings.versions.items()},
-        listeners=settings.metadata_listeners,
-        helper_socket=settings.directory / SOCKETS_FILE if settings.sockets is SocketOwner.HELPER else None,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """A running service, as `running_service` yields it, for the code that reports on it."""
+class ServiceStorage:
+    """The open store of a service, its clock, and what its start means for the VMs.
 
-    settings: Settings
-    control: ControlPlane
-    publisher: MetadataPublisher  # serves the documents to the VMs
-    supervisors: SupervisorRegistry  # of the namespace VMs
-    operator_server: OperatorServer | None  # None: operators are served only on the unix socket
-    metrics: ServiceMetrics
-    started_at: float  # lab time
+    A service that runs alone opens its own; a control node of a cluster gets them when it becomes active.
+    """
 
-    def info(self) -> dict[str, Any]:
-        """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts.
-
-        Its keys: version, pid, data, started_at, now, lab, speed, enablement, hypervisor (its `name`, and `text` which
-        says what it acts on), identity_on_loopback, listeners, workers, console, counts and endpoints (the first VMs of
-        a lab, each with its name `vm` and its `url`). The values can be encoded as JSON. Times are lab time; "console"
-        is None without an HTTPS port, else as `OperatorServer.describe` returns it.
-        """
-        now, speed, lab = self.control.lab_clock.status()
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "data": self.settings.data,
-            "started_at": self.started_at,
-            "now": now,
-            "lab": lab,
-            "speed": speed,
-            "enablement": self.settings.enablement,
-            "hypervisor": {
-                "name": self.settings.chosen_hypervisor,
-                "text": self.settings.chosen_hypervisor.description,
-            },
-            "identity_on_loopback": self.settings.identity_on_loopback,
-            "listeners": self.publisher.describe_listeners(),
-            "workers": self.publisher.frontend.describe_workers(),
-            "console": self.operator_server.describe() if self.operator_server else None,
-            "counts": self.control.store.counts()._asdict(),
-            "endpoints": [{"vm": name, "url": url} for name, url in self.lab_endpoints(_MAX_ENDPOINTS)],
-        }
-
-    def pending_events(self) -> int:
-        """The number of events of all scopes that are scheduled or started, and so not over."""
-        return self.control.store.counts().events
-
-    def lab_endpoints(self, limit: int) -> list[tuple[str, str]]:
-        """The first served VMs of a lab as pairs of name and base URL for polls; empty outside a lab.
-
-        At most `limit`, in the order in which the VMs were added to the fleet.
-        """
-        vms = filter(None, map(self.control.store.vm, self.control.placement.vm_keys()))
-        endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in vms)
-        return list(islice(((name, url) for name, url in endpoints if url), limit))
-
-    def sign_in_link(self) -> str:
-        """Create a one-time link that signs the local user in to the portal; returns its URL.
-
-        It signs in the client `admin` or the owner, see `sign_in_link_identity`, and is valid for 15 minutes. "" if the
-        service has no HTTPS port, and so no portal.
-        """
-        if self.operator_server is None:
-            return ""
-        identity = sign_in_link_identity(
-            owner_principal(owner_name()), self.operator_server.sign_in, self.control.store
-        )
-        return self.operator_server.links.create(identity).url
+    store: Store
+    clock: Clock
+    started_text: str  # for the history
+    was_interrupted: bool = True  # VMs could not poll for a while: events that came due wait for the grace period
+    may_act: Callable[[], bool] = lambda: True  # no act begins while it returns False
 
 
 @asynccontextmanager
@@ -236,70 +94,99 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
         directory = DataDirectory.acquire(settings.directory)
         stack.callback(directory.close)
         directory.check_store(_store_purpose(settings), new_store=new_store)
-        supervisors = SupervisorRegistry(SupervisorRecords(directory.vms))
-        control = await _open_control(stack, settings, directory, supervisors)
-        names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
+        store = SqliteStore.open(directory.database)
+        stack.push_async_callback(store.close)
+        storage = ServiceStorage(
+            store=store,
+            clock=_open_clock(settings, store),
+            started_text=f"service started, version {__version__}, process {os.getpid()}",
+        )
+        control, supervisors = await open_control(stack, settings, directory, storage)
         operator_server = await open_operator_server(settings, directory, control.store, control.clock.now())
         if operator_server is not None:
-            stack.callback(operator_server.sock.close)
-        metrics_sockets = _bind_metrics(stack, settings)
-        publisher = MetadataPublisher.open(publisher_config(settings), control)
-        service = Service(
-            settings=settings,
-            control=control,
-            publisher=publisher,
-            supervisors=supervisors,
-            operator_server=operator_server,
-            metrics=ServiceMetrics(
-                control,
-                request_totals=publisher.frontend.request_totals,
-                worker_lags=publisher.frontend.worker_lags,
-                count_polling=lambda live: _polling_report(publisher, names, live),
-            ),
-            started_at=control.clock.now(),
+            stack.callback(operator_server.port.sock.close)
+        metrics_sockets = bind_metrics(stack, settings)
+        service, names = await start_service(
+            stack, settings, directory, control, supervisors, operator_server, metrics_sockets[1:]
         )
-        stack.callback(service.metrics.close)
-        await _start_background_work(stack, service, metrics_sockets[1:])
-        await _serve_supervisors(stack, service, directory)
         await _serve_operators(stack, service, directory, names)
         if metrics_sockets:
             metrics_server = MetricsServer(service.metrics.render_own)
             await metrics_server.start(metrics_sockets[0])
             stack.push_async_callback(metrics_server.close)
         yield service
-        await _write_service_entry(control, "service stopped")
+        await write_service_entry(control, "service stopped")
 
 
-async def _open_control(
-    stack: AsyncExitStack, settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry
-) -> ControlPlane:
-    """Open store, clock, hypervisor and control plane; apply the initial fleet to an empty store."""
-    store = SqliteStore.open(directory.database)
-    stack.push_async_callback(store.close)
-    await mark_purpose(store, _store_purpose(settings))
+async def open_control(
+    stack: AsyncExitStack, settings: Settings, directory: DataDirectory, storage: ServiceStorage
+) -> tuple[ControlPlane, SupervisorRegistry]:
+    """Open the hypervisor and the control plane on an open store; apply the initial fleet to an empty one.
+
+    Nothing is performed before `start_service`. The stack closes what this opens, but not the store.
+    """
+    await mark_purpose(storage.store, _store_purpose(settings))
+    supervisors = SupervisorRegistry(SupervisorRecords(directory.vms))
 
     def is_confirmed_down(host: str) -> bool:
         return control.placement.is_confirmed_down(host)  # no act is performed before the control plane exists
 
-    hypervisor = _open_hypervisor(settings, directory, supervisors, is_confirmed_down)
+    hypervisor = open_hypervisor(settings, directory, supervisors, is_confirmed_down)
     stack.push_async_callback(hypervisor.close)
     control = ControlPlane(
-        store=store,
-        clock=_open_clock(settings, store),
+        store=storage.store,
+        clock=storage.clock,
         hypervisor=hypervisor,
         inputs=ControlInputs(
             new_id=_new_guid,
-            polls=store.last_polls,
+            polls=storage.store.last_polls,
             lab_addresses=settings.lab,
             http_client=settings.http_client,
+            was_interrupted=storage.was_interrupted,
+            may_act=storage.may_act,
         ),
         policy=settings.policy,
     )
     stack.push_async_callback(control.close)
-    await _write_service_entry(control, f"service started, version {__version__}, process {os.getpid()}")
+    await write_service_entry(control, storage.started_text)
     await apply_initial_fleet(control, settings)
     await _enable_all_scopes(control, settings)
-    return control
+    return control, supervisors
+
+
+async def start_service(
+    stack: AsyncExitStack,
+    settings: Settings,
+    directory: DataDirectory,
+    control: ControlPlane,
+    supervisors: SupervisorRegistry,
+    operator_server: OperatorServer | None,
+    worker_metrics_sockets: tuple[socket.socket, ...],
+) -> tuple[Service, FleetDirectory]:
+    """Start what operators do not call: reconciler, metadata, supervisors and maintenance jobs.
+
+    Returns the service, and the index of its VM names, which the web surfaces share. The stack stops what this starts.
+    """
+    names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
+    publisher = MetadataPublisher.open(publisher_config(settings), control)
+    service = Service(
+        settings=settings,
+        control=control,
+        publisher=publisher,
+        supervisors=supervisors,
+        operator_server=operator_server,
+        metrics=ServiceMetrics(
+            control,
+            request_totals=publisher.frontend.request_totals,
+            worker_lags=publisher.frontend.worker_lags,
+            count_polling=lambda live: _polling_report(publisher, names, live),
+        ),
+        started_at=control.clock.now(),
+    )
+    stack.callback(service.metrics.close)
+    await _start_background_work(stack, service, worker_metrics_sockets)
+    await _serve_supervisors(stack, service, directory)
+    return service, names
 
 
 async def _start_background_work(
@@ -330,7 +217,7 @@ async def _serve_operators(
     stack: AsyncExitStack, service: Service, directory: DataDirectory, names: FleetDirectory
 ) -> None:
     """Serve operators on the unix socket and, if the settings say so, on the HTTPS port."""
-    dependencies = _web_dependencies(service, directory)
+    dependencies = web_dependencies(service, directory)
     await stack.enter_async_context(serve_unix(build_web_app(dependencies, directory=names), directory.socket))
     if service.operator_server is not None:
         await stack.enter_async_context(service.operator_server.serve(dependencies, names))
@@ -386,52 +273,7 @@ async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory:
         await _run_in_background(stack, starter.run())
 
 
-def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
-    frontend = service.publisher.frontend
-
-    async def doctor() -> list[Any]:
-        found = await asyncio.to_thread(run_checks, service.settings, directory.database)
-        workers = worker_checks(frontend.describe_workers())
-        executor = service.control.executor
-        unreachable = executor.progress.unreachable_hosts()
-        return [*found, *workers, *hypervisor_checks(service.settings, executor.unanswered_s(), unreachable)]
-
-    async def observe() -> None:
-        await frontend.collect_worker_reports()
-        await write_observation_batches(frontend.observations, service.control.store)
-        await record_fault_effects(frontend.faults, service.control.faults)
-
-    return Dependencies(
-        control=service.control,
-        service_info=service.info,
-        run_health_checks=doctor,
-        owner_name=owner_name(),
-        endpoint_of=service.publisher.lab_endpoint,
-        rules_for=publisher_config(service.settings).rules_for,
-        vm_supervisors=lambda: service.supervisors.connections,
-        flush_observations=observe,
-        subscribe_deliveries=frontend.observations.subscribe_deliveries,
-        subscribe_polling=frontend.observations.subscribe_polling_starts,
-        pace_of=frontend.observations.pace,
-        render_metrics=service.metrics.render_all,
-        wait_until_published=service.publisher.wait_until_published,
-        sign_in=service.operator_server.sign_in if service.operator_server else None,
-        sign_in_links=service.operator_server.links if service.operator_server else None,
-        strict_api_versions=service.settings.strict_api_versions,
-        hypervisor_text=_hypervisor_text(service.settings),
-    )
-
-
-def _hypervisor_text(settings: Settings) -> str:
-    return f"{settings.chosen_hypervisor}: {settings.chosen_hypervisor.description}"
-
-
-def owner_name() -> str:
-    """Return `local user NAME`, with the login name of this process's user, as the history shows it."""
-    return f"local user {getpass.getuser()}"
-
-
-def _bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:
+def bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:
     """Bind the sockets for metrics: the first for this process, then one per worker."""
     if not settings.metrics:
         return ()
@@ -457,7 +299,8 @@ async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
     stack.push_async_callback(end)
 
 
-async def _write_service_entry(control: ControlPlane, text: str) -> None:
+async def write_service_entry(control: ControlPlane, text: str) -> None:
+    """Write an entry about the service itself to the history; a failure is logged only."""
     await _write_entry(control, HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text))
 
 

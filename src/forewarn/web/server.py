@@ -13,13 +13,13 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -353,8 +353,26 @@ def _reject_plain_http(connection: socket.socket) -> None:
         connection.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingState:
+    """How a socket divides its connections, and the event that is set when it stops serving."""
+
+    connection_shares: ConnectionShares = field(default_factory=ConnectionShares.from_open_files)
+    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def of_app(cls, app: Any) -> ServingState:
+        """The state of an app that has dependencies: theirs."""
+        dependencies = app.state.dependencies
+        return cls(connection_shares=dependencies.connection_shares, shutting_down=dependencies.shutting_down)
+
+
 class _UvicornServer(uvicorn.Server):
     """uvicorn in our event loop, with our own signal handling and our own acceptors."""
+
+    def __init__(self, config: uvicorn.Config, shares: ConnectionShares) -> None:
+        super().__init__(config)
+        self._shares = shares
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -362,9 +380,8 @@ class _UvicornServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers: list[asyncio.Server] = []
-        shares = self.config.app.state.dependencies.connection_shares  # type: ignore[union-attr]
         self._acceptors = [
-            ConnectionAcceptor(sock, self._make_connection, self.config.ssl, shares) for sock in sockets or []
+            ConnectionAcceptor(sock, self._make_connection, self.config.ssl, self._shares) for sock in sockets or []
         ]
         self.started = True
 
@@ -378,51 +395,54 @@ class _UvicornServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
+async def serve_unix(app: ASGIApp, path: Path, state: ServingState | None = None) -> AsyncIterator[None]:
     """Serves the app on a new unix socket at `path` for the time of the block; yields nothing.
 
-    Only the user of this process and root are served, others get a 403. At the end it sets `shutting_down` of the app's
-    dependencies, waits up to five seconds for open requests and removes the socket. Raises Refused if a process listens
-    there or the path is another file, Rejected for a bad path.
+    Only the user of this process and root are served, others get a 403. At the end it sets `shutting_down` of `state`
+    (None: of the app's dependencies), waits up to five seconds for open requests and removes the socket. Raises Refused
+    if a process listens there or the path is another file, Rejected for a bad path.
     """
     sock = bind_unix_socket(path)  # before the try: a file of another process must stay
     try:
-        async with _run_server(_uvicorn_config(app), sock):
+        async with _run_server(_uvicorn_config(app), sock, state or ServingState.of_app(app)):
             yield
     finally:
         path.unlink(missing_ok=True)
 
 
 @asynccontextmanager
-async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key: Path) -> AsyncIterator[ssl.SSLContext]:
+async def serve_tls(
+    app: ASGIApp, sock: socket.socket, certificate: Path, key: Path, state: ServingState | None = None
+) -> AsyncIterator[ssl.SSLContext]:
     """Serves the app over TLS on a bound socket for the time of the block.
 
     Clients on this machine may use plain HTTP. Yields the TLS context: a certificate that is loaded into it applies to
-    new connections. At the end it sets `shutting_down` of the app's dependencies, waits up to five seconds for open
-    requests and closes the socket. `certificate` and `key` are PEM files; raises OSError if one is missing or bad.
+    new connections. At the end it sets `shutting_down` of `state` (None: of the app's dependencies), waits up to five
+    seconds for open requests and closes the socket. `certificate` and `key` are PEM files; raises OSError if one is
+    missing or bad.
     """
     config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key, ssl_ciphers=AEAD_CIPHERS)
     config.load()
     assert config.ssl is not None
     config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-    async with _run_server(config, sock):
+    async with _run_server(config, sock, state or ServingState.of_app(app)):
         yield config.ssl
 
 
 @asynccontextmanager
-async def _run_server(config: uvicorn.Config, sock: socket.socket) -> AsyncIterator[None]:
-    server = _UvicornServer(config)
+async def _run_server(config: uvicorn.Config, sock: socket.socket, state: ServingState) -> AsyncIterator[None]:
+    server = _UvicornServer(config, state.connection_shares)
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await _wait_until_started(server, task)
         yield
     finally:
-        config.app.state.dependencies.shutting_down.set()  # type: ignore[union-attr]
+        state.shutting_down.set()
         server.should_exit = True
         await task
 
 
-def _uvicorn_config(app: Starlette, **tls: Any) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, **tls: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,

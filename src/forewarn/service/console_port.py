@@ -1,0 +1,175 @@
+"""The HTTPS port for operators (the console): its bound socket, and its certificate, which it renews.
+
+It can be bound and served before the service is ready, and serves any ASGI app. Certificates use real time (spec §12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+
+import msgspec
+from starlette.types import ASGIApp
+
+from forewarn.auth.certificate_authority import LOOPBACK_NAMES
+from forewarn.auth.certificates import ServiceCertificates, ca_certificate_path, load_user_certificate
+from forewarn.auth.pem import CertificateFiles, validity_problem
+from forewarn.clock import read_real_time
+from forewarn.errors import ForewarnError, Rejected
+from forewarn.service.data_directory import DataDirectory, SecretFiles
+from forewarn.service.settings import Settings, parse_console_address
+from forewarn.web.server import ServingState, serve_tls
+
+log = logging.getLogger(__name__)
+_BACKLOG = 1024
+_RENEWAL_CHECK_S = 6 * 3600.0
+_INVALID_CHECK_S = 60.0  # while the certificate is not valid: the clock may be set any moment
+_RENEWAL_ADVICE = "correct what prevents its renewal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolePort:
+    """The HTTPS port for operators, bound and listening; made by `bind_console_port`."""
+
+    sock: socket.socket  # bound and listening
+    url: str  # with https, a host name of the certificate, and the port that is bound
+    local_url: str  # over plain http, if a browser of this machine can reach it so; else `url`
+    names: tuple[str, ...]  # that the certificate has beside the loopback names
+    certificate_files: CertificateFiles  # as of the start
+    ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
+    ca_path: Path | None  # None: the certificate is not from our own CA
+
+    @property
+    def number(self) -> int:
+        """The TCP port."""
+        return int(self.sock.getsockname()[1])
+
+    @property
+    def audiences(self) -> list[str]:
+        """The addresses by which clients may call it, for which tokens are accepted."""
+        return [f"https://{_url_host(name)}:{self.number}" for name in (*LOOPBACK_NAMES, *self.names)]
+
+    @asynccontextmanager
+    async def serve(self, app: ASGIApp, state: ServingState | None = None) -> AsyncIterator[None]:
+        """Serve an app until the block is left, and then close the socket.
+
+        Checks every few hours whether the certificate needs renewal. A certificate that is not valid now is served with
+        a warning, and checked every minute. `state`: see `serve_tls`.
+        """
+        files = self.certificate_files
+        async with serve_tls(app, self.sock, files.certificate, files.key, state) as context:
+            renewing = asyncio.create_task(self._renew_forever(context))
+            try:
+                yield
+            finally:
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _renew_forever(self, context: ssl.SSLContext) -> None:
+        """Check the certificate every few hours, because it may expire while the service runs."""
+        served = self.certificate_files
+        while True:
+            if served.problem:
+                log.warning("VMs are served, but clients do not trust the console now: %s", served.problem)
+            await asyncio.sleep(_INVALID_CHECK_S if served.problem else _RENEWAL_CHECK_S)
+            served = await self.renew_certificate(context, served)
+
+    async def renew_certificate(self, context: ssl.SSLContext, served: CertificateFiles) -> CertificateFiles:
+        """Renew the certificate if it ends soon, and load its files into `context`, for new connections.
+
+        Returns the files of the certificate that is served now. If renewal or loading fails, logs it and returns
+        `served`, which it keeps, with the `problem` that it had or, if it is not valid any more, has now.
+        """
+        try:
+            files = await asyncio.to_thread(self.ensure_certificate)
+            context.load_cert_chain(files.certificate, files.key)
+        except (ForewarnError, OSError) as error:
+            log.warning("the console keeps its certificate, because it could not be renewed: %s", error)
+            problem = validity_problem(served.certificate, served.facts, read_real_time(), _RENEWAL_ADVICE)
+            return msgspec.structs.replace(served, problem=served.problem or problem)
+        return files
+
+
+def bind_console_port(settings: Settings, directory: DataDirectory, secrets: SecretFiles) -> ConsolePort | None:
+    """Bind the HTTPS port and load or make its certificate; None if the settings want no port.
+
+    The caller closes its `sock`. Raises Rejected if the address or the certificate cannot be used.
+    """
+    if not settings.console:
+        return None
+    sock = _bind_socket(settings.console)
+    try:
+        host, port = parse_console_address(settings.console)[0], int(sock.getsockname()[1])
+        url = _base_url(host, port)
+        names = (*settings.console_names, *_certificate_names(host))
+        ensure_certificate = partial(_certificate_files, settings, directory, secrets, names)
+        return ConsolePort(
+            sock=sock,
+            url=url,
+            local_url=url.replace("https:", "http:", 1) if _is_local(host) else url,
+            names=names,
+            certificate_files=ensure_certificate(),
+            ensure_certificate=ensure_certificate,
+            ca_path=None if settings.console_certificate else ca_certificate_path(secrets.authority),
+        )
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _bind_socket(console: str) -> socket.socket:
+    host, port = parse_console_address(console)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        is_taken = error.errno == errno.EADDRINUSE
+        raise Rejected(
+            f"the console cannot listen on {console}: {'the port is in use' if is_taken else error.strerror}; "
+            "name another with --console ADDRESS:PORT or the setting 'console'; \"\" means no console"
+        ) from error
+    return sock
+
+
+def _certificate_files(
+    settings: Settings, directory: DataDirectory, secrets: SecretFiles, names: tuple[str, ...]
+) -> CertificateFiles:
+    now = read_real_time()
+    if settings.console_certificate:
+        return load_user_certificate(Path(settings.console_certificate), Path(settings.console_key), now=now)
+    return ServiceCertificates.load_or_create(directory.tls, names, now, authority=secrets.authority).server
+
+
+def _base_url(host: str, port: int) -> str:
+    """The URL with a host name that people type and that the certificate has."""
+    return f"https://{'localhost' if _is_local(host) else _url_host(host)}:{port}"
+
+
+def _is_local(host: str) -> bool:
+    """Whether programs on this machine reach this address as localhost."""
+    address = ip_address(host)
+    return address.is_loopback or address.is_unspecified
+
+
+def _certificate_names(host: str) -> tuple[str, ...]:
+    address = ip_address(host)
+    if address.is_loopback:
+        return ()
+    return (socket.gethostname().lower(),) if address.is_unspecified else (host,)
+
+
+def _url_host(name: str) -> str:
+    return f"[{name}]" if ":" in name else name

@@ -1,0 +1,64 @@
+"""Opens the hypervisor that the settings choose, on the files of the data directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forewarn.hypervisor.command import CommandHypervisor
+from forewarn.hypervisor.interface import Hypervisor
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.libvirt.driver import LibvirtDriver
+from forewarn.hypervisor.libvirt.session import load_libvirt
+from forewarn.hypervisor.machines.acts import MachineHypervisor
+from forewarn.hypervisor.machines.driver import MachineDriver
+from forewarn.hypervisor.machines.journal import MachineJournal
+from forewarn.hypervisor.process.hypervisor import ProcessHypervisor
+from forewarn.hypervisor.process.registry import SupervisorRegistry
+from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.service.data_directory import DataDirectory
+from forewarn.service.settings import HypervisorKind, Settings
+
+
+def open_hypervisor(
+    settings: Settings,
+    directory: DataDirectory,
+    supervisors: SupervisorRegistry,
+    is_confirmed_down: Callable[[str], bool],
+) -> Hypervisor:
+    """Opens the hypervisor that the settings choose, on the files of the data directory.
+
+    `supervisors` is the registry that the process hypervisor uses; `is_confirmed_down` says whether an operator has
+    confirmed that a host is down, by its name, for hypervisors that move real VMs. The caller closes the hypervisor.
+    Raises Rejected if a rule of `simulate`, a command or one of these files is wrong or a library is missing,
+    Unavailable if the ledger cannot be opened.
+    """
+    kind = settings.chosen_hypervisor
+    if kind is HypervisorKind.COMMAND:
+        return CommandHypervisor(settings.commands, directory.commands)
+    driver = _machine_driver(settings, directory)
+    if driver is not None:
+        directory.machines.mkdir(mode=0o700, exist_ok=True)
+        return MachineHypervisor(
+            driver,
+            MachineJournal(directory.machines / "acts.db"),
+            settings.machines,
+            is_confirmed_down=is_confirmed_down,
+        )
+    simulated = SimulatedHypervisor(
+        EffectLedger.open(directory.ledger), SimulatedBehaviour.from_rules(list(settings.simulate))
+    )
+    return ProcessHypervisor(supervisors, simulated) if kind is HypervisorKind.PROCESS else simulated
+
+
+def _machine_driver(settings: Settings, directory: DataDirectory) -> MachineDriver | None:
+    """The driver of real VMs that the settings choose, or None. Rejected if its library is missing."""
+    definitions = directory.machines / "definitions"
+    match settings.hypervisor:
+        case HypervisorKind.QEMU:
+            return QemuDriver(settings.qemu.hosts, copies=definitions)
+        case HypervisorKind.LIBVIRT:
+            load_libvirt()
+            return LibvirtDriver(settings.libvirt.hosts, definitions)
+        case _:
+            return None

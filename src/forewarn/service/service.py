@@ -1,0 +1,168 @@
+"""A running service, for the code that reports on it, and what its web surfaces need of it."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from forewarn import __version__
+from forewarn.control.control_plane import ControlPlane
+from forewarn.core.access import owner_principal
+from forewarn.hypervisor.process.registry import SupervisorRegistry
+from forewarn.metadata.socket_passing import SOCKETS_FILE
+from forewarn.metrics.service_metrics import ServiceMetrics
+from forewarn.protocol.exchange import EndpointRules
+from forewarn.protocol.versions import VERSIONS
+from forewarn.service.data_directory import DataDirectory
+from forewarn.service.doctor import hypervisor_checks, run_checks, worker_checks
+from forewarn.service.maintenance_jobs import record_fault_effects, write_observation_batches
+from forewarn.service.settings import Settings, SocketOwner
+from forewarn.service.web_server import OperatorServer
+from forewarn.web.dependencies import Dependencies
+from forewarn.web.sign_in_links import sign_in_link_identity
+from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
+
+_MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
+
+
+def publisher_config(settings: Settings) -> PublisherConfig:
+    """Return the part of the settings that the metadata publisher needs. Rejected if a listener is wrong."""
+    rules = EndpointRules(
+        versions=VERSIONS,
+        header_always=settings.require_header,
+        unknown_version=settings.unknown_version,
+        iso_dates=settings.iso_dates,
+        gives_tokens=settings.identity_on_loopback,
+    )
+    return PublisherConfig(
+        is_lab=settings.lab,
+        port=settings.port,
+        one_port_per_vm=settings.one_port_per_vm,
+        workers=settings.workers,
+        first_answer_delay_s=settings.first_answer_delay_s,
+        requests_per_s=settings.requests_per_s or None,
+        rules=rules,
+        rules_by_location={name: replace(rules, versions=versions) for name, versions in settings.versions.items()},
+        listeners=settings.metadata_listeners,
+        helper_socket=settings.directory / SOCKETS_FILE if settings.sockets is SocketOwner.HELPER else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A running service, as `running_service` yields it, for the code that reports on it."""
+
+    settings: Settings
+    control: ControlPlane
+    publisher: MetadataPublisher  # serves the documents to the VMs
+    supervisors: SupervisorRegistry  # of the namespace VMs
+    operator_server: OperatorServer | None  # None: operators are served only on the unix socket
+    metrics: ServiceMetrics
+    started_at: float  # lab time
+
+    def info(self) -> dict[str, Any]:
+        """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts.
+
+        Its keys: version, pid, data, started_at, now, lab, speed, enablement, hypervisor (its `name`, and `text` which
+        says what it acts on), identity_on_loopback, listeners, workers, console, counts and endpoints (the first VMs of
+        a lab, each with its name `vm` and its `url`). The values can be encoded as JSON. Times are lab time; "console"
+        is None without an HTTPS port, else as `OperatorServer.describe` returns it.
+        """
+        now, speed, lab = self.control.lab_clock.status()
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "data": self.settings.data,
+            "started_at": self.started_at,
+            "now": now,
+            "lab": lab,
+            "speed": speed,
+            "enablement": self.settings.enablement,
+            "hypervisor": {
+                "name": self.settings.chosen_hypervisor,
+                "text": self.settings.chosen_hypervisor.description,
+            },
+            "identity_on_loopback": self.settings.identity_on_loopback,
+            "listeners": self.publisher.describe_listeners(),
+            "workers": self.publisher.frontend.describe_workers(),
+            "console": self.operator_server.describe() if self.operator_server else None,
+            "counts": self.control.store.counts()._asdict(),
+            "endpoints": [{"vm": name, "url": url} for name, url in self.lab_endpoints(_MAX_ENDPOINTS)],
+        }
+
+    def pending_events(self) -> int:
+        """The number of events of all scopes that are scheduled or started, and so not over."""
+        return self.control.store.counts().events
+
+    def lab_endpoints(self, limit: int) -> list[tuple[str, str]]:
+        """The first served VMs of a lab as pairs of name and base URL for polls; empty outside a lab.
+
+        At most `limit`, in the order in which the VMs were added to the fleet.
+        """
+        vms = filter(None, map(self.control.store.vm, self.control.placement.vm_keys()))
+        endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in vms)
+        return list(islice(((name, url) for name, url in endpoints if url), limit))
+
+    def sign_in_link(self) -> str:
+        """Create a one-time link that signs the local user in to the portal; returns its URL.
+
+        It signs in the client `admin` or the owner, see `sign_in_link_identity`, and is valid for 15 minutes. "" if the
+        service has no HTTPS port, and so no portal.
+        """
+        if self.operator_server is None:
+            return ""
+        identity = sign_in_link_identity(
+            owner_principal(owner_name()), self.operator_server.sign_in, self.control.store
+        )
+        return self.operator_server.links.create(identity).url
+
+
+def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
+    """Return what the web surfaces need of this service, whose files are in `directory`."""
+
+    frontend = service.publisher.frontend
+
+    async def doctor() -> list[Any]:
+        found = await asyncio.to_thread(run_checks, service.settings, directory.database)
+        workers = worker_checks(frontend.describe_workers())
+        executor = service.control.executor
+        unreachable = executor.progress.unreachable_hosts()
+        return [*found, *workers, *hypervisor_checks(service.settings, executor.unanswered_s(), unreachable)]
+
+    async def observe() -> None:
+        await frontend.collect_worker_reports()
+        await write_observation_batches(frontend.observations, service.control.store)
+        await record_fault_effects(frontend.faults, service.control.faults)
+
+    return Dependencies(
+        control=service.control,
+        service_info=service.info,
+        run_health_checks=doctor,
+        owner_name=owner_name(),
+        endpoint_of=service.publisher.lab_endpoint,
+        rules_for=publisher_config(service.settings).rules_for,
+        vm_supervisors=lambda: service.supervisors.connections,
+        flush_observations=observe,
+        subscribe_deliveries=frontend.observations.subscribe_deliveries,
+        subscribe_polling=frontend.observations.subscribe_polling_starts,
+        pace_of=frontend.observations.pace,
+        render_metrics=service.metrics.render_all,
+        wait_until_published=service.publisher.wait_until_published,
+        sign_in=service.operator_server.sign_in if service.operator_server else None,
+        sign_in_links=service.operator_server.links if service.operator_server else None,
+        strict_api_versions=service.settings.strict_api_versions,
+        hypervisor_text=_hypervisor_text(service.settings),
+    )
+
+
+def _hypervisor_text(settings: Settings) -> str:
+    return f"{settings.chosen_hypervisor}: {settings.chosen_hypervisor.description}"
+
+
+def owner_name() -> str:
+    """Return `local user NAME`, with the login name of this process's user, as the history shows it."""
+    return f"local user {getpass.getuser()}"
