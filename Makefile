@@ -13,6 +13,7 @@ HANDLERS = .venv-handlers
 IMAGES  = .venv-images
 DIST    = .venv-dist
 VMS     = .venv-vms
+CLUSTER = .venv-cluster
 CONTAINER ?= podman
 SITE    = .venv-site
 FLAGS   = -m pytest -q $(PYTEST_FLAGS)
@@ -20,7 +21,7 @@ PYTEST  = $(BIN)/python $(FLAGS)
 PYTHONS ?= python3.11 python3.12 python3.13
 SCHEDULES ?= 10000
 
-.PHONY: run test test-versions simulate test-namespaces test-real test-vms test-vms-long test-crash test-crash-long test-azure test-az test-portal test-portal-long bench lint docs site screenshots clean help
+.PHONY: run test test-versions simulate test-namespaces test-real test-vms test-vms-long test-cluster test-crash test-crash-long test-azure test-az test-portal test-portal-long bench lint docs site screenshots clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -41,7 +42,7 @@ run: $(RUN) ## start the service with a sample fleet
 	@exec $(BIN)/forewarn up
 
 test: $(STAMP) lint ## lint, then run every test that needs only pip's packages
-	$(PYTEST) -n 4 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal and not portal_long and not crash and not crash_long and not vms and not vms_long'
+	$(PYTEST) -n 4 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal and not portal_long and not crash and not crash_long and not vms and not vms_long and not cluster'
 	$(BIN)/python -m pytest -q examples/queue-worker
 
 test-versions: ## run the tests with every version of Python in PYTHONS, each in a .venv of its own
@@ -68,6 +69,10 @@ test-vms-long: $(STAMP) ## kill the service at every step of moves of real VMs, 
 	@tests/vms/install_vms.sh $(VMS)
 	@tests/vms/install_libvirt.sh $(VENV)
 	$(PYTEST) -m vms_long tests/vms
+
+test-cluster: $(STAMP) ## run tests with real servers of PostgreSQL: a primary, a standby and a pooler (as root; installs them)
+	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)
+	PATH="$(CURDIR)/$(CLUSTER)/debian/usr/sbin:$$PATH" $(PYTEST) -m cluster tests
 
 test-crash: $(STAMP) ## run handlers of our own through the crash test (in namespaces where the machine allows them)
 	@tests/crash_test/install_toolchains.sh
@@ -139,4 +144,4 @@ site: ## build the documentation site in site/, to be opened from there or serve
 	@echo "the site is in site/: open site/index.html"
 
 clean: ## remove everything that the other targets created
-	rm -rf $(VENV) $(addprefix .venv-,$(notdir $(PYTHONS))) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) $(HANDLERS) $(IMAGES) $(DIST) $(VMS) $(SITE) site .cache tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .simulation bench/results/2*
+	rm -rf $(VENV) $(addprefix .venv-,$(notdir $(PYTHONS))) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) $(HANDLERS) $(IMAGES) $(DIST) $(VMS) $(CLUSTER) $(SITE) site .cache tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .simulation bench/results/2*

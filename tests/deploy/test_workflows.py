@@ -23,6 +23,7 @@ WORKFLOWS = ROOT / ".github" / "workflows"
 EXAMPLES = ROOT / "examples" / "ci"
 TARGETS = set(re.findall(r"(?m)^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8")))
 MAKE = re.compile(r"\bmake ([a-z-]+)")
+STEP = re.compile(r"^(?:make|suite) ([a-z-]+)$", re.MULTILINE)  # of continuous integration
 FILES = re.compile(r"[\w./-]*\b(?:tests|examples|docs|deploy|bench)/[\w./-]+\.\w+")
 
 
@@ -60,7 +61,7 @@ def test_a_workflow_names_targets_files_and_commands_that_exist(path: Path) -> N
 
 
 def test_the_workflow_for_changes_runs_every_step_of_continuous_integration() -> None:
-    steps = MAKE.findall((ROOT / ".ci" / "run").read_text(encoding="utf-8").partition("set -euo")[2])
+    steps = STEP.findall((ROOT / ".ci" / "run").read_text(encoding="utf-8").partition("set -euo")[2])
     jobs = loaded(WORKFLOWS / "ci.yml")["jobs"]
     assert ["test", *jobs["suite"]["strategy"]["matrix"]["target"]] == steps
     assert "- run: make test\n" in (WORKFLOWS / "ci.yml").read_text(encoding="utf-8")

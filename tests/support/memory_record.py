@@ -47,7 +47,7 @@ class MemoryRecordServer:
         self.changed = Condition()  # its lock guards everything here
         self.is_down = False
         self.standby_is_missing = False
-        self.fenced = True  # False plants a fault: groups of earlier terms are written, too
+        self.fenced = True  # False plants a fault: groups of earlier terms, and with any number, are written, too
         self.record_id = "memory-1"
         self.term, self.holder, self.url, self.expires_at = 0, "", "", float("-inf")
         self.lab_clock = 0.0
@@ -171,7 +171,7 @@ class MemoryRecord(SharedRecord):
         with self._connected() as server:
             if server.term != group.term and server.fenced:
                 raise Deposed(f"control node {server.holder!r} has taken the lease (term {server.term})")
-            if group.number != server.number + 1:
+            if group.number != server.number + 1 and server.fenced:
                 raise RecordMismatch(f"the record is at {server.number}, so group {group.number} cannot follow")
             texts = (value for change in group.changes for value in change.row or () if isinstance(value, str))
             if any("\0" in text for text in texts):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from forewarn.store.digests import digest_tables, snapshot_digests
 from forewarn.store.record import (
     LEASE_S,
     Deposed,
@@ -177,6 +178,19 @@ class RecordConformance(ABC):
         assert self.rows(record) == []
         assert record.read_lease().number == lease.number
 
+    def test_the_log_leads_to_the_rows_of_the_tables(self) -> None:
+        record = self.open()
+        lease = self.take(record)
+        record.commit(group_after(lease, FIRST_ROW, SECOND_ROW))
+        record.commit(group_after(lease, RowChange("saved", ("first",), None), number=2))
+        rows: dict[SqlValues, SqlValues] = {}
+        for change in (change for group in record.log_after(0, 10) for change in group.changes):
+            rows.pop(change.key, None)
+            if change.row is not None:
+                rows[change.key] = change.row
+        with record.snapshot() as snapshot:
+            assert snapshot_digests(snapshot) == digest_tables([("saved", list(rows.values()))])
+
     def test_rows_are_replaced_and_deleted(self) -> None:
         """A change replaces the row with its key; one without a row deletes it."""
         record = self.open()
@@ -305,3 +319,4 @@ class RecordConformance(ABC):
         record.close()
         other.commit(group_after(lease, FIRST_ROW))
         assert self.rows(other) == [("first", b"1")]
+        other.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.store import sqlite_file
+from forewarn.store.schema import REVISION
 
 _DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")  # the database last, after the files that SQLite keeps beside it
 _ALL_PAGES = -1  # in one step, so that the writer's commits do not make the copy start again
@@ -58,6 +59,7 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
         with closing(sqlite_file.connect_read_only(source)) as original:
             _copy(original, partial)
         _renew_epochs(partial, max(_last_epoch(partial), _last_epoch(target), int(now)) + 1)
+        _forget_record(partial)
         aside = _move_aside(target)
         partial.rename(target)
         sqlite_file.sync_to_disk(target.parent)
@@ -97,6 +99,16 @@ def _renew_epochs(path: Path, epoch: int) -> None:
     with closing(sqlite_file.connect(path, mode="rw")) as db:
         db.execute("PRAGMA synchronous = FULL")
         db.execute("UPDATE scopes SET epoch = ?", (epoch,))
+    sqlite_file.sync_to_disk(path)
+
+
+def _forget_record(path: Path) -> None:
+    """Make the backup of a copy of a record, or of a store that was moved to one, a store of its own."""
+    if sqlite_file.read_revision(path) != REVISION:
+        return  # of a release without records
+    with closing(sqlite_file.connect(path, mode="rw")) as db:
+        db.execute("DELETE FROM record_position")
+        db.execute("DELETE FROM saved WHERE name = ?", (sqlite_file.MOVED_NAME,))
     sqlite_file.sync_to_disk(path)
 
 

@@ -1,15 +1,16 @@
 """The SQL tables: a column for each field that queries use; column `body` holds the value as JSON.
 
-A change here needs a migration in `migrations/versions` and its number in REVISIONS; a test compares the two.
+They are the same in SQLite and in PostgreSQL; `migrations` says which tables only one of them has. A change here needs
+a migration in `migrations/versions` and its number in REVISIONS; a test compares the two.
 """
 
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     Float,
     Index,
-    Integer,
     LargeBinary,
     MetaData,
     String,
@@ -17,10 +18,14 @@ from sqlalchemy import (
     UniqueConstraint,
     literal_column,
 )
+from sqlalchemy import Integer as Int
 
 APPLICATION_ID = 0x4657524E  # "FWRN", in the header of every store file
-REVISIONS = ("0001", "0002", "0003", "0004")  # ids of the migrations, oldest first
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")  # ids of the migrations, oldest first
 REVISION = REVISIONS[-1]  # of a store that is up to date; also the user_version of the file
+
+# 64 bits on both engines: an epoch is a time in seconds, and 32 bits end in 2038.
+Integer = BigInteger().with_variant(Int(), "sqlite")
 
 metadata = MetaData()
 
@@ -226,4 +231,13 @@ webhooks = Table(
     Column("cursor", Integer, nullable=False),
     Column("body", LargeBinary, nullable=False),
     UniqueConstraint("id"),
+)
+
+# Only in SQLite, and empty unless the store is a copy of a record (see `record`): the last group that the copy has.
+record_position = Table(
+    "record_position",
+    metadata,
+    Column("record_id", String, primary_key=True),
+    Column("term", Integer, nullable=False),
+    Column("number", Integer, nullable=False),
 )

@@ -13,12 +13,19 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
-from forewarn.errors import Rejected, Unavailable
+from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
 
+MOVED_NAME = "moved-to"  # of the saved value that says where a store was moved
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 _INCREMENTAL_VACUUM = 2  # the value of PRAGMA auto_vacuum
 _BUSY_TIMEOUT_S = 5.0  # how long to wait for another program that has locked the file
+_WRITER_PRAGMAS = (
+    "journal_mode = WAL",
+    "temp_store = MEMORY",  # keeps the pages of savepoints in memory: a third faster
+    "wal_autocheckpoint = 4000",  # pages
+    "journal_size_limit = 16777216",  # after a large transaction the log becomes small again
+)
 
 
 def connect(path: Path, *, mode: str) -> sqlite3.Connection:
@@ -37,13 +44,19 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     """
     return _connect_with_pragmas(
         path,
-        "journal_mode = WAL",
         "synchronous = FULL",
         "fullfsync = ON",  # on macOS, fsync alone does not reach the disk
-        "temp_store = MEMORY",  # keeps the pages of savepoints in memory: a third faster
-        "wal_autocheckpoint = 4000",  # pages
-        "journal_size_limit = 16777216",  # after a large transaction the log becomes small again
+        *_WRITER_PRAGMAS,
     )
+
+
+def connect_copy_writer(path: Path) -> sqlite3.Connection:
+    """Open the connection that writes a copy of a record: WAL, synced only now and then.
+
+    After a loss of power the copy is intact, but may be some groups behind; the log of the record has them. Raises
+    sqlite3.Error.
+    """
+    return _connect_with_pragmas(path, "synchronous = NORMAL", *_WRITER_PRAGMAS)
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
@@ -74,18 +87,37 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     return connect(path, mode="ro" if has_log else "ro&immutable=1")
 
 
-def prepare_store_file(path: Path) -> None:
+def prepare_store_file(path: Path, *, as_copy: bool = False) -> None:
     """Create the store if it is missing or empty, or migrate it to the newest revision; durable on return.
 
     Also makes a store of an old version able to return space to the file system, which copies it once. Raises Rejected
-    as `read_revision` does, and leaves the file as it was; Unavailable for file errors.
+    as `read_revision` does, and Refused for a store that was moved to a record or, unless `as_copy`, is a copy of one;
+    then it leaves the file as it was. Unavailable for file errors.
     """
     with file_errors_as_unavailable(path, "opened"):
         found = read_revision(path)
-        if found != REVISION:
+        if found == REVISION:
+            _refuse_cluster_store(path, as_copy=as_copy)
+        else:
             migrate_store_file(path)
         _enable_incremental_vacuum(path)
         sync_to_disk(path.parent)
+
+
+def _refuse_cluster_store(path: Path, *, as_copy: bool) -> None:
+    with closing(connect_read_only(path)) as db:
+        moved = db.execute("SELECT value FROM saved WHERE name = ?", (MOVED_NAME,)).fetchone()
+        is_copy = db.execute("SELECT EXISTS (SELECT 1 FROM record_position)").fetchone()[0]
+    if moved is not None:
+        raise Refused(
+            f"the store {str(path)!r} was moved to {bytes(moved[0]).decode(errors='replace')} and is not used any "
+            "more: start the service on that, or restore a backup"
+        )
+    if is_copy and not as_copy:
+        raise Refused(
+            f"the store {str(path)!r} is a copy of a record in PostgreSQL and is of no use without it: start the "
+            "service on that, or give another path"
+        )
 
 
 def is_new_file(path: Path) -> bool:
@@ -219,8 +251,12 @@ def _foreign_file_error(path: Path, why: str) -> Rejected:
     )
 
 
-def _damaged_file_error(path: Path, why: str) -> Rejected:
-    return Rejected(
+class StoreDamaged(Rejected):
+    """The file of a store is damaged."""
+
+
+def _damaged_file_error(path: Path, why: str) -> StoreDamaged:
+    return StoreDamaged(
         f"the store {str(path)!r} is damaged ({why}) and was left as it is: "
         "restore a backup in its place, or move the file away to start empty"
     )

@@ -2,6 +2,7 @@
 
 A write that fails for its own reasons (a Conflict) is rolled back alone: after a failure the group is repeated with
 savepoints. A file error rolls back the whole group; each of its writes gets Unavailable. The next group starts fresh.
+A store that is a copy of a record commits each group there first (`GroupReplication`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from forewarn.errors import Unavailable
+from forewarn.errors import Rejected, Unavailable
 from forewarn.store.sqlite_file import StoreFileDisplaced
 
 MAX_GROUP_SIZE = 512  # writes in one transaction: limits how long the first of them waits
@@ -34,19 +35,53 @@ class _WriteJob(NamedTuple):
         return self.future.get_loop()
 
 
+class GroupReplication(Protocol):
+    """Commits a group of writes to a record before the copy is committed. Called on the writer thread."""
+
+    def begin(self) -> None:
+        """Called after BEGIN; raises Unavailable if no group may be written now."""
+
+    def commit(self) -> None:
+        """Called before the COMMIT of the copy: commit what has changed since `begin` to the record.
+
+        Raises Unavailable if nothing was written there, for all writes of the group; Rejected if the record cannot
+        store what one of them wrote: each is then tried alone.
+        """
+
+    def copied(self) -> None:
+        """Called after the COMMIT of the copy."""
+
+    def failed(self, error: Exception) -> Exception:
+        """Called after a failure and the rollback of the copy; return the error that the writes get.
+
+        A failure after `commit` means that the record has the group and the copy has not.
+        """
+
+
 class WriterThread:
     """A thread that runs queued writes on the connection `db`, which nothing else may use.
 
     The constructor starts it. Open `db` with check_same_thread=False and isolation_level=None. `name` is how messages
     call the store; `check` runs before and after each group of writes, and raises if the file was replaced. The
     attribute `failures` counts the writes that failed because of the file. Writes are done in the order of the calls.
-    End it with `finish`, then `close`.
+    With `replication`, `db` is a copy, and a write that is not done after `limit_s` raises Unavailable, although it
+    may be done later. End it with `finish`, then `close`.
     """
 
-    def __init__(self, db: sqlite3.Connection, name: str, *, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        name: str,
+        *,
+        check: Callable[[], None] = lambda: None,
+        replication: GroupReplication | None = None,
+        limit_s: float | None = None,
+    ) -> None:
         self._db = db
         self._name = name
         self._check = check
+        self._replication = replication
+        self._limit_s = limit_s
         self._unqueued: list[_WriteJob] = []  # of the current iteration of the event loop
         self._queues_on: asyncio.AbstractEventLoop | None = None  # the loop that will call `_queue_writes`
         self._queue: SimpleQueue[list[_WriteJob] | None] = SimpleQueue()
@@ -74,8 +109,17 @@ class WriterThread:
             self._queues_on = loop
             loop.call_soon(self._queue_writes)
         self._unqueued.append(_WriteJob(write=write, on_commit=on_commit, future=future))
-        result: Result = await future
+        result: Result = await (future if self._limit_s is None else self._within_limit(future, self._limit_s))
         return result
+
+    async def _within_limit(self, future: asyncio.Future[Any], limit_s: float) -> Any:
+        try:
+            return await asyncio.wait_for(future, limit_s)
+        except TimeoutError:
+            raise Unavailable(
+                f"the store {self._name!r} has not confirmed a write for {limit_s:g} s, and may still save it: look "
+                "before you try again"
+            ) from None
 
     async def finish(self) -> None:
         """Do the queued writes and end the thread; later writes raise Unavailable. May be called again.
@@ -124,22 +168,34 @@ class WriterThread:
         try:
             return self._in_transaction(lambda: [(job.write(self._db), None) for job in jobs])
         except Exception as error:
-            self._roll_back()
-            if _is_file_error(error):
-                return [(None, self._unavailable(error)) for _ in jobs]
+            failure = self._roll_back_after(error)
+            if _is_file_error(failure) or isinstance(failure, Unavailable):
+                return [(None, self._unavailable(failure)) for _ in jobs]
         try:
             return self._in_transaction(lambda: [self._write_in_savepoint(job) for job in jobs])
         except Exception as error:
-            self._roll_back()
-            return [(None, self._unavailable(error)) for _ in jobs]
+            failure = self._roll_back_after(error)
+        if isinstance(failure, Rejected):  # by the record
+            return [(None, failure)] if len(jobs) == 1 else [self._commit_group([job])[0] for job in jobs]
+        return [(None, self._unavailable(failure)) for _ in jobs]
 
     def _in_transaction(self, write_all: Callable[[], list[WriteOutcome]]) -> list[WriteOutcome]:
         self._check()
         self._db.execute("BEGIN IMMEDIATE")
+        if self._replication is not None:
+            self._replication.begin()
         outcomes = write_all()
+        if self._replication is not None:
+            self._replication.commit()
         self._db.execute("COMMIT")
         self._check()
+        if self._replication is not None:
+            self._replication.copied()
         return outcomes
+
+    def _roll_back_after(self, error: Exception) -> Exception:
+        self._roll_back()
+        return error if self._replication is None else self._replication.failed(error)
 
     def _write_in_savepoint(self, job: _WriteJob) -> WriteOutcome:
         self._db.execute("SAVEPOINT attempt")
@@ -161,7 +217,10 @@ class WriterThread:
             pass  # the next BEGIN fails too, until a rollback succeeds
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        unavailable = Unavailable(_write_failure_text(self._name, error))
+        if isinstance(error, Unavailable):  # of the record
+            unavailable = type(error)(str(error))  # each caller gets one of its own
+        else:
+            unavailable = Unavailable(_write_failure_text(self._name, error))
         unavailable.__cause__ = error
         return unavailable
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -28,12 +29,26 @@ def migrate_to_newest(db: sqlite3.Connection) -> None:
     engine = create_engine("sqlite://", creator=lambda: db, poolclass=StaticPool)
     event.listen(engine, "begin", _begin_immediate)
     with engine.begin() as connection:
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS_DIRECTORY).replace("%", "%%"))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        _apply_missing(connection)
         connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.exec_driver_sql(f"PRAGMA user_version = {int(REVISION)}")
+
+
+def migrate_record_to_newest(db: Any) -> None:
+    """Apply all missing migrations to a database of PostgreSQL in one transaction, or none of them.
+
+    `db` is a connection of psycopg without autocommit; it stays open. Raises sqlalchemy.exc.DBAPIError.
+    """
+    engine = create_engine("postgresql+psycopg://", creator=lambda: db, poolclass=StaticPool)
+    with engine.begin() as connection:
+        _apply_missing(connection)
+
+
+def _apply_missing(connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS_DIRECTORY).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
 
 
 def _begin_immediate(connection: Connection) -> None:

@@ -9,10 +9,17 @@ down_revision = "0002"
 
 def upgrade() -> None:
     _create_deliveries()
-    _copy_sightings()
+    if _is_sqlite():
+        _copy_sightings()
+    op.drop_table("sightings")
     _add_request_to_gates()
     op.create_index("vms_removed", "vms", ["removed_at"], sqlite_where=literal_column("removed_at IS NOT NULL"))
     op.create_index("requests_by_time", "requests", ["at"])
+
+
+def _is_sqlite() -> bool:
+    """Return whether there may be rows: forewarn has used PostgreSQL only since a later revision."""
+    return op.get_bind().dialect.name == "sqlite"
 
 
 def _create_deliveries() -> None:
@@ -77,12 +84,14 @@ def _copy_sightings() -> None:
         f" JOIN delivery_labels AS version_label ON version_label.text = {_field('version')}"
         " ORDER BY 1, 2, 3"
     )
-    op.drop_table("sightings")
 
 
 def _add_request_to_gates() -> None:
     op.drop_index("gates_due")
-    op.rename_table("gates", "old_gates")
+    if _is_sqlite():
+        op.rename_table("gates", "old_gates")
+    else:
+        op.drop_table("gates")
     op.create_table(
         "gates",
         Column("id", String, primary_key=True),
@@ -91,10 +100,11 @@ def _add_request_to_gates() -> None:
         Column("request_id", String, nullable=False),
         Column("body", LargeBinary, nullable=False),
     )
-    op.execute(
-        "INSERT INTO gates (id, version, wakes_at, request_id, body)"
-        f" SELECT id, version, wakes_at, {_field('request_id')}, body FROM old_gates"
-    )
-    op.drop_table("old_gates")
+    if _is_sqlite():
+        op.execute(
+            "INSERT INTO gates (id, version, wakes_at, request_id, body)"
+            f" SELECT id, version, wakes_at, {_field('request_id')}, body FROM old_gates"
+        )
+        op.drop_table("old_gates")
     op.create_index("gates_due", "gates", ["wakes_at", "id"])
     op.create_index("gates_by_request", "gates", ["request_id"])

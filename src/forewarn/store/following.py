@@ -1,0 +1,249 @@
+"""Keeps a copy of a record in a SQLite store: applies the log, or builds the store from a snapshot.
+
+A copy holds the term and number of the last group that it has, written in the same transaction as the rows. So after a
+crash it is some groups behind at most, and the log has them. It is built again if the log does not reach back to it,
+or if the record has another group under its number: then the record has lost what this copy has.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from forewarn.errors import Refused
+from forewarn.store import sqlite_file
+from forewarn.store.record import LeaseRow, LogPruned, RecordGroup, RecordMismatch, RecordSnapshot, SharedRecord
+from forewarn.store.row_changes import apply_changes, set_last_seq, upsert_sql
+from forewarn.store.schema import REVISION, REVISIONS
+from forewarn.store.sqlite_file import StoreDamaged
+
+_GROUPS_PER_READ = 200
+_DATABASE_SUFFIXES = ("", "-wal", "-shm", "-journal")  # the database first: without it the others mean nothing
+_READ_POSITION = "SELECT record_id, term, number FROM record_position"
+_FORGET_POSITION = "DELETE FROM record_position"
+_ADD_POSITION = "INSERT INTO record_position (record_id, term, number) VALUES (?, ?, ?)"
+_HAS_ROWS = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM hosts) OR EXISTS (SELECT 1 FROM history)"
+
+
+class CopyPosition(NamedTuple):
+    """Which group of which record a copy has."""
+
+    record_id: str
+    term: int
+    number: int
+
+
+class RebuildReason(StrEnum):
+    """Why a copy was built again."""
+
+    MISSING = "there was no copy"
+    DAMAGED = "the file was damaged"
+    OTHER_RECORD = "the copy was of another record, or from before its epochs were renewed"
+    TOO_OLD = "the log did not reach back to the copy"
+    LOST_GROUPS = "the copy had groups that the record has lost"
+
+
+def read_position(db: sqlite3.Connection) -> CopyPosition | None:
+    """Return the position of a copy; None if this store is not a copy."""
+    row = db.execute(_READ_POSITION).fetchone()
+    return CopyPosition(*row) if row else None
+
+
+def write_position(db: sqlite3.Connection, position: CopyPosition) -> None:
+    """Write the position of a copy, in the transaction that writes the rows."""
+    db.execute("UPDATE record_position SET term = ?, number = ?", (position.term, position.number))
+
+
+class CopyFollower:
+    """A copy that follows its record. It owns the file: no other connection may be open.
+
+    The constructor opens the copy, and builds it if there is none; `follow` brings it up to date. Both block, and raise
+    RecordUnavailable if the record cannot be reached, Unavailable for file errors, Refused if the file is a store of
+    its own or the record is of a newer release.
+    """
+
+    def __init__(self, path: Path, record: SharedRecord) -> None:
+        self._path = path
+        self._record = record
+        self.rebuilt: list[RebuildReason] = []  # why the copy was built again, each time
+        self._opened: sqlite3.Connection | None = None
+        with sqlite_file.file_errors_as_unavailable(path, "opened"):
+            self._open()
+
+    @property
+    def position(self) -> CopyPosition:
+        """The last group that the copy has."""
+        found = read_position(self._db)
+        assert found is not None
+        return found
+
+    def follow(self) -> LeaseRow:
+        """Apply all groups that are in the log, or build the copy again; return the lease as it was before."""
+        lease = self._record.read_lease()
+        with sqlite_file.file_errors_as_unavailable(self._path, "written"):
+            if self._opened is None:  # an earlier attempt to build it has failed
+                self._open()
+            position = self.position
+            if position.record_id != lease.record_id:
+                self._rebuild(RebuildReason.OTHER_RECORD)
+            elif position.number > lease.number:
+                self._rebuild(RebuildReason.LOST_GROUPS)
+            else:
+                self._apply_log(position)
+        return lease
+
+    def follow_to(self, lease: LeaseRow) -> CopyPosition:
+        """Follow until the copy has the last group of a lease that this node has taken; return its position.
+
+        Raises RecordMismatch if it cannot be reached: another node writes.
+        """
+        self.follow()
+        position = self.position
+        if (position.record_id, position.number) != (lease.record_id, lease.number):
+            raise RecordMismatch(
+                f"the copy {str(self._path)!r} is at group {position.number}, although the lease was taken at group "
+                f"{lease.number}"
+            )
+        return position
+
+    def close(self) -> None:
+        """Close the copy. Closing twice is harmless."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._opened is None:
+            raise sqlite3.ProgrammingError("the copy is closed")
+        return self._opened
+
+    def _open(self) -> None:
+        reason = _reason_to_rebuild(self._path)
+        if reason is not None:
+            self.rebuilt.append(reason)
+            build_copy(self._path, self._record)
+        else:
+            sqlite_file.prepare_store_file(self._path, as_copy=True)
+        self._opened = sqlite_file.connect_copy_writer(self._path)
+
+    def _apply_log(self, position: CopyPosition) -> None:
+        while True:
+            try:
+                groups = self._record.log_after(position.number, _GROUPS_PER_READ)
+            except LogPruned:
+                self._rebuild(RebuildReason.TOO_OLD)
+                return
+            # After the groups were read: a record that has lost groups has others under their numbers by then.
+            term = self._record.log_term(position.number)
+            if term != position.term:
+                self._rebuild(RebuildReason.TOO_OLD if term is None else RebuildReason.LOST_GROUPS)
+                return
+            if not groups:
+                return
+            position = self._apply_groups(position.record_id, groups)
+
+    def _apply_groups(self, record_id: str, groups: list[RecordGroup]) -> CopyPosition:
+        last = groups[-1]
+        position = CopyPosition(record_id, last.term, last.number)
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for group in groups:
+                _check_revision(group.revision)
+                apply_changes(self._db, group.changes)
+            set_last_seq(self._db, last.seq)
+            write_position(self._db, position)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        return position
+
+    def _rebuild(self, reason: RebuildReason) -> None:
+        self.rebuilt.append(reason)
+        self.close()
+        build_copy(self._path, self._record)
+        self._opened = sqlite_file.connect_copy_writer(self._path)
+
+
+def _reason_to_rebuild(path: Path) -> RebuildReason | None:
+    """Return why the file at `path` cannot be followed from; None if it is a copy.
+
+    Raises Refused if it is a store that is not a copy, so that it is never overwritten.
+    """
+    if sqlite_file.is_new_file(path):
+        return RebuildReason.MISSING
+    try:
+        if sqlite_file.read_revision(path) != REVISION:
+            sqlite_file.migrate_store_file(path)
+    except StoreDamaged:
+        return RebuildReason.DAMAGED
+    with closing(sqlite_file.connect(path, mode="rw")) as db:
+        if read_position(db) is not None:
+            return None
+        if db.execute(_HAS_ROWS).fetchone()[0]:
+            raise Refused(
+                f"the store {str(path)!r} is not a copy of a record and was left as it is: move it away, or copy it "
+                "to the record with `forewarn store copy`"
+            )
+    return RebuildReason.MISSING
+
+
+def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
+    """Write all rows of the record to a new file, which replaces the copy at `path`; durable on return.
+
+    A damaged file is kept as NAME.damaged. Polls of an earlier copy are lost. Raises as `CopyFollower`; then the file
+    at `path` is as it was.
+    """
+    partial = path.with_name(path.name + ".building")
+    _delete_database(partial)
+    with record.snapshot() as snapshot:
+        _check_revision(snapshot.revision)
+        sqlite_file.migrate_store_file(partial)
+        with closing(sqlite_file.connect(partial, mode="rw")) as db:
+            position = _fill(db, snapshot)
+    sqlite_file.sync_to_disk(partial)
+    _set_aside_if_damaged(path)
+    _delete_database(path)
+    partial.rename(path)
+    sqlite_file.sync_to_disk(path.parent)
+    return position
+
+
+def _fill(db: sqlite3.Connection, snapshot: RecordSnapshot) -> CopyPosition:
+    position = CopyPosition(snapshot.record_id, snapshot.term, snapshot.number)
+    db.execute("PRAGMA synchronous = OFF")  # the file is synced once, when it is complete
+    db.execute("BEGIN IMMEDIATE")
+    for table, rows in snapshot.tables:
+        if rows:
+            db.executemany(upsert_sql(table, len(rows[0]), "?"), rows)
+    set_last_seq(db, snapshot.seq)
+    db.execute(_FORGET_POSITION)
+    db.execute(_ADD_POSITION, position)
+    db.execute("COMMIT")
+    return position
+
+
+def _check_revision(revision: str) -> None:
+    if revision not in REVISIONS:
+        raise Refused(
+            f"the record has rows of schema revision {revision}, unknown to this forewarn, which knows {REVISION} and "
+            "earlier: use the forewarn that wrote them, or a later one"
+        )
+
+
+def _set_aside_if_damaged(path: Path) -> None:
+    try:
+        if path.exists():
+            sqlite_file.read_revision(path)
+    except StoreDamaged:
+        path.rename(path.with_name(path.name + ".damaged"))
+
+
+def _delete_database(path: Path) -> None:
+    for suffix in _DATABASE_SUFFIXES:
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -1,0 +1,197 @@
+"""Connections to PostgreSQL: the URL with its defaults, limits of calls, errors in plain words.
+
+A call ends after CALL_LIMIT_S on this side, without cancelling anything on the server: PostgreSQL reports success for a
+COMMIT that was cancelled while it waits for the synchronous standby, although the standby does not have it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import conninfo, errors, waiting
+from psycopg.abc import PQGen
+from psycopg.types.numeric import Int8Dumper
+
+from forewarn.errors import ForewarnError, Refused, Rejected
+from forewarn.store.record import RecordUnavailable
+
+CALL_LIMIT_S = 10.0  # after this a call gives up; the next one connects again, perhaps to another server
+_CHECK_INTERVAL_S = 0.1  # how often a waiting call looks at its limit
+_READY_NONE = 0  # psycopg's word for: nothing has arrived within the interval
+
+# Parameters of libpq unless the URL has them: a server that has vanished is noticed within seconds.
+_DEFAULTS: dict[str, str | int] = {
+    "connect_timeout": 3,  # seconds, for each host
+    "keepalives": 1,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 3000,  # milliseconds
+    "target_session_attrs": "read-write",  # of several hosts, the one that is not a standby
+    "application_name": "forewarn",
+}
+_CONNECTION_STATE = """
+    SELECT pg_backend_pid(), pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool,
+           current_setting('server_encoding'), current_setting('synchronous_commit'),
+           current_setting('server_version_num')::int"""
+_OLDEST_VERSION = 130000
+# What PostgreSQL says, in English, if a later try will not help either.
+_DRIVER_WORDS = re.compile(
+    r"connection failed:|connection to server at .* failed:|FATAL: |^Is the server running .*\?$|Multiple connection "
+    r"attempts failed. All failures were:|^- host: .*?, hostaddr: \S+:"
+)
+_PERMANENT_REASONS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
+
+Result = TypeVar("Result")
+
+
+class CallAborted(psycopg.OperationalError):
+    """A call took longer than its limit, or another thread has ended it."""
+
+
+def parse_url(url: str) -> dict[str, Any]:
+    """Return the parameters of a PostgreSQL URL, with our defaults; raises Rejected if it is not one.
+
+    Several hosts, TLS and every other parameter of libpq pass through: `postgresql://a,b/forewarn?sslmode=verify-full`.
+    """
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise Rejected("the store is not a URL of PostgreSQL: give it as postgresql://USER@HOST/DATABASE")
+    try:
+        given = conninfo.conninfo_to_dict(url)
+    except psycopg.Error as error:
+        reason = " ".join(str(error).split())
+        raise Rejected(
+            f"the URL of PostgreSQL is not valid ({reason}): give it as postgresql://USER@HOST/DATABASE"
+        ) from None
+    return {**_DEFAULTS, **given}
+
+
+def describe_url(url: str) -> str:
+    """Return how messages call the database of a URL: hosts and name, never the password."""
+    given = conninfo.conninfo_to_dict(url)
+    hosts = str(given.get("host") or given.get("hostaddr") or "the local socket")
+    ports = str(given.get("port") or "")
+    database = str(given.get("dbname") or given.get("user") or "its default database")
+    return f"PostgreSQL at {hosts}{f', port {ports},' if ports else ''} database {database!r}"
+
+
+class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A psycopg connection whose calls end at `deadline` (monotonic), or soon after `is_aborted` is set.
+
+    It never cancels a statement on the server, also not on Ctrl-C.
+    """
+
+    deadline = float("inf")
+    is_aborted = False
+    is_pooled = False  # a connection pooler is between this process and the server
+
+    def wait(self, gen: PQGen[Result], interval: float = _CHECK_INTERVAL_S, timeout: float | None = None) -> Result:
+        """Wait for a call of psycopg; raises CallAborted at the deadline."""
+        return waiting.wait(self._limited(gen), self.pgconn.socket, interval=_CHECK_INTERVAL_S)
+
+    def _limited(self, gen: PQGen[Result]) -> PQGen[Result]:
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready == _READY_NONE:
+                    self._check_limit()
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    def _check_limit(self) -> None:
+        if self.is_aborted:
+            raise CallAborted("the call was ended")
+        if time.monotonic() > self.deadline:
+            raise CallAborted(f"there was no answer for {CALL_LIMIT_S:g} s")
+
+
+class _BigIntegers(Int8Dumper):
+    """Sends every integer as bigint, so that one prepared statement fits all numbers."""
+
+
+def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None = None) -> LimitedConnection:
+    """Return a new connection in autocommit mode; blocks for at most some seconds for each host.
+
+    Raises Rejected if a later try will not help either (URL, password, database, settings of the server), otherwise
+    RecordUnavailable.
+    """
+    parameters = parse_url(url)
+    name = describe_url(url)
+    try:
+        db = LimitedConnection.connect(**parameters, autocommit=True, prepare_threshold=0)
+    except psycopg.Error as error:
+        raise _connection_error(name, error) from error
+    try:
+        db.adapters.register_dumper(int, _BigIntegers)
+        if on_notice is not None:
+            db.add_notice_handler(on_notice)
+        _check_server(name, db)
+    except psycopg.Error as error:
+        db.close()
+        raise _connection_error(name, error) from error
+    except ForewarnError:
+        db.close()
+        raise
+    return db
+
+
+def _check_server(name: str, db: LimitedConnection) -> None:
+    db.prepare_threshold = None
+    row = db.execute(_CONNECTION_STATE).fetchone()
+    assert row is not None
+    backend, is_read_only, encoding, synchronous_commit, version = row
+    # A pooler answers with a process number of its own. Behind it, another server process may execute the next
+    # transaction, which does not know the statements that were prepared before.
+    db.is_pooled = backend != db.info.backend_pid
+    db.prepare_threshold = None if db.is_pooled else 0
+    if is_read_only:
+        raise RecordUnavailable(
+            f"{name} is read-only, such as a standby: give the primary server, or several hosts, as in "
+            "postgresql://a,b/forewarn"
+        )
+    if version < _OLDEST_VERSION:
+        raise Refused(f"{name} has version {version // 10000}, which is too old: use version 13 or later")
+    if encoding != "UTF8":
+        raise Refused(f"{name} has the encoding {encoding}: create the database with encoding UTF8")
+    if synchronous_commit in ("off", "local"):
+        raise Refused(
+            f"{name} has synchronous_commit = {synchronous_commit}, so that it may lose what it has confirmed: set it "
+            "to on for this database or user"
+        )
+
+
+def _connection_error(name: str, error: psycopg.Error) -> ForewarnError:
+    reason = failure_text(error)
+    if any(part in reason for part in _PERMANENT_REASONS):
+        return Rejected(f"{name} refuses the connection ({reason}): check the URL and its user and password")
+    if "read-only" in reason:
+        return RecordUnavailable(
+            f"{name} has no server that can be written ({reason}): give the primary server, or promote a standby"
+        )
+    return RecordUnavailable(f"{name} cannot be reached now ({reason}): check the server and the URL")
+
+
+def failure_text(error: psycopg.Error) -> str:
+    """Return what PostgreSQL or its driver says, on one line."""
+    text = error.diag.message_primary or str(error) or type(error).__name__
+    lines = [_DRIVER_WORDS.sub("", line).strip() for line in text.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line)).removesuffix(".")
+
+
+def transaction_settings(lock_s: float, idle_s: float) -> str:
+    """Return SQL that limits the rest of a transaction on the server: waits for locks, and idle time.
+
+    A node that vanishes within a transaction must not keep the lease locked. Only the transaction has these settings,
+    because a pooler may give the next one to another server process.
+    """
+    return (
+        f"SELECT set_config('lock_timeout', '{lock_s * 1000:.0f}', true), "
+        f"set_config('idle_in_transaction_session_timeout', '{idle_s * 1000:.0f}', true)"
+    )

@@ -1,0 +1,399 @@
+"""The record in PostgreSQL: lease, fence and number in one row, changed rows, and the log.
+
+Every group is one transaction. It begins with an update of the lease row under the group's term and number, which
+fails for a deposed node; its COMMIT is a step of its own, so that only a connection that is lost there leaves the
+outcome unknown. All transactions are READ COMMITTED, and write only a few rows that one node owns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+
+from forewarn.errors import Refused, Unavailable
+from forewarn.store import postgres_connection
+from forewarn.store.postgres_connection import CALL_LIMIT_S, LimitedConnection, failure_text, transaction_settings
+from forewarn.store.record import (
+    LEASE_S,
+    Deposed,
+    LeaseRow,
+    LogPruned,
+    NodeRow,
+    NotReplicated,
+    OutcomeUnknown,
+    RecordGroup,
+    RecordMismatch,
+    RecordSnapshot,
+    RecordUnavailable,
+    RowsRejected,
+    SharedRecord,
+    SqlValues,
+)
+from forewarn.store.row_changes import REPLICATED_TABLES, decode_changes, encode_changes, quote, statements_of
+from forewarn.store.schema import REVISION, REVISIONS
+
+_ROWS_PER_FETCH = 5000
+_KEPT_GROUPS = 1000  # the log always has the last ones, so that a copy of an idle record stays valid
+_NODE_DAYS = 7  # a control node that has not described itself for longer is forgotten
+_WRITE_LIMITS = transaction_settings(lock_s=5, idle_s=LEASE_S)
+_EXPIRY = f"clock_timestamp() + interval '{LEASE_S} seconds'"
+_LEASE_COLUMNS = (
+    "term, holder, url, n, seq, clock, coalesce(extract(epoch FROM nullif(expires_at, '-infinity') "
+    "- clock_timestamp()), -1)::float8, extract(epoch FROM clock_timestamp())::float8, record_id"
+)
+_READ_LEASE = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE shard = 0"
+_LOCK_LEASE = f"{_READ_LEASE} FOR UPDATE"
+_TAKE_LEASE = f"""
+    UPDATE lease SET term = term + 1, holder = %s, url = %s, expires_at = {_EXPIRY}
+    WHERE shard = 0 AND expires_at < clock_timestamp() RETURNING {_LEASE_COLUMNS}"""
+_RENEW_LEASE = f"UPDATE lease SET expires_at = {_EXPIRY} WHERE shard = 0 AND term = %s"
+_RELEASE_LEASE = "UPDATE lease SET expires_at = '-infinity' WHERE shard = 0 AND term = %s"
+# Fails with division by zero if no row is left: then the server skips the rest of the pipeline.
+_FENCE = f"""
+    WITH fenced AS (
+        UPDATE lease SET n = n + 1, seq = %s, clock = greatest(clock, %s), expires_at = {_EXPIRY}
+        WHERE shard = 0 AND term = %s AND n = %s RETURNING n)
+    SELECT 1 / (SELECT count(*) FROM fenced)"""
+_ADD_TO_LOG = "INSERT INTO log (n, term, revision, seq, clock, body) VALUES (%s, %s, %s, %s, %s, %s)"
+_READ_LOG = "SELECT n, term, revision, seq, clock, body FROM log WHERE n > %s ORDER BY n LIMIT %s"
+_READ_LOG_TERM = "SELECT term FROM log WHERE n = %s"
+_PRUNE_LOG = f"""
+    DELETE FROM log WHERE at < clock_timestamp() - make_interval(secs => %s)
+    AND n <= (SELECT n FROM lease WHERE shard = 0) - {_KEPT_GROUPS}"""
+_WAITS_FOR_STANDBY = """
+    SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'
+                   AND pid <> pg_backend_pid())"""
+_PUT_NODE = """
+    INSERT INTO nodes (name, url, role, version, number, status, seen_at)
+    VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp()) ON CONFLICT (name) DO UPDATE SET url = excluded.url,
+    role = excluded.role, version = excluded.version, number = excluded.number, status = excluded.status,
+    seen_at = excluded.seen_at"""
+_FORGET_NODES = f"DELETE FROM nodes WHERE seen_at < clock_timestamp() - interval '{_NODE_DAYS} days'"
+_NODES = """
+    SELECT name, url, role, version, number, status, extract(epoch FROM clock_timestamp() - seen_at)::float8
+    FROM nodes ORDER BY name COLLATE "C" """
+_READ_REVISION = "SELECT version_num FROM alembic_version"
+
+Result = TypeVar("Result")
+RowList = list[tuple[Any, ...]]
+
+
+def open_record(url: str) -> PostgresRecord:
+    """Connect to the record at this URL, which must have our schema; blocks.
+
+    Raises Rejected or Refused, with one sentence, if the URL, the password, the database, its settings or its schema
+    are not right, and RecordUnavailable if the server cannot be reached or written now.
+    """
+    record = PostgresRecord(url)
+    try:
+        record.check_revision()
+    except BaseException:
+        record.close()
+        raise
+    return record
+
+
+class PostgresRecord(SharedRecord):
+    """A connection to the record in PostgreSQL (see `SharedRecord`); `open_record` checks its schema, too."""
+
+    def __init__(self, url: str) -> None:
+        postgres_connection.parse_url(url)
+        self._url = url
+        self._name = postgres_connection.describe_url(url)
+        self._db: LimitedConnection | None = None
+        self._is_closed = False
+        self._wait_was_cancelled = False
+
+    def connect(self) -> PostgresRecord:
+        """Return another connection to the same record; it connects with its first call."""
+        return PostgresRecord(self._url)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a connection pooler is between this process and the server. Blocks; raises as other calls."""
+        return self._connected().is_pooled
+
+    def check_revision(self) -> str:
+        """Return the revision of the schema; Refused if it is missing, or is not the one of this forewarn."""
+        try:
+            found = "/".join(str(number) for (number,) in self._call(lambda db: db.execute(_READ_REVISION).fetchall()))
+        except Unavailable as error:
+            if isinstance(error.__cause__, errors.UndefinedTable):
+                found = ""
+            else:
+                raise
+        if not found:
+            raise Refused(f"{self._name} has no tables of forewarn: run `forewarn store migrate` with its URL")
+        if found not in REVISIONS:
+            raise Refused(
+                f"{self._name} has schema revision {found}, unknown to this forewarn, which knows {REVISION} and "
+                "earlier: use the forewarn that wrote it, or a later one"
+            )
+        if found != REVISION:
+            raise Refused(
+                f"{self._name} has schema revision {found}, and this forewarn needs {REVISION}: run `forewarn store "
+                "migrate` with its URL"
+            )
+        return found
+
+    def read_lease(self) -> LeaseRow:
+        """Return the lease, held or expired."""
+        return self._call(lambda db: _lease_row(db.execute(_READ_LEASE).fetchall()))
+
+    def take_lease(self, holder: str, url: str) -> LeaseRow | None:
+        """Take the lease under a new term; None if it has not expired, even if this holder has it."""
+        rows = self._write(_TAKE_LEASE, (holder, url))
+        return _lease_row(rows) if rows else None
+
+    def renew_lease(self, term: int) -> bool:
+        """Extend the lease by LEASE_S seconds from now; False if another node has taken it since."""
+        return self._write_count(_RENEW_LEASE, (term,)) == 1
+
+    def release_lease(self, term: int) -> None:
+        """Let the lease expire at once, so that another node can take it; does nothing under a later term."""
+        self._write_count(_RELEASE_LEASE, (term,))
+
+    def commit(self, group: RecordGroup) -> None:
+        """Write a group, all of it or nothing, and renew the lease; durable on return."""
+        self._call(lambda db: self._prepare_group(db, group))
+        self._commit_prepared(group)
+
+    def was_committed(self, term: int, number: int) -> bool:
+        """Return whether the group with this term and number was committed.
+
+        The lock of the lease row waits for a transaction whose connection was lost. Its own COMMIT waits for the
+        standby, which then has everything that was committed before, too.
+        """
+
+        def ask(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
+            with db.transaction():
+                db.execute(_WRITE_LIMITS)
+                lease = _lease_row(db.execute(_LOCK_LEASE).fetchall())
+                return lease, db.execute(_READ_LOG_TERM, (number,)).fetchall()
+
+        lease, found = self._call(ask)
+        if number > lease.number:
+            return False
+        if not found:
+            raise LogPruned(f"{self._name} no longer knows who wrote group {number}")
+        return bool(found[0][0] == term)
+
+    def log_after(self, number: int, limit: int) -> list[RecordGroup]:
+        """Return up to `limit` groups that follow this number, in order; LogPruned if they are not there."""
+
+        def read(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
+            lease = _lease_row(db.execute(_READ_LEASE).fetchall())  # first: a group that follows meanwhile is no gap
+            return lease, db.execute(_READ_LOG, (number, limit), binary=True).fetchall()
+
+        lease, rows = self._call(read)
+        if number == lease.number:
+            return []
+        if number > lease.number or not rows or rows[0][0] != number + 1 or any(row[5] is None for row in rows):
+            raise LogPruned(f"the log of {self._name} does not continue after group {number}")
+        return [
+            RecordGroup(number=n, term=term, revision=revision, seq=seq, clock=clock, changes=decode_changes(body))
+            for n, term, revision, seq, clock, body in rows
+        ]
+
+    def log_term(self, number: int) -> int | None:
+        """Return the term of the group with this number; 0 for number 0, None if the log does not have it."""
+        if number == 0:
+            return 0
+        rows = self._call(lambda db: db.execute(_READ_LOG_TERM, (number,)).fetchall())
+        return int(rows[0][0]) if rows else None
+
+    def prune_log(self, keep_s: float) -> int:
+        """Delete groups from the log that are older than this and not among the last 1000; return how many."""
+        return self._write_count(_PRUNE_LOG, (float(keep_s),))
+
+    @contextmanager
+    def snapshot(self) -> Iterator[RecordSnapshot]:
+        """Return all rows as of one group; the record can be written meanwhile."""
+        db = self._connected()
+        with self._errors():
+            db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            lease = _lease_row(db.execute(_READ_LEASE).fetchall())
+            ((revision,),) = db.execute(_READ_REVISION).fetchall()
+            terms = db.execute(_READ_LOG_TERM, (lease.number,)).fetchall()
+        try:
+            yield RecordSnapshot(
+                record_id=lease.record_id,
+                term=int(terms[0][0]) if terms else 0,
+                number=lease.number,
+                seq=lease.seq,
+                revision=revision,
+                tables=self._read_tables(db),
+            )
+        finally:
+            with self._errors():
+                db.execute("ROLLBACK")
+
+    def waits_for_standby(self) -> bool:
+        """Return whether a COMMIT waits now for the answer of the server's synchronous standby."""
+        return bool(self._call(lambda db: db.execute(_WAITS_FOR_STANDBY).fetchall())[0][0])
+
+    def put_node(self, node: NodeRow) -> None:
+        """Store how a control node describes itself, in place of its earlier description; not in the log."""
+        row = (node.name, node.url, node.role, node.version, node.number, node.status)
+        if self._write_count(_PUT_NODE, row):
+            self._write_count(_FORGET_NODES, ())
+
+    def nodes(self) -> list[NodeRow]:
+        """Return the control nodes that described themselves within a week, sorted by name."""
+        return [
+            NodeRow(name=name, url=url, role=role, version=version, number=number, status=status, seen_s_ago=seen)
+            for name, url, role, version, number, status, seen in self._call(lambda db: db.execute(_NODES).fetchall())
+        ]
+
+    def abort(self) -> None:
+        """End the call that another thread waits for, by breaking the connection; for any thread."""
+        if (db := self._db) is not None:
+            db.is_aborted = True
+
+    def close(self) -> None:
+        """Close the connection. Closing twice is harmless; calls afterwards raise RecordUnavailable."""
+        self._is_closed = True
+        self._disconnect()
+
+    def _prepare_group(self, db: LimitedConnection, group: RecordGroup) -> None:
+        """Do everything but the COMMIT, in one round trip."""
+        fence = (group.seq, group.clock, group.term, group.number - 1)
+        entry = (group.number, group.term, group.revision, group.seq, group.clock, encode_changes(group.changes))
+        try:
+            with db.pipeline():
+                db.execute("BEGIN")
+                db.execute(_WRITE_LIMITS)
+                db.execute(_FENCE, fence)
+                cursor = db.cursor()
+                for sql, rows in statements_of(group.changes, "%s"):
+                    cursor.executemany(sql, rows)
+                db.execute(_ADD_TO_LOG, entry)
+        except errors.DivisionByZero:
+            db.execute("ROLLBACK")
+            raise self._fence_error(group) from None
+        except psycopg.DataError as error:
+            db.execute("ROLLBACK")
+            raise RowsRejected(f"{self._name} cannot store a value of this change ({failure_text(error)})") from error
+        except psycopg.IntegrityError as error:
+            db.execute("ROLLBACK")
+            raise RecordMismatch(f"{self._name} differs from the copy of this node: {failure_text(error)}") from error
+
+    def _commit_prepared(self, group: RecordGroup) -> None:
+        db = self._db
+        assert db is not None
+        self._wait_was_cancelled = False
+        try:
+            self._begin_call(db)
+            db.execute("COMMIT")
+        except psycopg.Error as error:
+            self._disconnect()
+            if self._wait_was_cancelled:
+                raise self._not_replicated(group) from error
+            raise OutcomeUnknown(
+                f"the answer of {self._name} to the COMMIT of group {group.number} was lost ({failure_text(error)})"
+            ) from error
+        if self._wait_was_cancelled:
+            raise self._not_replicated(group)
+
+    def _not_replicated(self, group: RecordGroup) -> NotReplicated:
+        return NotReplicated(
+            f"{self._name} has stored group {group.number}, but somebody cancelled the wait for its standby, which may "
+            "not have it"
+        )
+
+    def _fence_error(self, group: RecordGroup) -> Deposed | RecordMismatch:
+        lease = self.read_lease()
+        if lease.term != group.term:
+            return Deposed(f"control node {lease.holder!r} has taken the lease (term {lease.term})")
+        return RecordMismatch(f"{self._name} is at group {lease.number}, so group {group.number} cannot follow")
+
+    def _read_tables(self, db: LimitedConnection) -> Iterator[tuple[str, Sequence[SqlValues]]]:
+        for table in REPLICATED_TABLES.values():
+            columns = ", ".join(map(quote, table.columns))
+            with self._errors(), db.cursor(name="snapshot") as cursor:
+                cursor.execute(f"SELECT {columns} FROM {quote(table.name)}".encode(), binary=True)
+                while rows := cursor.fetchmany(_ROWS_PER_FETCH):
+                    yield table.name, rows
+                    self._begin_call(db)
+
+    def _write(self, sql: str, parameters: SqlValues) -> RowList:
+        """Execute one write in a transaction and return its rows."""
+        return self._in_transaction(lambda db: db.execute(sql.encode(), parameters).fetchall())
+
+    def _write_count(self, sql: str, parameters: SqlValues) -> int:
+        return self._in_transaction(lambda db: db.execute(sql.encode(), parameters).rowcount)
+
+    def _in_transaction(self, use: Callable[[LimitedConnection], Result]) -> Result:
+        def write(db: LimitedConnection) -> Result:
+            with db.transaction():
+                db.execute(_WRITE_LIMITS)
+                return use(db)
+
+        self._wait_was_cancelled = False
+        result = self._call(write)
+        if self._wait_was_cancelled:
+            raise RecordUnavailable(f"somebody cancelled a COMMIT of {self._name} that waited for its standby")
+        return result
+
+    def _call(self, use: Callable[[LimitedConnection], Result]) -> Result:
+        db = self._connected()
+        with self._errors():
+            return use(db)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of PostgreSQL into RecordUnavailable; the next call connects again."""
+        try:
+            yield
+        except psycopg.Error as error:
+            self._disconnect()
+            raise RecordUnavailable(
+                f"{self._name} cannot be used now ({failure_text(error)}): check the server"
+            ) from error
+        except BaseException:
+            if self._db is not None and self._db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                self._disconnect()
+            raise
+
+    def _connected(self) -> LimitedConnection:
+        if self._is_closed:
+            raise RecordUnavailable(f"the connection to {self._name} is closed")
+        if self._db is None or self._db.closed or self._db.is_aborted:
+            self._disconnect()
+            self._db = postgres_connection.connect(self._url, on_notice=self._on_notice)
+        self._begin_call(self._db)
+        return self._db
+
+    def _begin_call(self, db: LimitedConnection) -> None:
+        db.deadline = time.monotonic() + CALL_LIMIT_S
+
+    def _disconnect(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+    def _on_notice(self, notice: errors.Diagnostic) -> None:
+        # "canceling wait for synchronous replication" and "canceling the wait … and terminating connection": the
+        # servers of all languages name the function of their source.
+        if notice.source_function == "SyncRepWaitForLSN":
+            self._wait_was_cancelled = True
+
+
+def _lease_row(rows: RowList) -> LeaseRow:
+    ((term, holder, url, number, seq, clock, remaining_s, server_time, record_id),) = rows
+    return LeaseRow(
+        term=term,
+        holder=holder,
+        url=url,
+        number=number,
+        seq=seq,
+        clock=clock,
+        remaining_s=remaining_s,
+        server_time=server_time,
+        record_id=record_id,
+    )

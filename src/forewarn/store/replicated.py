@@ -1,0 +1,230 @@
+"""The store of the active control node: a SQLite copy whose writes are committed to the record first.
+
+In the writer's thread: the group runs on the copy (version conflicts are found there), the changed rows are committed
+to the record under the term of the lease, then the copy is committed, and the callers get their answers. After a crash
+in between, the copy is one group behind and the log has that group.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from typing import Protocol
+
+from forewarn.store import queries, sqlite_file
+from forewarn.store.following import CopyFollower, CopyPosition, write_position
+from forewarn.store.record import (
+    Deposed,
+    LeaseRow,
+    LogPruned,
+    MustStop,
+    OutcomeUnknown,
+    RecordGroup,
+    RecordUnavailable,
+    SharedRecord,
+)
+from forewarn.store.row_changes import ChangeCapture
+from forewarn.store.schema import REVISION
+from forewarn.store.sqlite import SqliteStore
+from forewarn.store.sqlite_file import StoreFileCheck
+from forewarn.store.writer_thread import GroupReplication, WriterThread
+
+WRITE_LIMIT_S = 5.0  # a caller waits for at most this long; the write may still be done later
+_RETRY_S = 0.2  # between attempts to find out an unknown outcome
+
+
+class LeaseGuard(Protocol):
+    """What the store needs to know of the lease; `HeldLease` implements it."""
+
+    def check(self) -> None:
+        """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost."""
+
+    def renewed(self, sent_at: float) -> None:
+        """Count a commit that has renewed the lease."""
+
+    def deposed(self, reason: str) -> None:
+        """End the lease: another node has taken it."""
+
+
+class RecordReplication(GroupReplication):
+    """Commits the changed rows of each group to the record, before the copy is committed.
+
+    `db` is the connection of the copy's writer, which is at the group of `position`. `clock` gives the lab time.
+    `on_stop` is called, once, on the writer's thread, if this process must end (MustStop); from then on every write
+    raises that error. A group without changed rows of replicated tables is committed to the copy alone.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        record: SharedRecord,
+        position: CopyPosition,
+        lease: LeaseRow,
+        *,
+        guard: LeaseGuard,
+        clock: Callable[[], float],
+        on_stop: Callable[[MustStop], None],
+    ) -> None:
+        self._db = db
+        self._record = record
+        self._position = position
+        self._term = lease.term
+        self._guard = guard
+        self._clock = clock
+        self._on_stop = on_stop
+        self._capture = ChangeCapture(db)
+        self._is_copy_behind = False  # the record has a group that the copy has not committed yet
+        self._stopped: MustStop | None = None
+        self._is_closing = Event()
+
+    @property
+    def number(self) -> int:
+        """The number of the last group."""
+        return self._position.number
+
+    def begin(self) -> None:
+        """Forget the changes of the group before; raises if this process must end."""
+        if self._stopped is not None:
+            raise type(self._stopped)(str(self._stopped))
+        self._capture.reset()
+
+    def commit(self) -> None:
+        """Commit what has changed since `begin` to the record, if anything has."""
+        changes = self._capture.changes()
+        if not changes:
+            return
+        self._guard.check()
+        seq = self._db.execute(queries.LAST_SEQ).fetchone()
+        position = self._position._replace(term=self._term, number=self._position.number + 1)
+        write_position(self._db, position)
+        group = RecordGroup(
+            term=self._term,
+            number=position.number,
+            seq=int(seq[0]) if seq else 0,
+            clock=self._clock(),
+            changes=changes,
+            revision=REVISION,
+        )
+        sent_at = monotonic()
+        self._commit_to_record(group)
+        self._is_copy_behind = True
+        self._position = position
+        self._guard.renewed(sent_at)
+
+    def copied(self) -> None:
+        """The copy has the group, too."""
+        self._is_copy_behind = False
+
+    def failed(self, error: Exception) -> Exception:
+        """Return the error that the writes get; the process must end if the copy is behind the record."""
+        if self._is_copy_behind:
+            stop = MustStop(
+                f"the record has group {self.number}, but the copy could not be written ({error}): this control node "
+                "must start again, and applies it then"
+            )
+            stop.__cause__ = error
+            error = stop
+        if isinstance(error, MustStop):
+            self._stop(error)
+        return error
+
+    def close(self) -> None:
+        """End an attempt to find out an unknown outcome, and close the connection when the writer has ended."""
+        self._is_closing.set()
+        self._record.abort()
+
+    def _commit_to_record(self, group: RecordGroup) -> None:
+        try:
+            self._record.commit(group)
+        except OutcomeUnknown as error:
+            if not self._find_out(group):
+                raise RecordUnavailable(f"nothing was saved: {error}") from error
+
+    def _find_out(self, group: RecordGroup) -> bool:
+        """Return whether a group whose COMMIT was not answered is in the record; waits until that is known."""
+        while True:
+            try:
+                return self._record.was_committed(group.term, group.number)
+            except LogPruned as error:
+                raise MustStop(f"it is unknown whether group {group.number} was saved: {error}") from error
+            except RecordUnavailable as error:
+                if self._is_closing.wait(_RETRY_S):
+                    raise MustStop(
+                        f"the service stops before it is known whether group {group.number} was saved ({error})"
+                    ) from error
+
+    def _stop(self, error: MustStop) -> None:
+        if self._stopped is not None:
+            return
+        self._stopped = error
+        if isinstance(error, Deposed):
+            self._guard.deposed(str(error))
+        self._on_stop(error)
+
+
+class ReplicatedStore(SqliteStore):
+    """A `Store` whose record is shared by several control nodes. `open_copy` opens it with a taken lease."""
+
+    _replication: RecordReplication
+    _record: SharedRecord
+
+    @classmethod
+    def open_copy(
+        cls,
+        path: Path,
+        record: SharedRecord,
+        lease: LeaseRow,
+        *,
+        guard: LeaseGuard,
+        clock: Callable[[], float],
+        on_stop: Callable[[MustStop], None],
+    ) -> ReplicatedStore:
+        """Bring the copy at `path` up to the lease that this node has taken, and return the store; blocks.
+
+        `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while `guard` does
+        not let them. `on_stop`: see `RecordReplication`. Raises as `CopyFollower`.
+        """
+        follower = CopyFollower(path, record)
+        try:
+            position = follower.follow_to(lease)
+        finally:
+            follower.close()
+        with sqlite_file.file_errors_as_unavailable(path, "opened"), ExitStack() as undo:
+            reader = sqlite_file.connect_reader(path)
+            undo.callback(reader.close)
+            db = sqlite_file.connect_copy_writer(path)
+            undo.callback(db.close)
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens the log, as in SqliteStore.open
+            file_check = StoreFileCheck(path)
+            file_check.check()
+            own = record.connect()
+            undo.callback(own.close)
+            replication = RecordReplication(db, own, position, lease, guard=guard, clock=clock, on_stop=on_stop)
+            writer = WriterThread(db, str(path), check=file_check.check, replication=replication, limit_s=WRITE_LIMIT_S)
+            undo.pop_all()
+        store = cls(path, reader=reader, writer=writer, file_check=file_check)
+        store._replication, store._record = replication, own
+        return store
+
+    @property
+    def number(self) -> int:
+        """The number of the last group that this node has written, or found when it took the lease."""
+        return self._replication.number
+
+    async def close(self) -> None:
+        """Finish the writes under way that the record confirms, and close the copy. Closing twice is harmless.
+
+        A write whose outcome is unknown is given up; the next start finds it in the log, if it was saved.
+        """
+        try:
+            await super().close()
+        finally:
+            self._record.close()
+
+    def abandon(self) -> None:
+        """Let `close` not wait for a record that does not answer; later writes fail. For any thread."""
+        self._replication.close()

@@ -1,0 +1,76 @@
+"""A primary and its synchronous standby, with a database that has our tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from forewarn.store.record_administration import migrate_record
+from tests.support.postgres_server import PostgresServer, wait_until
+
+DATABASE = "forewarn"
+
+
+class ServerPair:
+    """A primary with a synchronous standby, and a database with our tables."""
+
+    def __init__(self) -> None:
+        self.primary = PostgresServer.create()
+        self.primary.start()
+        self.query(f"CREATE DATABASE {DATABASE}", database="postgres")
+        migrate_record(self.url)
+        self.standby = self.primary.new_standby("s1")
+        self.standby.start()
+        self.primary.configure("synchronous_standby_names = 's1'\n")
+        self.primary.reload()
+        wait_until(self.is_synchronous, "the standby follows")
+
+    @property
+    def url(self) -> str:
+        return self.primary.url(DATABASE)
+
+    @property
+    def both_url(self) -> str:
+        """The URL with both servers, of which the driver takes the one that can be written."""
+        hosts = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}"
+        return f"postgresql://postgres:secret@{hosts}/{DATABASE}"
+
+    def query(
+        self, sql: str, database: str = DATABASE, server: PostgresServer | None = None
+    ) -> list[tuple[object, ...]]:
+        """Execute SQL as the superuser."""
+        with psycopg.connect((server or self.primary).url(database), autocommit=True) as db:
+            cursor = db.execute(sql.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def is_synchronous(self) -> bool:
+        states = self.query("SELECT sync_state FROM pg_stat_replication", database="postgres")
+        return states == [("sync",)]
+
+    @contextmanager
+    def without_standby(self) -> Iterator[None]:
+        """Stop the standby for a while, so that every COMMIT waits."""
+        self.standby.kill()
+        try:
+            yield
+        finally:
+            self.standby.start()
+            wait_until(self.is_synchronous, "the standby follows again")
+
+    def empty(self) -> None:
+        """Delete all rows, and let the record begin again."""
+        tables = self.query(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public' "
+            "AND tablename NOT IN ('alembic_version', 'lease')"
+        )
+        names = ", ".join(f'"{name}"' for (name,) in tables)
+        self.query(
+            f"TRUNCATE {names}; UPDATE lease SET record_id = gen_random_uuid()::text, term = 0, holder = '', url = '', "
+            "expires_at = '-infinity', n = 0, seq = 0, clock = 0"
+        )
+
+    def remove(self) -> None:
+        self.standby.remove()
+        self.primary.remove()
