@@ -112,6 +112,7 @@ class FakeBehaviour:
     migration_s: float = 1.0  # math.inf: migrations never converge
     refused: dict[str, str] = field(default_factory=dict)  # operation → the sentence with which it is refused
     unreachable: set[str] = field(default_factory=set)  # hosts
+    silent_after: str = ""  # the operation after whose effect its host no longer answers; "": none
     can_fence: bool = False
 
 
@@ -319,6 +320,9 @@ class FakeMachines:
             raise Refused(self._hosts.behaviour.refused[operation])
         self._pass_time()
         result = effect()
+        if operation == self._hosts.behaviour.silent_after:
+            self._hosts.behaviour.unreachable.add(host)
+            raise HostUnreachable(f"{host} does not answer")
         self._calls.after(is_disturbed)
         return result
 

@@ -122,6 +122,7 @@ class MachineSite:
 
         async def run() -> ActDone | ActUnderWay:
             hypervisor = self.open(calls)
+            answer: ActDone | ActUnderWay = ActUnderWay(at=self.now, note="the service was killed")
             try:
                 for _ in range(times):
                     try:

@@ -158,10 +158,12 @@ class MachineHypervisor:
         """End an act that was given up before it was done; return what it waits for, None once it has ended.
 
         The service gives an act up if one of its hosts fails. A move that its source has not released is undone, and
-        one that was released is completed.
+        one that was released is completed. A start on a host that the new act does not concern is undone.
         """
         reason = f"given up in favour of {act.verb} {act.id}"
-        if not earlier.is_move or earlier.step is Step.BEGIN:
+        is_start_elsewhere = bool(earlier.destination) and earlier.destination not in (act.from_host, act.to_host)
+        needs_undo = earlier.is_move or (earlier.verb is Verb.START and is_start_elsewhere)
+        if not needs_undo or earlier.step is Step.BEGIN:
             await self._resume_if_paused(earlier)
             self._journal.end(earlier.act_id, ok=False, note=reason)
             return None

@@ -49,6 +49,8 @@ def first_step(act: MachineActRecord) -> Step:
 def next_in_place(act: MachineActRecord, seen: Observation) -> Decision:
     """Return what an act that moves no VM does next, from its record and what its host reports."""
     host = act.source
+    if act.step is Step.UNDO:
+        return _undo(act, seen)
     if seen.source is None:
         return _without_host(act, seen)
     if seen.source in _MIGRATING:
@@ -73,8 +75,32 @@ def _without_host(act: MachineActRecord, seen: Observation) -> Decision:
     return Wait(unreachable_source_note(act))
 
 
+def _undo(act: MachineActRecord, seen: Observation) -> Decision:
+    """Decide about a start that was given up: the VM must not run there when it starts elsewhere.
+
+    The host forgets the VM, so that an order to start it that is still on its way has no effect.
+    """
+    if seen.source is None:
+        if seen.is_source_down:
+            return End(False, act.failure)
+        if act.is_abrupt and seen.may_fence:
+            return Do(Operation.FENCE, act.source)
+        return Wait(unreachable_source_note(act), host=act.source)
+    if seen.source in _MIGRATING:
+        return Wait(f"{act.name} is {seen.source} on {act.source} in a migration that is not known here: end it")
+    match seen.source:
+        case MachineState.ABSENT:
+            return End(False, act.failure)
+        case MachineState.OFF:
+            return Do(Operation.REMOVE, act.source)
+        case _:
+            return Do(Operation.POWER_OFF, act.source)
+
+
 def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
     """Return what follows when the platform refuses an operation for good: the VM is not left paused."""
+    if act.step is Step.UNDO:
+        return Wait(reason)
     match operation:
         case Operation.PRESS_POWER_BUTTON:
             return Enter(_hard_step(act))

@@ -32,7 +32,7 @@ class Step(StrEnum):
     PREPARE = "prepare"  # this and the following ones are steps of a move; the VM gets ready on the destination
     SEND = "send"  # a live migration from the source has begun
     ABORT = "abort"  # the migration is cancelled, and the VM continues on the source
-    UNDO = "undo"  # the destination forgets the VM
+    UNDO = "undo"  # the destination forgets the VM; also of a start that was given up
     ACTIVATE = "activate"  # the source has released the VM: it continues on the destination
     CLEAN_UP = "clean-up"  # the VM is on the destination: the source forgets it
 
