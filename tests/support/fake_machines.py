@@ -110,7 +110,8 @@ class FakeBehaviour:
 
     shutdown_s: float = 1.0  # math.inf: guests ignore ACPI
     migration_s: float = 1.0  # math.inf: migrations never converge
-    refused: dict[str, str] = field(default_factory=dict)  # operation → the sentence with which it is refused
+    # operation, or "operation on host" → the sentence with which it is refused
+    refused: dict[str, str] = field(default_factory=dict)
     unreachable: set[str] = field(default_factory=set)  # hosts
     silent_after: str = ""  # the operation after whose effect its host no longer answers; "": none
     can_fence: bool = False
@@ -316,8 +317,9 @@ class FakeMachines:
         is_disturbed = self._calls.before()
         if host in self._hosts.behaviour.unreachable:
             raise HostUnreachable(f"{host} does not answer")
-        if operation in self._hosts.behaviour.refused:
-            raise Refused(self._hosts.behaviour.refused[operation])
+        for refused in (operation, f"{operation} on {host}"):
+            if refused in self._hosts.behaviour.refused:
+                raise Refused(self._hosts.behaviour.refused[refused])
         self._pass_time()
         result = effect()
         if operation == self._hosts.behaviour.silent_after:

@@ -2,8 +2,8 @@
 
 `explore` visits every state that any order of changes can reach, breadth first. Between a look at the hosts and the
 operation that follows, anything may happen; the service may be killed, a host may become silent, crash or be fenced, an
-answer may be lost, and an operation may take effect late. Only a late power-off of the destination is left out: nothing
-could tell it from a wanted one.
+answer may be lost, and an operation may take effect late. A late power-off of the destination is left out, and one of a
+source where the VM was booted again may leave it off: nothing could tell it from a wanted one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class ModelState(NamedTuple):
     is_source_silent: bool = False
     is_destination_silent: bool = False
     is_source_dead: bool = False
+    is_destination_dead: bool = False
     is_confirmed: bool = False  # the operator said that the source is down, which was true
+    is_destination_confirmed: bool = False  # the same for the destination
     is_fenced: bool = False  # the service has just fenced the source
     was_asked: bool = False  # the power button was pressed
     step: Step = Step.PREPARE
@@ -57,7 +59,8 @@ class ModelState(NamedTuple):
     late: Do | None = None  # an operation whose answer was lost, and that may still take effect
     faults: int = 0  # how many disturbances there were
     has_source_crashed: bool = False  # the VM may be off there at the end
-    is_excused: bool = False  # the destination crashed, or the guest shut down by itself: the VM may be off
+    has_destination_crashed: bool = False  # the VM may be off at the end of a successful move
+    is_excused: bool = False  # the guest shut down by itself, or has no host that can boot it: the VM may be off
     ok: bool | None = None  # None: the act has not ended
 
 
@@ -129,9 +132,10 @@ class MoveModel:
         if after.ok is None or after.is_excused:
             return
         was_off = after.has_source_crashed and after.verb is Verb.MIGRATE and not after.has_sent
-        if after.ok and after.destination is not RUNNING and not was_off:
+        if after.ok and after.destination is not RUNNING and not (was_off or after.has_destination_crashed):
             raise Violation(f"a successful move has lost the VM: {before} → {after}")
-        if not after.ok and after.source is not RUNNING and not after.has_source_crashed:
+        has_no_host = after.has_source_crashed or (after.is_abrupt and after.has_destination_crashed)
+        if not after.ok and after.source is not RUNNING and not has_no_host:
             raise Violation(f"a failed move has not left the VM running: {before} → {after}")
 
     def changes(self, state: ModelState) -> Iterator[ModelState]:
@@ -140,10 +144,11 @@ class MoveModel:
         yield from self._host_changes(state)
         if state.late is not None:
             yield state._replace(late=None)
-            if not state.is_source_dead or state.late.host != SOURCE:
+            if not (state.is_source_dead if state.late.host == SOURCE else state.is_destination_dead):
                 changed = self._effect(state._replace(late=None), state.late)
                 if changed is not None:
-                    yield changed
+                    ends_vm = state.late.operation in (Operation.POWER_OFF, Operation.PRESS_POWER_BUTTON)
+                    yield changed._replace(is_excused=changed.is_excused or (ends_vm and state.step is Step.RETURN))
         if state.faults < self._max_faults:
             for fault in self._faults(state):
                 yield fault._replace(faults=state.faults + 1)
@@ -184,6 +189,7 @@ class MoveModel:
             destination=None if state.is_destination_silent else state.destination,
             progress=MigrationProgress(is_active=state.is_sending) if has_progress else None,
             is_source_down=state.is_source_silent and (state.is_fenced or state.is_confirmed),
+            is_destination_down=state.is_destination_silent and state.is_destination_confirmed,
             may_fence=state.is_source_silent and state.done is not Operation.FENCE,
             is_overdue=is_overdue,
             done=state.done,
@@ -201,6 +207,10 @@ class MoveModel:
             yield state._replace(decision=refusal)
             return
         yield changed._replace(done=do.operation)
+        if do == Do(Operation.POWER_ON, DESTINATION) and state.faults < self._max_faults:
+            refusal = move_after_refusal(self._record_of(state), do.operation, "refused")
+            is_excused = state.is_excused or state.is_abrupt
+            yield state._replace(decision=refusal, faults=state.faults + 1, is_excused=is_excused)
         is_stray_power_off = do.operation is Operation.POWER_OFF and do.host == DESTINATION
         if state.faults < self._max_faults and state.late is None and not is_stray_power_off:
             yield after._replace(late=do, faults=state.faults + 1)
@@ -224,7 +234,7 @@ class MoveModel:
                 is_late_send = state.late is not None and state.late.operation is Operation.SEND
                 return state._replace(is_sending=False, late=None if is_late_send else state.late)
             case Operation.PRESS_POWER_BUTTON, _:
-                return state._replace(was_asked=True)
+                return state._replace(was_asked=machine is RUNNING)
             case Operation.RESUME, MachineState.PAUSED | MachineState.RECEIVED:
                 return with_machine(RUNNING)
             case Operation.RESUME, MachineState.SENT if self._resumes_sent:
@@ -235,7 +245,7 @@ class MoveModel:
                 return with_machine(RUNNING)
             case Operation.POWER_OFF, _:
                 changed = with_machine(machine if machine is ABSENT else OFF)
-                return changed._replace(is_sending=False) if is_source else changed
+                return changed._replace(is_sending=False, was_asked=False) if is_source else changed
             case Operation.REMOVE, MachineState.OFF | MachineState.ABSENT:
                 return with_machine(ABSENT)
             case _:
@@ -256,8 +266,13 @@ class MoveModel:
         if state.is_source_dead:
             yield state._replace(is_confirmed=True)
             yield state._replace(is_source_dead=False, is_source_silent=False, is_confirmed=False, is_fenced=False)
-        if state.is_destination_silent:
+        if state.is_destination_silent and not state.is_destination_dead:
             yield state._replace(is_destination_silent=False)
+        if state.is_destination_dead:
+            yield state._replace(is_destination_confirmed=True)
+            yield state._replace(
+                is_destination_dead=False, is_destination_silent=False, is_destination_confirmed=False
+            )
 
     def _faults(self, state: ModelState) -> Iterator[ModelState]:
         yield state._replace(decision=None, done=None, is_fenced=False)  # the service is killed, and starts again
@@ -268,13 +283,31 @@ class MoveModel:
         if not state.is_source_dead:
             yield _crash_source(state)
         if state.destination is not ABSENT:
-            yield state._replace(destination=OFF, is_excused=True)
+            yield state._replace(destination=OFF, has_destination_crashed=True)
+        if not state.is_destination_dead:
+            yield _crash_destination(state)
         if state.source is RUNNING:
-            yield state._replace(source=OFF, is_sending=False, is_excused=True)  # the guest shuts down by itself
+            yield state._replace(source=OFF, is_sending=False, was_asked=False, is_excused=True)  # the guest shuts down by itself
+
+
+def _crash_destination(state: ModelState) -> ModelState:
+    is_late_there = state.late is not None and state.late.host == DESTINATION  # the order is lost with the host
+    return state._replace(
+        destination=ABSENT if state.destination is ABSENT else OFF,
+        is_destination_dead=True,
+        is_destination_silent=True,
+        has_destination_crashed=True,
+        late=None if is_late_there else state.late,
+    )
 
 
 def _crash_source(state: ModelState) -> ModelState:
     source = ABSENT if state.source is ABSENT else OFF
     return state._replace(
-        source=source, is_sending=False, is_source_dead=True, is_source_silent=True, has_source_crashed=True
+        source=source,
+        is_sending=False,
+        was_asked=False,
+        is_source_dead=True,
+        is_source_silent=True,
+        has_source_crashed=True,
     )

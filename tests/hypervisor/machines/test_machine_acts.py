@@ -155,6 +155,51 @@ def test_a_redeploy_shuts_the_guest_down_and_boots_it_elsewhere_with_a_fresh_dis
     assert "web-1" in site.hosts.disks
 
 
+def test_a_vm_that_the_destination_cannot_boot_comes_back_on_its_source(site: MachineSite) -> None:
+    site.behaviour.refused["power_on on host-2"] = "host-2 cannot make the ephemeral disk"
+    done = site.perform_until_done(machine_act(Verb.REDEPLOY))
+    note = "host-2 cannot make the ephemeral disk; web-1 was started on host-1 again"
+    assert done == ActDone(ok=False, note=note)
+    assert site.hosts.states("web-1") == {"host-1": MachineState.RUNNING}
+    assert log_of(site) == ["off on host-1", "removed on host-2", "booted on host-1"]
+
+
+def test_a_vm_that_no_host_can_boot_stays_off_and_the_outcome_says_why(site: MachineSite) -> None:
+    site.behaviour.refused["power_on"] = "the image is broken"
+    done = site.perform_until_done(machine_act(Verb.REDEPLOY))
+    note = "the image is broken; web-1 is off on host-1, which could not start it again: the image is broken"
+    assert done == ActDone(ok=False, note=note)
+    assert site.hosts.states("web-1") == {"host-1": MachineState.OFF}
+
+
+def test_a_vm_of_a_failed_host_that_the_destination_cannot_boot_stays_off_and_can_be_moved_again(
+    site: MachineSite,
+) -> None:
+    site.behaviour.refused["power_on on host-2"] = "host-2 cannot make the ephemeral disk"
+    done = site.perform_until_done(machine_act(Verb.REDEPLOY, abrupt=True))
+    note = "host-2 cannot make the ephemeral disk; web-1 is off, because host-1 has failed: redeploy it to another host"
+    assert done == ActDone(ok=False, note=note)
+    assert site.hosts.states("web-1") == {"host-1": MachineState.OFF}
+    again = machine_act(Verb.REDEPLOY, event_id="EVENT-2", to_host="host-3", abrupt=True)
+    assert site.perform_until_done(again).ok
+    assert site.hosts.states("web-1") == {"host-3": MachineState.RUNNING}
+
+
+@pytest.mark.parametrize("verb", [Verb.MIGRATE, Verb.REDEPLOY])
+def test_a_vm_whose_destination_went_down_after_the_release_boots_on_its_source(site: MachineSite, verb: Verb) -> None:
+    site.behaviour.silent_after = "resume" if verb is Verb.MIGRATE else "power_on"
+    answer = site.perform(machine_act(verb), times=10)
+    assert isinstance(answer, ActUnderWay)
+    assert answer.note == "host-2 does not answer: web-1 has left host-1, and waits for it"
+    site.behaviour.silent_after = ""
+    site.hosts.crash("host-2")
+    site.confirmed_down.add("host-2")
+    done = site.perform_until_done(machine_act(verb))
+    note = "host-2 went down before web-1 was known to run there; web-1 was started on host-1 again"
+    assert done == ActDone(ok=False, note=note)
+    assert site.hosts.states("web-1") == {"host-1": MachineState.RUNNING, "host-2": MachineState.OFF}
+
+
 def test_a_stopped_vm_moves_and_stays_off(site: MachineSite) -> None:
     site.hosts.add("host-1", "web-2", MachineState.OFF)
     done = site.perform_until_done(machine_act(Verb.REDEPLOY, vm="web-2", is_stopped=True))

@@ -103,3 +103,24 @@ def test_a_vm_whose_migration_fails_goes_on_on_its_host_whichever_call_is_distur
 
     for number, kind in disturbances(perform_failing(), Disturbance.KILL_AFTER, Disturbance.LOST_ANSWER):
         perform_failing(number, kind)
+
+
+@pytest.mark.parametrize("loses_journal", [False, True])
+def test_a_vm_that_its_destination_cannot_boot_runs_on_its_source_whichever_call_is_disturbed(
+    tmp_path: Path, loses_journal: bool
+) -> None:
+    site = MachineSite(tmp_path)
+    site.loses_journal = loses_journal
+
+    def perform_returning(number: int = -1, kind: Disturbance = Disturbance.KILL_AFTER) -> int:
+        vm, calls = f"vm-{number}-{kind}", DisturbedCalls(number=number, kind=kind)
+        site.hosts.behaviour = FakeBehaviour(refused={"power_on on host-2": "host-2 has no disk for it"})
+        site.hosts.add("host-1", vm)
+        done = site.perform_until_done(machine_act(Verb.REDEPLOY, vm=vm), calls=calls)
+        assert (done.ok, bool(done.note)) == (False, True)
+        assert site.hosts.states(vm) == {"host-1": MachineState.RUNNING}, f"{kind} call {number}: {done.note}"
+        return calls.calls
+
+    kinds = (Disturbance.KILL_AFTER,) if loses_journal else (Disturbance.KILL_AFTER, Disturbance.LOST_ANSWER)
+    for number, kind in disturbances(perform_returning(), *kinds):
+        perform_returning(number, kind)

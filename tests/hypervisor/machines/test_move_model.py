@@ -13,6 +13,7 @@ from forewarn.hypervisor.machines.move import next_move
 from forewarn.hypervisor.machines.steps import (
     Decision,
     Do,
+    End,
     Enter,
     MachineActRecord,
     Observation,
@@ -83,6 +84,18 @@ def forgets_to_abort(act: MachineActRecord, seen: Observation) -> Decision:
     return decision
 
 
+def returns_without_looking(act: MachineActRecord, seen: Observation) -> Decision:
+    """Wrong: boots the VM on its source again while the destination still knows it, or is silent."""
+    if act.step is Step.RETURN and seen.source is MachineState.OFF:
+        return Do(Operation.POWER_ON, SOURCE)
+    return next_move(act, seen)
+
+
+def stays_after_a_refusal(act: MachineActRecord, seen: Observation) -> Decision:
+    """Wrong: ends although the VM, which the destination could not boot, is off."""
+    return End(False, "why") if act.step is Step.RETURN else next_move(act, seen)
+
+
 @pytest.mark.parametrize(
     ("decide", "start", "problem"),
     [
@@ -93,6 +106,8 @@ def forgets_to_abort(act: MachineActRecord, seen: Observation) -> Decision:
         (resumes_a_sent_source, "migration", "two running copies"),
         (resumes_after_fencing, "migration", "older than its disks"),
         (forgets_to_abort, "migration", "has not left the VM running"),
+        (returns_without_looking, "redeployment", "two running copies"),
+        (stays_after_a_refusal, "redeployment", "has not left the VM running"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

@@ -2,9 +2,9 @@
 
 A move has three durable parts: *prepare* on the destination, *release* by the source, and *activate* on the
 destination. It activates only with a recorded release: the source reported that the VM is stopped or was sent, or the
-source was fenced. Until then a failure undoes the preparation and the VM continues on the source; afterwards the only
-way is forward. In order of priority: there are never two running copies, the VM is never lost, and it is never left
-paused.
+source was fenced. Until then a failure undoes the preparation and the VM continues on the source. Afterwards the VM goes
+back only if it certainly does not run on the destination: that cannot boot it and has forgotten it, or is down. In
+order of priority: there are never two running copies, the VM is never lost, and it is never left paused.
 """
 
 from __future__ import annotations
@@ -53,8 +53,17 @@ def move_after_refusal(act: MachineActRecord, operation: Operation, reason: str)
             return End(False, f"{act.failure}; {act.destination} still has its definition of {act.name}: {reason}")
         case Step.CLEAN_UP:
             return End(True, f"{act.source} still has its definition of {act.name}: {reason}")
+        case Step.ACTIVATE if operation in (Operation.COPY_DEFINITION, Operation.POWER_ON):
+            return Enter(Step.RETURN, failure=reason)
+        case Step.RETURN if operation in (Operation.COPY_DEFINITION, Operation.POWER_ON):  # only done on the source
+            off = f"{act.name} is off on {act.source}, which could not start it again: {reason}"
+            return End(False, _join(act.failure, off))
         case _:
             return Wait(reason)
+
+
+def _join(*sentences: str) -> str:
+    return "; ".join(sentence for sentence in sentences if sentence)
 
 
 def progress_text(progress: MigrationProgress) -> str:
@@ -205,6 +214,9 @@ def _power_off(act: MachineActRecord, seen: Observation) -> Decision:
 def _activate(act: MachineActRecord, seen: Observation) -> Decision:
     if seen.source in _IN_MEMORY:  # another program, or an automatic start, has started it again there
         return Do(Operation.POWER_OFF, act.source)
+    if seen.destination is None and seen.is_destination_down:
+        failure = f"{act.destination} went down before {act.name} was known to run there"
+        return Enter(Step.RETURN, failure=failure)
     if seen.destination is None:
         return Wait(f"{act.destination} does not answer: {act.name} has left {act.source}, and waits for it")
     if seen.destination is MachineState.ABSENT:
@@ -238,6 +250,38 @@ def _clean_up(act: MachineActRecord, seen: Observation) -> Decision:
     return Do(Operation.REMOVE if seen.source is MachineState.OFF else Operation.POWER_OFF, act.source)
 
 
+def _return(act: MachineActRecord, seen: Observation) -> Decision:
+    """Decide after the destination could not run the VM: only a destination that forgot it, or is down, cannot later."""
+    if seen.destination is None and not seen.is_destination_down:
+        note = f"{act.destination} does not answer, and {act.name} may run there: waiting for it"
+        return Wait(_join(act.failure, note), host=act.destination)
+    if seen.destination not in (None, MachineState.ABSENT):
+        is_off = seen.destination is MachineState.OFF
+        return Do(Operation.REMOVE if is_off else Operation.POWER_OFF, act.destination)
+    if seen.source in _IN_MEMORY:
+        return _returned(act, seen)
+    if act.is_abrupt or act.release is Release.FENCED or (seen.source is None and seen.is_source_down):
+        note = f"{act.name} is off, because {act.source} has failed: redeploy it to another host"
+        return End(False, _join(act.failure, note))
+    match seen.source:
+        case None:
+            return wait_for_host(act.source)
+        case MachineState.ABSENT:
+            return Do(Operation.COPY_DEFINITION, act.source)
+        case MachineState.OFF if act.stays_off:
+            return End(False, _join(act.failure, f"{act.name} stays off on {act.source}"))
+        case MachineState.OFF:
+            return Do(Operation.POWER_ON, act.source)
+        case _:  # its memory may be older than its disks
+            return Do(Operation.POWER_OFF, act.source)
+
+
+def _returned(act: MachineActRecord, seen: Observation) -> Decision:
+    if seen.source is MachineState.PAUSED:
+        return Do(Operation.RESUME, act.source)
+    return End(False, _join(act.failure, f"{act.name} was started on {act.source} again"))
+
+
 _DECIDERS: dict[Step, Callable[[MachineActRecord, Observation], Decision]] = {
     Step.PREPARE: _prepare,
     Step.SEND: _send,
@@ -247,4 +291,5 @@ _DECIDERS: dict[Step, Callable[[MachineActRecord, Observation], Decision]] = {
     Step.POWER_OFF: _power_off,
     Step.ACTIVATE: _activate,
     Step.CLEAN_UP: _clean_up,
+    Step.RETURN: _return,
 }

@@ -122,12 +122,16 @@ class MachineOperations:
             source=source,
             destination=destination,
             progress=progress,
-            is_source_down=is_silent and (self._fencer.is_fenced(act.source) or self._is_confirmed_down(act.source)),
+            is_source_down=is_silent and self._is_down(act.source),
+            is_destination_down=destination is None and self._is_down(act.destination),
             may_fence=is_silent and self._fencer.may_try(act.source),
             is_overdue=is_overdue,
             done=done,
             now=now,
         )
+
+    def _is_down(self, host: str) -> bool:
+        return self._fencer.is_fenced(host) or self._is_confirmed_down(host)
 
     async def _state(self, host: str, name: str) -> MachineState | None:
         if not host:

@@ -35,6 +35,7 @@ class Step(StrEnum):
     UNDO = "undo"  # the destination forgets the VM; also of a start that was given up
     ACTIVATE = "activate"  # the source has released the VM: it continues on the destination
     CLEAN_UP = "clean-up"  # the VM is on the destination: the source forgets it
+    RETURN = "return"  # the destination cannot run the VM: it forgets it, and the VM boots on the source again
 
 
 class Release(StrEnum):
@@ -92,7 +93,7 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def boots_with_fresh_disk(self) -> bool:
         """Whether the VM gets an empty ephemeral disk when the act boots it, because it changes hosts."""
-        return bool(self.destination)
+        return bool(self.destination) and self.step is not Step.RETURN
 
     @property
     def stays_off(self) -> bool:
@@ -133,6 +134,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     destination: MachineState | None = MachineState.ABSENT
     progress: MigrationProgress | None = None  # read before the states; None: not asked, or no answer
     is_source_down: bool = False  # it was fenced just now, or the operator confirmed that it is down
+    is_destination_down: bool = False  # the same for the destination
     may_fence: bool = False  # whether it is time to try the fence command, again if it failed
     is_overdue: bool = False  # whether the step has taken longer than its limit
     done: Operation | None = None  # the last operation that this process completed in this step
