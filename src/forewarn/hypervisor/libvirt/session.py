@@ -26,7 +26,8 @@ from forewarn.hypervisor.machines.driver import FreeCapacity, MigrationProgress
 
 _ELEMENT_METADATA = 2  # VIR_DOMAIN_METADATA_ELEMENT
 LIVE, STORED = 1, 2  # which definition of a domain: VIR_DOMAIN_AFFECT_LIVE, VIR_DOMAIN_AFFECT_CONFIG
-_ACTIVE_JOBS = (1, 2)  # virDomainJobType: bounded and unbounded
+_NO_JOB = 0  # virDomainJobType; a migration has a job, even a completed one, until its source has confirmed it
+_MAX_LOOKS = 20  # at a domain that changes while it is looked at
 _MIGRATION_OUT = 5  # virDomainJobOperation
 _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 5, 3  # libvirt ends a connection that is silent for 20 s
 
@@ -142,16 +143,33 @@ class LibvirtSession:
         return sorted(found, key=lambda domain: domain.name)
 
     def status(self, name: str) -> DomainStatus | None:
-        """Return what the host reports about a domain; None if it has none of this name."""
+        """Return what the host reports about a domain; None if it has none of this name.
+
+        libvirt answers in several calls, and a domain may change in between: a guest that goes on after a failed
+        switchover would be taken for one that was sent. So it is looked at until nothing has changed meanwhile.
+        """
+        if (domain := self._domain_or_none(name)) is None:
+            return None
+        for _ in range(_MAX_LOOKS):
+            if (before := self._life(domain)) is None:
+                return None
+            status = self._status(domain, name, *before)
+            if self._life(domain) == before:
+                return status
+        raise LibvirtFailure(f"domain {name} changes all the time", OPERATION_TIMEOUT)
+
+    def _life(self, domain: Any) -> tuple[int, int, bool, bool] | None:
+        """State, reason, whether it has a process, and whether its definition is stored; None: it is gone."""
         try:
-            domain = self._domain(name)
             with self._failures():
                 state, reason = domain.state()
-                is_active, is_stored = bool(domain.isActive()), bool(domain.isPersistent())
+                return state, reason, bool(domain.isActive()), bool(domain.isPersistent())
         except LibvirtFailure as failure:
             if failure.code == NO_DOMAIN:
                 return None
             raise
+
+    def _status(self, domain: Any, name: str, state: int, reason: int, is_active: bool, is_stored: bool) -> DomainStatus:
         has_job, is_incoming = self._job(domain) if is_active else (False, False)
         return DomainStatus(
             state=state,
@@ -163,12 +181,12 @@ class LibvirtSession:
         )
 
     def _job(self, domain: Any) -> tuple[bool, bool]:
-        """Whether the domain has an active job, and whether it is the destination of a migration."""
+        """Whether the domain has a job, and whether it is the destination of a migration."""
         try:
             with self._failures():
-                return domain.jobInfo()[0] in _ACTIVE_JOBS, False
+                return domain.jobInfo()[0] != _NO_JOB, False
         except LibvirtFailure as failure:
-            if failure.code in (NOT_SUPPORTED, OPERATION_INVALID):  # it has just ended, or the driver has no jobs
+            if failure.code in (NOT_SUPPORTED, OPERATION_INVALID, NO_DOMAIN):  # it has just ended, or there are no jobs
                 return False, False
             if failure.code == OPERATION_UNSUPPORTED:  # only the source of a migration has numbers
                 return False, True
@@ -308,7 +326,7 @@ class LibvirtSession:
                     continue
                 raise
             is_outgoing = numbers.get("operation", _MIGRATION_OUT) == _MIGRATION_OUT
-            if is_outgoing and (flags or numbers["type"] in _ACTIVE_JOBS):
+            if is_outgoing and (flags or numbers["type"] != _NO_JOB):
                 return MigrationProgress(
                     is_active=not flags,
                     transferred_bytes=int(numbers.get("data_processed", 0)),
@@ -405,6 +423,14 @@ class LibvirtSession:
     def _domain(self, name: str) -> Any:
         with self._failures():
             return self._connection.lookupByName(name)
+
+    def _domain_or_none(self, name: str) -> Any | None:
+        try:
+            return self._domain(name)
+        except LibvirtFailure as failure:
+            if failure.code == NO_DOMAIN:
+                return None
+            raise
 
     @contextmanager
     def _failures(self) -> Iterator[None]:

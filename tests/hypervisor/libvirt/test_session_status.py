@@ -1,0 +1,64 @@
+"""The state of a domain during a switchover, with libvirt caught at every moment between two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations_with_replacement
+
+import pytest
+
+from forewarn.hypervisor.libvirt.domain_state import machine_state
+from forewarn.hypervisor.libvirt.session import OPERATION_TIMEOUT, LibvirtFailure, LibvirtSession
+from forewarn.hypervisor.machines.driver import MachineState
+from tests.support.fake_libvirt import DOMAIN, FakeConnection, FakeDomain, FakeLibvirt, Moment
+
+RUNNING, PAUSED, OFF = 1, 3, 5
+SENDING = Moment(state=RUNNING, job=2)
+SWITCHING = Moment(state=PAUSED, reason=2, job=2)
+CONFIRMING = Moment(state=PAUSED, reason=2, job=3)  # the memory has arrived; the destination has not said whether it runs
+FAILING = [SENDING, SWITCHING, CONFIRMING, Moment(state=RUNNING, reason=5, job=3), Moment(state=RUNNING, reason=5)]
+COMPLETING = [SENDING, SWITCHING, CONFIRMING, Moment(state=OFF, reason=4)]
+ARRIVING = [
+    Moment(state=PAUSED, reason=2, is_incoming=True, live_move="received"),
+    Moment(state=PAUSED, reason=1, live_move="received"),
+]
+_CALLS = 8  # more than one look at a domain takes
+
+
+def every_plan(moments: Sequence[Moment]) -> Iterator[list[int]]:
+    """Yield, for each way in which the moments can pass during the calls, how many pass before each call."""
+    for changes in combinations_with_replacement(range(_CALLS), len(moments) - 1):
+        yield [changes.count(call) for call in range(_CALLS)]
+
+
+def look(moments: Sequence[Moment], plan: Sequence[int]) -> tuple[MachineState, Moment]:
+    """Return the state that a session reports, and what the domain really was at the end of that look."""
+    domain = FakeDomain(moments, plan)
+    status = LibvirtSession(FakeLibvirt(), FakeConnection(domain)).status(DOMAIN)
+    assert status is not None
+    return machine_state(status), domain.moment
+
+
+def test_a_guest_that_goes_on_after_a_failed_switchover_is_never_taken_for_sent() -> None:
+    for plan in every_plan(FAILING):
+        assert look(FAILING, plan)[0] is MachineState.RUNNING, plan
+
+
+def test_a_guest_is_sent_only_once_its_source_has_confirmed_it() -> None:
+    for plan in every_plan(COMPLETING):
+        state, moment = look(COMPLETING, plan)
+        if moment == COMPLETING[-1]:
+            assert state in (MachineState.RUNNING, MachineState.SENT), plan
+        else:
+            assert state is MachineState.RUNNING, plan
+
+
+def test_an_arriving_guest_is_never_taken_for_sent() -> None:
+    for plan in every_plan(ARRIVING):
+        assert look(ARRIVING, plan)[0] in (MachineState.RECEIVING, MachineState.RECEIVED), plan
+
+
+def test_a_domain_that_changes_at_every_look_has_no_known_state() -> None:
+    with pytest.raises(LibvirtFailure, match="changes all the time") as raised:
+        look([Moment(state=RUNNING, reason=number) for number in range(400)], [1] * 400)
+    assert raised.value.code == OPERATION_TIMEOUT
