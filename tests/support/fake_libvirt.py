@@ -15,7 +15,7 @@ OPERATION_INVALID = 55
 OPERATION_UNSUPPORTED = 84
 
 
-class libvirtError(Exception):  # noqa: N801, N818 (libvirt's own name)
+class libvirtError(Exception):
     """An error of libvirt with its number."""
 
     def __init__(self, code: int) -> None:
@@ -64,14 +64,14 @@ class FakeDomain:
         moment = self._next_call()
         return [moment.state, moment.reason]
 
-    def isActive(self) -> int:  # noqa: N802
+    def isActive(self) -> int:
         return int(self._next_call().state != 5)
 
-    def isPersistent(self) -> int:  # noqa: N802
+    def isPersistent(self) -> int:
         self._next_call()
         return 1
 
-    def jobInfo(self) -> list[int]:  # noqa: N802
+    def jobInfo(self) -> list[int]:
         moment = self._next_call()
         if moment.state == 5:
             raise libvirtError(OPERATION_INVALID)
@@ -93,15 +93,15 @@ class FakeConnection:
     def __init__(self, domain: FakeDomain) -> None:
         self._domain = domain
 
-    def lookupByName(self, name: str) -> FakeDomain:  # noqa: N802
+    def lookupByName(self, name: str) -> FakeDomain:
         assert name == DOMAIN
         return self._domain
 
-    def isAlive(self) -> int:  # noqa: N802
+    def isAlive(self) -> int:
         return 1
 
 
 class FakeLibvirt:
     """The module."""
 
-    libvirtError = libvirtError  # noqa: N815
+    libvirtError = libvirtError

@@ -232,7 +232,7 @@ class FakeMachines:
 
         self._call("reimage", host, reimage)
 
-    async def copy_definition(self, host: str, vm: str, to_host: str) -> None:
+    async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """See `MachineDriver`."""
 
         def copy() -> None:

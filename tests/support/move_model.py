@@ -270,9 +270,7 @@ class MoveModel:
             yield state._replace(is_destination_silent=False)
         if state.is_destination_dead:
             yield state._replace(is_destination_confirmed=True)
-            yield state._replace(
-                is_destination_dead=False, is_destination_silent=False, is_destination_confirmed=False
-            )
+            yield state._replace(is_destination_dead=False, is_destination_silent=False, is_destination_confirmed=False)
 
     def _faults(self, state: ModelState) -> Iterator[ModelState]:
         yield state._replace(decision=None, done=None, is_fenced=False)  # the service is killed, and starts again
@@ -287,7 +285,9 @@ class MoveModel:
         if not state.is_destination_dead:
             yield _crash_destination(state)
         if state.source is RUNNING:
-            yield state._replace(source=OFF, is_sending=False, was_asked=False, is_excused=True)  # the guest shuts down by itself
+            yield state._replace(
+                source=OFF, is_sending=False, was_asked=False, is_excused=True
+            )  # the guest shuts down by itself
 
 
 def _crash_destination(state: ModelState) -> ModelState:

@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import subprocess
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from forewarn.hypervisor.libvirt.connection import LibvirtHost
@@ -37,6 +38,43 @@ _DISK = """
 <disk type='file' device='disk'><driver name='qemu' type='raw' cache='none'/><source file='{path}'/>
 <target dev='{target}' bus='virtio'/></disk>
 """
+
+
+_TEST_DOMAIN = """
+<domain type='test'><name>web-1</name><uuid>{uuid}</uuid><memory unit='MiB'>{memory}</memory><vcpu>1</vcpu>
+<metadata><forewarn:disks xmlns:forewarn='urn:forewarn:disks:1' ephemeral='vdb'/></metadata>
+<os><type>hvm</type></os><devices>{devices}</devices></domain>
+"""
+UUID = "11111111-1111-4111-8111-111111111111"
+OTHER_UUID = "22222222-2222-4222-8222-222222222222"
+_TEST_NODE = """
+<node><memory>4194304</memory>{domain}
+<pool type='dir'><name>images</name><target><path>/images</path></target></pool></node>
+"""
+DISKS = """
+<disk type='file' device='disk'><source file='/images/root.qcow2'/><target dev='vda'/></disk>
+<disk type='file' device='disk'><source file='/images/scratch.qcow2'/><target dev='vdb'/></disk>
+<disk type='file' device='cdrom'><source file='/iso/debian.iso'/><target dev='hda'/><readonly/></disk>
+"""
+VOLUME = "<volume><name>{}</name><capacity unit='MiB'>64</capacity></volume>"
+
+
+def domain(*, uuid: str = UUID, memory: int = 256, devices: str = "") -> str:
+    return _TEST_DOMAIN.format(uuid=uuid, memory=memory, devices=devices)
+
+
+@asynccontextmanager
+async def driver_of(tmp_path: Path, **hosts: str) -> AsyncIterator[LibvirtDriver]:
+    """A driver whose hosts have the domain XML given, each in a world of its own."""
+    specs = {}
+    for name, xml in hosts.items():
+        (tmp_path / f"{name}.xml").write_text(_TEST_NODE.format(domain=xml))
+        specs[name] = LibvirtHost(uri=f"test://{tmp_path}/{name}.xml")
+    driver = LibvirtDriver(specs, tmp_path / "definitions")
+    try:
+        yield driver
+    finally:
+        await driver.close()
 
 
 class Guest:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +19,12 @@ from forewarn.hypervisor.libvirt.domain_state import ChangeKind
 from forewarn.hypervisor.libvirt.driver import LibvirtDriver
 from forewarn.hypervisor.libvirt.session import LibvirtSession
 from forewarn.hypervisor.machines.driver import HostUnreachable, MachineMark, MachineState
+from tests.vms.libvirt_hosts import OTHER_UUID, domain, driver_of
 
 pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
 pytestmark = pytest.mark.vms
 
 MARK = MachineMark(act_id="A-1", step="pause")
-DOMAIN = """
-<domain type='test'><name>web-1</name><uuid>{uuid}</uuid><memory unit='MiB'>{memory}</memory><vcpu>1</vcpu>
-<metadata><forewarn:disks xmlns:forewarn='urn:forewarn:disks:1' ephemeral='vdb'/></metadata>
-<os><type>hvm</type></os><devices>{devices}</devices></domain>
-"""
-UUID = "11111111-1111-4111-8111-111111111111"
-OTHER_UUID = "22222222-2222-4222-8222-222222222222"
-NODE = """
-<node><memory>4194304</memory>{domain}
-<pool type='dir'><name>images</name><target><path>/images</path></target></pool></node>
-"""
-DISKS = """
-<disk type='file' device='disk'><source file='/images/root.qcow2'/><target dev='vda'/></disk>
-<disk type='file' device='disk'><source file='/images/scratch.qcow2'/><target dev='vdb'/></disk>
-<disk type='file' device='cdrom'><source file='/iso/debian.iso'/><target dev='hda'/><readonly/></disk>
-"""
-VOLUME = "<volume><name>{}</name><capacity unit='MiB'>64</capacity></volume>"
-
-
-def domain(*, uuid: str = UUID, memory: int = 256, devices: str = "") -> str:
-    return DOMAIN.format(uuid=uuid, memory=memory, devices=devices)
-
-
-@asynccontextmanager
-async def driver_of(tmp_path: Path, **hosts: str) -> AsyncIterator[LibvirtDriver]:
-    """A driver whose hosts have the domain XML given, each in a world of its own."""
-    specs = {}
-    for name, xml in hosts.items():
-        (tmp_path / f"{name}.xml").write_text(NODE.format(domain=xml))
-        specs[name] = LibvirtHost(uri=f"test://{tmp_path}/{name}.xml")
-    driver = LibvirtDriver(specs, tmp_path / "definitions")
-    try:
-        yield driver
-    finally:
-        await driver.close()
-
-
 Operation = Callable[[LibvirtDriver], Coroutine[Any, Any, None]]
 OPERATIONS: dict[str, tuple[Operation, MachineState]] = {
     "pause": (lambda driver: driver.pause("a", "web-1"), MachineState.PAUSED),
@@ -215,77 +180,6 @@ def test_a_migration_that_libvirt_refuses_leaves_the_vm_running_and_says_why(tmp
     asyncio.run(scenario())
 
 
-def test_removing_a_vm_with_its_disks_deletes_those_that_are_its_own(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with driver_of(tmp_path, a=domain(devices=DISKS)) as driver:
-            await with_volumes(driver, "root.qcow2", "scratch.qcow2", "other.qcow2")
-            await driver.power_off("a", "web-1")
-            await driver.remove("a", "web-1", delete_disks=True)
-            assert await driver.state("a", "web-1") is MachineState.ABSENT
-            assert await volumes(driver) == ["other.qcow2"]
-
-    asyncio.run(scenario())
-
-
-def test_a_vm_starts_with_an_empty_ephemeral_disk_if_asked(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with driver_of(tmp_path, a=domain(devices=DISKS)) as driver:
-            await with_volumes(driver, "root.qcow2", "scratch.qcow2")
-            await driver.power_off("a", "web-1")
-            await driver.power_on("a", "web-1", fresh_ephemeral_disk=True)
-            assert await driver.state("a", "web-1") is MachineState.RUNNING
-            assert await volumes(driver) == ["root.qcow2", "scratch.qcow2"]
-
-    asyncio.run(scenario())
-
-
-def test_an_os_disk_is_made_anew_from_its_image_and_only_if_it_has_one(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with driver_of(tmp_path, a=domain(devices=DISKS)) as driver:
-            await with_volumes(driver, "root.qcow2")
-            await driver.power_off("a", "web-1")
-            with pytest.raises(Refused, match=r"disk /images/root.qcow2 .* is not a copy of an image"):
-                await driver.reimage("a", "web-1")
-            assert await volumes(driver) == ["root.qcow2"]
-            backing = "<backingStore><path>/images/debian.qcow2</path></backingStore></volume>"
-            await with_volumes(driver, "root.qcow2", end=backing)
-            await driver.reimage("a", "web-1")
-            assert await volumes(driver) == ["root.qcow2"]
-            assert await driver.state("a", "web-1") is MachineState.OFF
-
-    asyncio.run(scenario())
-
-
-def test_a_vm_that_was_removed_without_its_disks_is_defined_again_elsewhere_or_deleted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with driver_of(tmp_path, a=domain(devices=DISKS), b="") as driver:
-            await with_volumes(driver, "root.qcow2", "other.qcow2")
-            with pytest.raises(Refused, match="'web-1' is on no host, and no definition of it is kept"):
-                await driver.copy_definition("", "web-1", "b")
-            await driver.power_off("a", "web-1")
-            await driver.remove("a", "web-1", delete_disks=False)
-            await driver.copy_definition("", "web-1", "b")
-            assert await driver.state("b", "web-1") is MachineState.OFF
-            await driver.remove("b", "web-1", delete_disks=False)
-            for _ in range(2):
-                await driver.remove("", "web-1", delete_disks=True)
-            assert await volumes(driver) == ["other.qcow2"]
-
-    asyncio.run(scenario())
-
-
-def test_disks_outside_of_storage_pools_are_not_deleted_and_the_vm_stays(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        devices = DISKS.replace("/images/root", "/elsewhere/root")
-        async with driver_of(tmp_path, a=domain(devices=devices)) as driver:
-            await driver.power_off("a", "web-1")
-            with pytest.raises(Refused, match=r"disk /elsewhere/root.qcow2 .* in no storage pool of host a"):
-                await driver.remove("a", "web-1", delete_disks=True)
-            assert await driver.state("a", "web-1") is MachineState.OFF
-
-    asyncio.run(scenario())
-
-
 def test_hosts_are_found_in_any_case_and_a_host_without_settings_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with driver_of(tmp_path, a=domain()) as driver:
@@ -342,6 +236,34 @@ def test_a_daemon_that_accepts_and_never_answers_is_an_unreachable_host(tmp_path
         asyncio.run(scenario())
 
 
+def test_a_call_that_changes_disks_waits_for_an_earlier_one_that_was_cancelled(tmp_path: Path) -> None:
+    """A reimage that is given up may still work in its thread: the VM must not boot meanwhile."""
+
+    async def scenario() -> None:
+        async with driver_of(tmp_path, a=domain()) as driver:
+            await driver.power_off("a", "web-1")
+            is_working, may_end = threading.Event(), threading.Event()
+
+            def change_disks(session: LibvirtSession) -> None:
+                is_working.set()
+                may_end.wait(60)
+
+            given_up = asyncio.create_task(driver._run("a", "web-1", "reimage", change_disks, is_exclusive=True))
+            await asyncio.to_thread(is_working.wait, 60)
+            given_up.cancel()
+            await asyncio.wait({given_up})
+            with pytest.raises(HostUnreachable, match="host a has not finished an earlier call for VM 'web-1'"):
+                await driver.power_on("a", "web-1")
+            assert await driver.state("a", "web-1") is MachineState.OFF
+            may_end.set()
+            async with asyncio.timeout(60):
+                while await driver.state("a", "web-1") is MachineState.OFF:
+                    with suppress(HostUnreachable):
+                        await driver.power_on("a", "web-1")
+
+    asyncio.run(scenario())
+
+
 def test_changes_that_hosts_report_are_yielded_in_their_order(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with driver_of(tmp_path, a=domain()) as driver:
@@ -371,21 +293,3 @@ def test_a_transient_vm_gets_no_mark_because_its_host_would_forget_it(tmp_path: 
                 await driver.write_mark("a", "web-1", MARK)
 
     asyncio.run(scenario())
-
-
-def images(session: LibvirtSession) -> Any:
-    """The storage pool, as libvirt's own object: the driver has no need to fill pools."""
-    return session._connection.storagePoolLookupByName("images")
-
-
-async def with_volumes(driver: LibvirtDriver, *names: str, end: str = "</volume>") -> None:
-    def create(session: LibvirtSession) -> None:
-        for name in names:
-            session.delete_volume(f"/images/{name}")
-            images(session).createXML(VOLUME.format(name).replace("</volume>", end))
-
-    await driver._connection("a").call(create)
-
-
-async def volumes(driver: LibvirtDriver) -> list[str]:
-    return await driver._connection("a").call(lambda session: sorted(images(session).listVolumes()))

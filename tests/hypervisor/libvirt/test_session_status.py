@@ -8,14 +8,17 @@ from itertools import combinations_with_replacement
 import pytest
 
 from forewarn.hypervisor.libvirt.domain_state import machine_state
-from forewarn.hypervisor.libvirt.session import OPERATION_TIMEOUT, LibvirtFailure, LibvirtSession
+from forewarn.hypervisor.libvirt.failure import OPERATION_TIMEOUT, LibvirtFailure
+from forewarn.hypervisor.libvirt.session import LibvirtSession
 from forewarn.hypervisor.machines.driver import MachineState
 from tests.support.fake_libvirt import DOMAIN, FakeConnection, FakeDomain, FakeLibvirt, Moment
 
 RUNNING, PAUSED, OFF = 1, 3, 5
 SENDING = Moment(state=RUNNING, job=2)
 SWITCHING = Moment(state=PAUSED, reason=2, job=2)
-CONFIRMING = Moment(state=PAUSED, reason=2, job=3)  # the memory has arrived; the destination has not said whether it runs
+CONFIRMING = Moment(
+    state=PAUSED, reason=2, job=3
+)  # the memory has arrived; the destination has not said whether it runs
 FAILING = [SENDING, SWITCHING, CONFIRMING, Moment(state=RUNNING, reason=5, job=3), Moment(state=RUNNING, reason=5)]
 COMPLETING = [SENDING, SWITCHING, CONFIRMING, Moment(state=OFF, reason=4)]
 ARRIVING = [

@@ -11,21 +11,20 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.hypervisor.libvirt.domain_state import ChangeKind, change_kind
-from forewarn.hypervisor.libvirt.session import (
+from forewarn.hypervisor.libvirt.failure import (
     ACCESS_DENIED,
     NO_DOMAIN,
     OPERATION_TIMEOUT,
     UNSAFE_MIGRATION,
     LibvirtFailure,
-    LibvirtSession,
-    open_session,
 )
+from forewarn.hypervisor.libvirt.session import LibvirtSession, open_session
 from forewarn.hypervisor.machines.driver import HostUnreachable
 
 log = logging.getLogger(__name__)
@@ -98,24 +97,27 @@ class LibvirtConnection:
         self._session: LibvirtSession | None = None
         self._opening: asyncio.Task[LibvirtSession] | None = None
         self._unanswered = 0
+        self._exclusive: dict[str, asyncio.Future[object]] = {}  # VM → the call that changes its disks
         self._was_lost = False
         self._is_closed = False
 
-    async def call(self, work: Callable[[LibvirtSession], T], *, waits: bool = False) -> T:
+    async def call(self, work: Callable[[LibvirtSession], T], *, waits: bool = False, exclusive: str = "") -> T:
         """Run `work` on the open connection, in a thread, and return what it returns.
 
         `work` must be safe to repeat: it runs again if the connection has ended meanwhile. With `waits` there is no
-        timeout and no repetition, for work that takes long. Raises HostUnreachable if the host does not answer, Refused
-        without permission, LibvirtFailure for everything else that libvirt refuses.
+        timeout and no repetition, for work that takes long. `exclusive` is the name of a VM whose disks `work` changes
+        or uses: such calls for one VM never overlap, even if an earlier one has timed out or was cancelled. Raises
+        HostUnreachable if the host does not answer, or works on an earlier exclusive call, Refused without permission,
+        LibvirtFailure for everything else that libvirt refuses.
         """
         try:
-            return await self._call_once(work, waits=waits)
+            return await self._call_once(work, waits=waits, exclusive=exclusive)
         except LibvirtFailure as failure:
             if not failure.is_connection_lost or waits:
                 raise
             self._forget_session()
         try:
-            return await self._call_once(work, waits=waits)
+            return await self._call_once(work, waits=waits, exclusive=exclusive)
         except LibvirtFailure as failure:
             if not failure.is_connection_lost:
                 raise
@@ -137,6 +139,8 @@ class LibvirtConnection:
         self._is_closed = True
         if self._opening is not None:
             self._opening.cancel()
+        if self._exclusive:
+            await asyncio.wait(self._exclusive.values(), timeout=_CLOSE_TIMEOUT_S)
         session, self._session = self._session, None
         if session is not None:
             with contextlib.suppress(LibvirtFailure, TimeoutError):
@@ -183,13 +187,18 @@ class LibvirtConnection:
         self._was_lost = True
         self._on_change(DomainChange(host=self.name, vm="", kind=ChangeKind.HOST_LOST))
 
-    async def _call_once(self, work: Callable[[LibvirtSession], T], *, waits: bool) -> T:
+    async def _call_once(self, work: Callable[[LibvirtSession], T], *, waits: bool, exclusive: str) -> T:
         session = await self.session()
+        if exclusive in self._exclusive:
+            raise HostUnreachable(f"host {self.name} has not finished an earlier call for VM {exclusive!r}")
         if self._unanswered >= _MAX_UNANSWERED:
             raise HostUnreachable(f"the libvirt of host {self.name} has not answered {self._unanswered} calls")
         self._unanswered += 1
         future = _in_thread(lambda: work(session))
         future.add_done_callback(self._answered)
+        if exclusive:
+            self._exclusive[exclusive] = cast("asyncio.Future[object]", future)
+            future.add_done_callback(lambda _: self._exclusive.pop(exclusive))
         return await (future if waits else self._within_timeout(future))
 
     def _answered(self, future: asyncio.Future[T]) -> None:

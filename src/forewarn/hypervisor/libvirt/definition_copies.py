@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from glob import escape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,6 +31,11 @@ class DefinitionCopies:
             os.fsync(file.fileno())
         draft.replace(path)
 
+    def save_all(self, host: str, texts: Mapping[str, str]) -> None:
+        """Keep these texts, such as the XML of volumes, each under its name."""
+        for name, text in texts.items():
+            self.save(host, name, text)
+
     def load(self, host: str, vm: str) -> str | None:
         """Return the latest definition of a VM on a host; None if there is none."""
         if self._directory is None:
@@ -37,6 +44,13 @@ class DefinitionCopies:
             return _path(self._directory, host, vm).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+
+    def load_from_any_host(self, host: str, name: str) -> str | None:
+        """Return what is kept under this name for the host, or else for any other; None if there is none."""
+        if (own := self.load(host, name)) is not None or self._directory is None:
+            return own
+        found = sorted(self._directory.glob(f"*/{escape(_file_name(name))}.xml"))
+        return found[0].read_text(encoding="utf-8") if found else None
 
     def delete(self, host: str, vm: str) -> None:
         """Delete the copy, if there is one."""

@@ -1,11 +1,12 @@
 """Deletes the disks of a VM, empties them, or creates them again from their image.
 
-libvirt can do that only to volumes of its storage pools. The functions block.
+libvirt can do that only to volumes of its active storage pools: of an inactive one it does not know the volumes, which
+must not pass for deleted. The functions block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
@@ -18,26 +19,71 @@ def owned_disks(definition: str) -> list[str]:
     return [disk.source for disk in parse_domain(definition).disks if disk.is_owned and disk.source]
 
 
-def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[str]) -> None:
-    """Delete these disks of a VM; skips those that are gone. Refused if one is in no storage pool."""
+def ephemeral_disks(definition: str) -> list[str]:
+    """Return where the ephemeral disks of this VM (its domain XML) are."""
+    return [disk.source for disk in parse_domain(definition).disks if disk.is_ephemeral and disk.source]
+
+
+def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[str]) -> list[str]:
+    """Delete these disks of a VM; return those that the host had.
+
+    Refused, before anything is deleted, if one is in no active storage pool of the host.
+    """
+    _require_pools(session, host, vm, paths)
+    return [path for path in paths if session.storage.delete_volume(path)]
+
+
+def volumes_of(session: LibvirtSession, paths: Sequence[str]) -> dict[str, str]:
+    """Return the XML of the volumes with these paths, by path; leaves out what is in no active storage pool."""
+    found = {path: session.storage.volume_xml(path) for path in paths if _has_active_pool(session, path)}
+    return {path: volume for path, volume in found.items() if volume is not None}
+
+
+def require_new_disks(
+    session: LibvirtSession,
+    copies: DefinitionCopies,
+    host: str,
+    vm: str,
+    paths: Sequence[str],
+    volumes: Mapping[str, str],
+) -> None:
+    """Make sure that the host can create these disks; Refused if not. Creates nothing.
+
+    `volumes` has the XML of the disks on another host, by path: those that this one does not have become like them.
+    """
     _require_pools(session, host, vm, paths)
     for path in paths:
-        session.delete_volume(path)
+        if session.storage.volume_xml(path) is not None:
+            continue
+        if path in volumes:
+            copies.save(host, path, volumes[path])
+        elif copies.load(host, path) is None:
+            raise _missing(host, path)
 
 
 def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Replace the VM's ephemeral disks with empty ones. Refused if one is in no storage pool."""
-    disks = [disk for disk in parse_domain(session.stored_xml(vm)).disks if disk.is_ephemeral]
-    _require_pools(session, host, vm, [disk.source for disk in disks])
-    for disk in disks:
-        _renew(session, copies, host, disk.source, keep_backing=False)
+    """Replace the VM's ephemeral disks with empty ones. Refused if one is in no active storage pool."""
+    paths = ephemeral_disks(session.stored_xml(vm))
+    _require_pools(session, host, vm, paths)
+    for path in paths:
+        _renew(session, copies, host, path, keep_backing=False)
+
+
+def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
+    """Create ephemeral disks of the VM that were deleted by a move that failed; leaves the others as they are."""
+    for path in ephemeral_disks(session.stored_xml(vm)):
+        volume = copies.load_from_any_host(host, path)
+        if volume is None or not _has_active_pool(session, path):
+            continue
+        if session.storage.volume_xml(path) is None:
+            session.storage.create_volume(path, new_volume(volume, keep_backing=False))
 
 
 def renew_os_disk(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
     """Replace the VM's first disk with a new copy of its image. Refused without an image or a pool."""
     disk = _os_disk(session, host, vm)
     _require_pools(session, host, vm, [disk.source])
-    volume = session.volume_xml(disk.source) or copies.load(host, disk.source)
+    volume = session.storage.volume_xml(disk.source) or copies.load(host, disk.source)
     if volume is None or not backing_image(volume):
         raise Refused(
             f"disk {disk.source} of VM {vm!r} on host {host} is not a copy of an image, so it cannot be recreated: "
@@ -55,19 +101,34 @@ def _os_disk(session: LibvirtSession, host: str, vm: str) -> DomainDisk:
 
 def _renew(session: LibvirtSession, copies: DefinitionCopies, host: str, path: str, *, keep_backing: bool) -> None:
     """Delete the volume and create it again; a copy of its XML lets a repeated call finish that."""
-    if (volume := session.volume_xml(path)) is not None:
+    if (volume := session.storage.volume_xml(path)) is not None:
         copies.save(host, path, volume)
-        session.delete_volume(path)
+        session.storage.delete_volume(path)
     if (kept := copies.load(host, path) or volume) is None:
-        raise Refused(f"disk {path} does not exist on host {host}: create it")
-    session.create_volume(path, new_volume(kept, keep_backing=keep_backing))
+        raise _missing(host, path)
+    session.storage.create_volume(path, new_volume(kept, keep_backing=keep_backing))
     copies.delete(host, path)
+
+
+def _missing(host: str, path: str) -> Refused:
+    return Refused(f"disk {path} does not exist on host {host}: create it")
+
+
+def _has_active_pool(session: LibvirtSession, path: str) -> bool:
+    pool = session.storage.find_pool(path)
+    return pool is not None and pool.is_active
 
 
 def _require_pools(session: LibvirtSession, host: str, vm: str, paths: Sequence[str]) -> None:
     for path in paths:
-        if not session.has_pool_for(path):
+        pool = session.storage.find_pool(path)
+        if pool is None:
             raise Refused(
                 f"disk {path} of VM {vm!r} is in no storage pool of host {host}, so libvirt cannot replace or delete "
                 "it: define a pool for its directory with `virsh pool-define-as`"
+            )
+        if not pool.is_active:
+            raise Refused(
+                f"disk {path} of VM {vm!r} is in the storage pool {pool.name!r} of host {host}, which is not active: "
+                f"start it with `virsh pool-start {pool.name}`"
             )

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,15 @@ from forewarn.errors import ForewarnError, Refused
 from forewarn.hypervisor.libvirt.connection import DomainChange, LibvirtConnection, LibvirtHost, operation_error
 from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
 from forewarn.hypervisor.libvirt.disks import delete_disks as delete_disks_of_vm
-from forewarn.hypervisor.libvirt.disks import empty_ephemeral_disks, owned_disks, renew_os_disk
+from forewarn.hypervisor.libvirt.disks import (
+    empty_ephemeral_disks,
+    ephemeral_disks,
+    owned_disks,
+    renew_os_disk,
+    require_new_disks,
+    restore_ephemeral_disks,
+    volumes_of,
+)
 from forewarn.hypervisor.libvirt.domain_state import machine_state
 from forewarn.hypervisor.libvirt.domain_xml import (
     MARK_NAMESPACE,
@@ -30,8 +38,9 @@ from forewarn.hypervisor.libvirt.domain_xml import (
     parse_mark,
     with_own_metadata,
 )
+from forewarn.hypervisor.libvirt.failure import OPERATION_INVALID, LibvirtFailure
 from forewarn.hypervisor.libvirt.live_migration import LiveMigrations
-from forewarn.hypervisor.libvirt.session import LIVE, OPERATION_INVALID, STORED, LibvirtFailure, LibvirtSession
+from forewarn.hypervisor.libvirt.session import LIVE, STORED, LibvirtSession
 from forewarn.hypervisor.machines.driver import (
     FreeCapacity,
     HostUnreachable,
@@ -114,12 +123,12 @@ class LibvirtDriver:
         def work(session: LibvirtSession) -> None:
             if not _require(session, host, vm, "start", MachineState.OFF, done=MachineState.RUNNING):
                 return
-            if fresh_ephemeral_disk:
-                empty_ephemeral_disks(session, self._copies, self._connection(host).name, vm)
+            make_disks = empty_ephemeral_disks if fresh_ephemeral_disk else restore_ephemeral_disks
+            make_disks(session, self._copies, self._connection(host).name, vm)
             session.set_metadata(vm, MOVE_NAMESPACE, None, STORED)
             session.create(vm)
 
-        await self._run(host, vm, "start", work)
+        await self._run(host, vm, "start", work, is_exclusive=True)
 
     async def power_off(self, host: str, vm: str) -> None:
         """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay."""
@@ -161,28 +170,34 @@ class LibvirtDriver:
                 self._copies.delete("", vm)
             else:
                 self._copies.save("", vm, definition)
+                self._copies.save_all("", volumes_of(session, ephemeral_disks(definition)))
             session.undefine(vm)
             self._copies.delete(self._connection(host).name, vm)
 
-        await self._run(host, vm, "remove", work)
+        await self._run(host, vm, "remove", work, is_exclusive=True)
 
     async def _remove_without_host(self, vm: str) -> None:
-        """Delete the disks of a VM that is on no host, by the first host that answers and can."""
+        """Delete the disks of a VM that is on no host, on each host that has some of them.
+
+        A disk that no host has was deleted earlier; a host that cannot say so may still have it.
+        """
         definition = self._copies.load("", vm)
         if definition is None:
             return
         paths = owned_disks(definition)
-        problem: ForewarnError = Refused(f"VM {vm!r} is on no host, and the settings have no host to delete its disks")
-        for connection in self._connections.values():
-            host = connection.name
+        left = set(paths)
+        problem: ForewarnError | None = None
+        if not self._connections:
+            problem = Refused(f"VM {vm!r} is on no host, and the settings have no host to delete its disks")
+        for host in [connection.name for connection in self._connections.values()]:
+            work = partial(delete_disks_of_vm, host=host, vm=vm, paths=paths)
             try:
-                await self._run(host, vm, "remove", lambda session: delete_disks_of_vm(session, "", vm, paths))
+                left -= set(await self._run(host, vm, "remove", work, is_exclusive=True))
             except ForewarnError as error:
                 problem = error
-                continue
-            self._copies.delete("", vm)
-            return
-        raise problem
+        if left and problem is not None:
+            raise problem
+        self._copies.delete("", vm)
 
     async def reimage(self, host: str, vm: str) -> None:
         """Replace the OS disk of a VM that is OFF with a new copy of its backing file; it stays OFF."""
@@ -191,18 +206,21 @@ class LibvirtDriver:
             if _require(session, host, vm, "reimage", MachineState.OFF):
                 renew_os_disk(session, self._copies, self._connection(host).name, vm)
 
-        await self._run(host, vm, "reimage", work)
+        await self._run(host, vm, "reimage", work, is_exclusive=True)
 
-    async def copy_definition(self, host: str, vm: str, to_host: str) -> None:
+    async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
 
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
-        another VM of this name, or runs this one.
+        another VM of this name, or runs this one, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks.
         """
         xml = await self._definition(host, vm)
+        disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
+        volumes = await self._volumes(host, vm, disks) if disks else {}
 
         def work(session: LibvirtSession) -> None:
             move, mark = None, None
+            require_new_disks(session, self._copies, self._connection(to_host).name, vm, disks, volumes)
             match _state(session, vm):
                 case MachineState.ABSENT:
                     pass
@@ -340,9 +358,11 @@ class LibvirtDriver:
         await self._migrations.close()
         await asyncio.gather(*(connection.close() for connection in self._connections.values()))
 
-    async def _run(self, host: str, vm: str, what: str, work: Callable[[LibvirtSession], T]) -> T:
+    async def _run(
+        self, host: str, vm: str, what: str, work: Callable[[LibvirtSession], T], *, is_exclusive: bool = False
+    ) -> T:
         try:
-            return await self._connection(host).call(work)
+            return await self._connection(host).call(work, exclusive=vm if is_exclusive else "")
         except LibvirtFailure as failure:
             raise operation_error(host, vm, what, failure) from failure
 
@@ -362,6 +382,15 @@ class LibvirtDriver:
         self._copies.save(name, vm, xml)
         return xml
 
+    async def _volumes(self, host: str, vm: str, paths: Sequence[str]) -> dict[str, str]:
+        """The XML of these volumes of the host, by path, or copies of it; without those that nobody knows."""
+        kept = {path: self._copies.load_from_any_host(host, path) for path in paths}
+        found = {path: volume for path, volume in kept.items() if volume is not None}
+        if host:
+            with contextlib.suppress(ForewarnError):
+                found |= await self._run(host, vm, "look at", lambda session: volumes_of(session, paths))
+        return found
+
     def _connection(self, host: str) -> LibvirtConnection:
         connection = self._connections.get(host.casefold())
         if connection is None:
@@ -371,7 +400,9 @@ class LibvirtDriver:
     def _copy_all(self, host: str, session: LibvirtSession) -> None:
         for domain in session.domains():
             if domain.is_stored:
-                self._copies.save(host, domain.name, session.stored_xml(domain.name))
+                definition = session.stored_xml(domain.name)
+                self._copies.save(host, domain.name, definition)
+                self._copies.save_all(host, volumes_of(session, ephemeral_disks(definition)))
 
     def _report(self, change: DomainChange) -> None:
         for queue in self._subscribers:

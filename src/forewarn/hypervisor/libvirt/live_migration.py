@@ -22,7 +22,8 @@ from forewarn.hypervisor.libvirt.domain_xml import (
     parse_mark,
     with_own_metadata,
 )
-from forewarn.hypervisor.libvirt.session import STORED, LibvirtFailure, LibvirtSession
+from forewarn.hypervisor.libvirt.failure import LibvirtFailure
+from forewarn.hypervisor.libvirt.session import STORED, LibvirtSession
 from forewarn.hypervisor.machines.driver import HostUnreachable, MigrationProgress
 
 log = logging.getLogger(__name__)

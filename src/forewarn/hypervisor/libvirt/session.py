@@ -5,7 +5,6 @@ They block: call them only from threads that may block. All failures are `Libvir
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +14,18 @@ import msgspec
 
 from forewarn.errors import Rejected
 from forewarn.hypervisor.libvirt.domain_state import DomainStatus
-from forewarn.hypervisor.libvirt.domain_xml import (
-    METADATA_PREFIX,
-    MOVE_NAMESPACE,
-    host_cpu_model,
-    parse_move,
-    pool_directory,
+from forewarn.hypervisor.libvirt.domain_xml import METADATA_PREFIX, MOVE_NAMESPACE, host_cpu_model, parse_move
+from forewarn.hypervisor.libvirt.failure import (
+    INVALID_ARGUMENT,
+    NO_DOMAIN,
+    NO_METADATA,
+    NOT_SUPPORTED,
+    OPERATION_INVALID,
+    OPERATION_TIMEOUT,
+    OPERATION_UNSUPPORTED,
+    LibvirtFailure,
 )
+from forewarn.hypervisor.libvirt.storage import LibvirtStorage
 from forewarn.hypervisor.machines.driver import FreeCapacity, MigrationProgress
 
 _ELEMENT_METADATA = 2  # VIR_DOMAIN_METADATA_ELEMENT
@@ -31,29 +35,8 @@ _MAX_LOOKS = 20  # at a domain that changes while it is looked at
 _MIGRATION_OUT = 5  # virDomainJobOperation
 _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 5, 3  # libvirt ends a connection that is silent for 20 s
 
-# libvirt's error numbers (virErrorNumber), which are stable
-NOT_SUPPORTED = 3
-INVALID_ARGUMENT = 8
-NO_DOMAIN = 42
-NO_VOLUME = 50
-OPERATION_INVALID = 55
-OPERATION_TIMEOUT = 68
-NO_METADATA = 80
-UNSAFE_MIGRATION = 81
-OPERATION_UNSUPPORTED = 84
-ACCESS_DENIED = frozenset({29, 45, 79, 88})
-
 OnLifecycle = Callable[[str, int, int], None]  # domain name, event, detail; called in libvirt's event loop thread
 OnClose = Callable[[], None]  # the daemon ended the connection; called in libvirt's event loop thread
-
-
-class LibvirtFailure(Exception):
-    """libvirt refused or could not do something; `code` is its error number (virErrorNumber)."""
-
-    def __init__(self, message: str, code: int = 0, *, is_connection_lost: bool = False) -> None:
-        super().__init__(message)
-        self.code = code
-        self.is_connection_lost = is_connection_lost
 
 
 class FoundDomain(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +82,7 @@ class LibvirtSession:
     def __init__(self, libvirt: Any, connection: Any) -> None:
         self._libvirt = libvirt
         self._connection = connection
+        self.storage = LibvirtStorage(connection, self._failures)
 
     def close(self) -> None:
         """Close the connection; VMs and migrations under way are left as they are."""
@@ -153,7 +137,7 @@ class LibvirtSession:
         for _ in range(_MAX_LOOKS):
             if (before := self._life(domain)) is None:
                 return None
-            status = self._status(domain, name, *before)
+            status = self._status(domain, name, before)
             if self._life(domain) == before:
                 return status
         raise LibvirtFailure(f"domain {name} changes all the time", OPERATION_TIMEOUT)
@@ -169,7 +153,8 @@ class LibvirtSession:
                 return None
             raise
 
-    def _status(self, domain: Any, name: str, state: int, reason: int, is_active: bool, is_stored: bool) -> DomainStatus:
+    def _status(self, domain: Any, name: str, life: tuple[int, int, bool, bool]) -> DomainStatus:
+        state, reason, is_active, is_stored = life
         has_job, is_incoming = self._job(domain) if is_active else (False, False)
         return DomainStatus(
             state=state,
@@ -360,65 +345,6 @@ class LibvirtSession:
                 used_kib = sum(domain.info()[1] for domain in active)
                 memory_mib = max(0, self._connection.getInfo()[1] - used_kib // 1024)
         return FreeCapacity(memory_mib=memory_mib, cpu_model=cpu_model)
-
-    def has_pool_for(self, path: str) -> bool:
-        """Return whether a storage pool of the host manages this path, or POOL/VOLUME."""
-        with self._failures():
-            return any(self._manages(pool, path) for pool in self._connection.listAllStoragePools())
-
-    def _has_volume(self, path: str) -> bool:
-        """Return whether a pool has the volume, also one that another host has created in a shared directory."""
-        if self._is_listed(path):
-            return True
-        with self._failures():
-            for pool in self._connection.listAllStoragePools():
-                if self._manages(pool, path) and pool.isActive():
-                    pool.refresh()
-        return self._is_listed(path)
-
-    def _is_listed(self, path: str) -> bool:
-        """Return whether a pool lists the volume; a pool looks into its directory only when it is refreshed."""
-        try:
-            with self._failures():
-                self._volume(path)
-        except LibvirtFailure as failure:
-            if failure.code == NO_VOLUME:
-                return False
-            raise
-        return True
-
-    def _manages(self, pool: Any, path: str) -> bool:
-        if not path.startswith("/"):
-            return bool(pool.name() == path.partition("/")[0])
-        return pool_directory(pool.XMLDesc(0)) == os.path.dirname(path)
-
-    def delete_volume(self, path: str) -> None:
-        """Delete the volume with this path; does nothing if there is none."""
-        if self._has_volume(path):
-            with self._failures():
-                self._volume(path).delete()
-
-    def volume_xml(self, path: str) -> str | None:
-        """Return the XML of the volume with this path; None if there is none."""
-        if not self._has_volume(path):
-            return None
-        with self._failures():
-            return str(self._volume(path).XMLDesc(0))
-
-    def create_volume(self, path: str, xml: str) -> None:
-        """Create a volume in the storage pool that manages this path."""
-        with self._failures():
-            for pool in self._connection.listAllStoragePools():
-                if self._manages(pool, path):
-                    pool.createXML(xml)
-                    return
-
-    def _volume(self, path: str) -> Any:
-        """Find a volume by its path, or by POOL/VOLUME."""
-        if path.startswith("/"):
-            return self._connection.storageVolLookupByPath(path)
-        pool, _, volume = path.partition("/")
-        return self._connection.storagePoolLookupByName(pool).storageVolLookupByName(volume)
 
     def _domain(self, name: str) -> Any:
         with self._failures():

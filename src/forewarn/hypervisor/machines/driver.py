@@ -102,12 +102,13 @@ class MachineDriver(Protocol):
     async def reimage(self, host: str, vm: str) -> None:
         """Replace the OS disk of a VM that is OFF with a new copy of its image; it stays OFF."""
 
-    async def copy_definition(self, host: str, vm: str, to_host: str) -> None:
+    async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`.
 
-        Needs the disks to be reachable from both hosts. Finishes what an earlier call left unfinished. After the loss
-        of `host`, and for a VM that is on no host because it was removed with its disks kept (`host` is ""), drivers
-        keep what they need outside the host.
+        Needs the disks to be reachable from both hosts. `fresh_ephemeral_disk` says that `power_on` will be asked for a
+        new ephemeral disk there: Refused if that is certainly not possible. Finishes what an earlier call left
+        unfinished. After the loss of `host`, and for a VM that is on no host because it was removed with its disks kept
+        (`host` is ""), drivers keep what they need outside the host.
         """
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:

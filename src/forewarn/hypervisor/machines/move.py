@@ -2,9 +2,9 @@
 
 A move has three durable parts: *prepare* on the destination, *release* by the source, and *activate* on the
 destination. It activates only with a recorded release: the source reported that the VM is stopped or was sent, or the
-source was fenced. Until then a failure undoes the preparation and the VM continues on the source. Afterwards the VM goes
-back only if it certainly does not run on the destination: that cannot boot it and has forgotten it, or is down. In
-order of priority: there are never two running copies, the VM is never lost, and it is never left paused.
+source was fenced. Until then a failure undoes the preparation and the VM continues on the source. Afterwards the VM
+goes back only if it certainly does not run on the destination: that cannot boot it and has forgotten it, or is down.
+In order of priority: there are never two running copies, the VM is never lost, and it is never left paused.
 """
 
 from __future__ import annotations
@@ -251,7 +251,10 @@ def _clean_up(act: MachineActRecord, seen: Observation) -> Decision:
 
 
 def _return(act: MachineActRecord, seen: Observation) -> Decision:
-    """Decide after the destination could not run the VM: only a destination that forgot it, or is down, cannot later."""
+    """Decide after the destination could not run the VM: it boots on its source once it cannot run there later.
+
+    A destination that has forgotten the VM, or is down, cannot, even if an order to boot it is still on its way.
+    """
     if seen.destination is None and not seen.is_destination_down:
         note = f"{act.destination} does not answer, and {act.name} may run there: waiting for it"
         return Wait(_join(act.failure, note), host=act.destination)

@@ -214,7 +214,9 @@ class MachineOperations:
             case Operation.REIMAGE:
                 await driver.reimage(host, name)
             case Operation.COPY_DEFINITION:
-                await driver.copy_definition("" if act.verb is Verb.START else act.source, name, host)
+                source = "" if act.verb is Verb.START else act.source
+                needs_fresh_disk = act.boots_with_fresh_disk and not act.is_live
+                await driver.copy_definition(source, name, host, fresh_ephemeral_disk=needs_fresh_disk)
             case Operation.PREPARE_TO_RECEIVE:
                 await driver.prepare_to_receive(host, name)
             case Operation.SEND:

@@ -192,7 +192,7 @@ class QemuDriver:
             image, disk = (instance.directory / path for path in (definition.image, definition.disks[0]))
             await asyncio.to_thread(copy_disk, image, disk)
 
-    async def copy_definition(self, host: str, vm: str, to_host: str) -> None:
+    async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Write the VM's definition into the directory of `to_host`; from the copy if `host` is lost.
 
         Refused if a disk is not reachable from both hosts, a different VM of this name runs on `to_host`, or too little
