@@ -133,6 +133,65 @@ def test_a_vm_moves_live(site: FakeSite) -> None:
     site.run(scenario)
 
 
+def test_the_directory_of_a_host_may_have_commas_in_its_name(tmp_path: Path) -> None:
+    directory = tmp_path / "a,b,,c"
+    directory.mkdir()
+    site = FakeSite(directory)
+    site.define()
+
+    async def scenario(driver: QemuDriver) -> None:
+        await driver.power_on(FIRST, VM)
+        assert await driver.state(FIRST, VM) is MachineState.RUNNING
+        await driver.power_off(FIRST, VM)
+
+    site.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("io-error", "no space is left for disk disk1"),
+        ("guest-panicked", "the guest's kernel has crashed"),
+        ("internal-error", "QEMU cannot continue the guest"),
+    ],
+)
+def test_a_guest_that_qemu_has_stopped_because_of_an_error_is_halted_and_the_driver_says_why(
+    site: FakeSite, status: str, reason: str
+) -> None:
+    site.define(FIRST, "-halt", status)
+
+    async def scenario(driver: QemuDriver) -> None:
+        assert await driver.stop_reason(FIRST, VM) == ""
+        await driver.power_on(FIRST, VM)
+        assert await driver.state(FIRST, VM) is MachineState.HALTED
+        assert await driver.stop_reason(FIRST, VM) == reason
+        await driver.reset(FIRST, VM)
+        assert await driver.state(FIRST, VM) is MachineState.PAUSED
+        await driver.resume(FIRST, VM)
+        assert await driver.state(FIRST, VM) is MachineState.HALTED
+        await driver.power_off(FIRST, VM)
+
+    site.run(scenario)
+
+
+def test_a_halted_guest_arrives_complete_and_can_be_resumed_on_the_destination(site: FakeSite) -> None:
+    site.define(FIRST, "-halt", "io-error")
+    site.define(SECOND)
+
+    async def scenario(driver: QemuDriver) -> None:
+        await driver.power_on(FIRST, VM)
+        await driver.prepare_to_receive(SECOND, VM)
+        await driver.send(FIRST, VM, SECOND)
+        async with asyncio.timeout(30):
+            while await driver.state(SECOND, VM) is not MachineState.RECEIVED:
+                await asyncio.sleep(0.02)
+        await driver.resume(SECOND, VM)
+        assert await driver.state(SECOND, VM) is MachineState.RUNNING
+        await driver.power_off(SECOND, VM)
+
+    site.run(scenario)
+
+
 def test_a_destination_that_was_resumed_without_a_record_is_paused_and_not_received(site: FakeSite) -> None:
     site.define(SECOND)
 

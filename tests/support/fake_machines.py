@@ -15,6 +15,7 @@ import msgspec
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import (
+    IN_MEMORY,
     FreeCapacity,
     HostUnreachable,
     MachineMark,
@@ -115,6 +116,7 @@ class FakeBehaviour:
     unreachable: set[str] = field(default_factory=set)  # hosts
     silent_after: str = ""  # the operation after whose effect its host no longer answers; "": none
     can_fence: bool = False
+    broken_disks_on: set[str] = field(default_factory=set)  # hosts where guests are halted as soon as they run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,6 +158,14 @@ class FakeMachines:
         """See `MachineDriver`."""
         return self._call("state", host, lambda: self._state(host, vm))
 
+    async def stop_reason(self, host: str, vm: str) -> str:
+        """See `MachineDriver`."""
+
+        def reason() -> str:
+            return "no space is left for disk vda" if self._state(host, vm) is MachineState.HALTED else ""
+
+        return self._call("stop_reason", host, reason)
+
     async def pause(self, host: str, vm: str) -> None:
         """See `MachineDriver`."""
         self._call("pause", host, lambda: self._change(host, vm, {MachineState.RUNNING: MachineState.PAUSED}, "paused"))
@@ -168,7 +178,8 @@ class FakeMachines:
         """See `MachineDriver`."""
 
         def reset() -> None:
-            self._need(host, vm, MachineState.PAUSED).is_reset = True
+            machine = self._need(host, vm, MachineState.PAUSED, MachineState.HALTED)
+            machine.is_reset, machine.state = True, MachineState.PAUSED
 
         self._call("reset", host, reset)
 
@@ -186,7 +197,7 @@ class FakeMachines:
         """See `MachineDriver`."""
 
         def power_on() -> None:
-            if self._state(host, vm) is MachineState.RUNNING:
+            if self._state(host, vm) in (MachineState.RUNNING, MachineState.HALTED):
                 return
             self._need(host, vm, MachineState.OFF)
             assert vm in self._hosts.disks, f"{vm} boots without disks"
@@ -202,7 +213,7 @@ class FakeMachines:
         def power_off() -> None:
             machine = self._find(host, vm)
             if machine is not None and machine.state is not MachineState.OFF:
-                was_visible = machine.state in (MachineState.RUNNING, MachineState.PAUSED)
+                was_visible = machine.state in IN_MEMORY
                 machine.state, machine.asked_at, machine.sending_to = MachineState.OFF, None, ""
                 if was_visible:
                     self._note("off", host, vm)
@@ -252,7 +263,7 @@ class FakeMachines:
         """See `MachineDriver`."""
 
         def send() -> None:
-            machine = self._need(host, vm, MachineState.RUNNING, MachineState.PAUSED)
+            machine = self._need(host, vm, *IN_MEMORY)
             self._need(to_host, vm, MachineState.RECEIVING)
             machine.sending_to, machine.sent_at, machine.error = to_host, self._hosts.clock.now(), ""
 
@@ -332,6 +343,8 @@ class FakeMachines:
         """Let guests shut down and migrations complete whose time has come."""
         for host, machines in self._hosts.machines.items():
             for vm, machine in machines.items():
+                if machine.state is MachineState.RUNNING and host in self._hosts.behaviour.broken_disks_on:
+                    machine.state = MachineState.HALTED
                 if machine.sending_to in self._hosts.behaviour.unreachable:
                     machine.sending_to, machine.error = "", "the connection to the destination was lost"
                 if machine.sending_to and self._is_over(machine.sent_at, self._hosts.behaviour.migration_s):
@@ -355,10 +368,12 @@ class FakeMachines:
         machine.sending_to = ""
 
     def _resume(self, host: str, vm: str) -> None:
-        machine = self._need(
-            host, vm, MachineState.PAUSED, MachineState.RECEIVED, MachineState.RUNNING, MachineState.OFF
-        )
-        what = {MachineState.PAUSED: "resumed", MachineState.RECEIVED: "arrived"}.get(machine.state)
+        machine = self._need(host, vm, *IN_MEMORY, MachineState.RECEIVED, MachineState.OFF)
+        what = {
+            MachineState.PAUSED: "resumed",
+            MachineState.HALTED: "resumed",
+            MachineState.RECEIVED: "arrived",
+        }.get(machine.state)
         if what is not None:
             is_reset, machine.is_reset = machine.is_reset, False
             self._change(host, vm, {machine.state: MachineState.RUNNING}, "booted" if is_reset else what)

@@ -2,7 +2,8 @@
 
 It takes QEMU's options -qmp, -pidfile, -incoming, -S and -no-shutdown, and options of its own: `-fail TEXT` prints the
 text and ends, `-refuse COMMAND` answers a QMP command with an error, `-hang COMMAND` does not answer it, `-deaf`
-ignores the power button, and `-stuck` never completes a migration. Migrations to another one send one line.
+ignores the power button, `-stuck` never completes a migration, and `-halt STATUS` has this status where a guest would
+run. Migrations to another one send one line, with the status of the guest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class FakeQemu:
 
     def __init__(self, options: dict[str, str]) -> None:
         self.options = options
-        self.status = "inmigrate" if "-incoming" in options else "prelaunch" if "-S" in options else "running"
+        running = options.get("-halt", "running")
+        self.status = "inmigrate" if "-incoming" in options else "prelaunch" if "-S" in options else running
         self.migration: dict[str, Any] = {}
         self._listener: socket.socket | None = None
 
@@ -49,11 +51,14 @@ class FakeQemu:
     def on_query_migrate(self) -> dict[str, Any]:
         return self.migration
 
+    def on_query_block(self) -> list[dict[str, Any]]:
+        return [{"device": "disk0", "io-status": "ok"}, {"device": "disk1", "io-status": "nospace"}]
+
     def on_stop(self) -> None:
         self.status = "paused"
 
     def on_cont(self) -> None:
-        self.status = "running"
+        self.status = self.options.get("-halt", "running")
 
     def on_system_reset(self) -> None:
         self.status = "running" if self.status == "running" else "prelaunch"
@@ -76,9 +81,10 @@ class FakeQemu:
     def _receive(self) -> None:
         assert self._listener is not None
         connection, _ = self._listener.accept()
-        if not connection.recv(100):
+        status = connection.recv(100).decode()
+        if not status:
             os._exit(1)
-        self.status = "paused"
+        self.status = "paused" if status == "running" else status
         self.migration = {"status": "completed"}
 
     def on_migrate(self, uri: str) -> None:
@@ -88,7 +94,7 @@ class FakeQemu:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(uri.removeprefix("unix:"))
-                connection.sendall(b"all of it")
+                connection.sendall(self.status.encode())
         except OSError as error:
             self.migration = {"status": "failed", "error-desc": f"Failed to connect: {error.strerror}"}
             return
@@ -142,6 +148,11 @@ def answer_client(qemu: FakeQemu, connection: socket.socket) -> None:
             send({**reply, "error": {"class": "GenericError", "desc": str(error)}})
 
 
+def first_option(text: str) -> str:
+    """Return the text before the first single comma; two commas stand for one in it, as in QEMU."""
+    return text.replace(",,", "\0").partition(",")[0].replace("\0", ",")
+
+
 def main(arguments: list[str]) -> None:
     options = {
         word: arguments[index + 1] if index + 1 < len(arguments) else ""
@@ -152,7 +163,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(options["-fail"])
     Path(options["-pidfile"]).write_text(f"{os.getpid()}\n")
     server = socket.socket(socket.AF_UNIX)
-    server.bind(options["-qmp"].removeprefix("unix:").partition(",")[0])
+    server.bind(first_option(options["-qmp"]).removeprefix("unix:"))
     server.listen()
     serve(FakeQemu(options), server)
 

@@ -32,6 +32,8 @@ from forewarn.hypervisor.machines.steps import (
 SOURCE, DESTINATION = "host-1", "host-2"
 RUNNING, PAUSED, OFF, ABSENT = MachineState.RUNNING, MachineState.PAUSED, MachineState.OFF, MachineState.ABSENT
 RECEIVING, RECEIVED, SENT = MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT
+HALTED = MachineState.HALTED
+UP = (RUNNING, HALTED)  # a VM that is halted may be let go on at any time
 Decider = Callable[[MachineActRecord, Observation], Decision]
 
 
@@ -125,17 +127,17 @@ class MoveModel:
         return len(parents), len(ends)
 
     def _check(self, before: ModelState, after: ModelState) -> None:
-        if after.source is RUNNING and after.destination is RUNNING:
+        if after.source in UP and after.destination in UP:
             raise Violation(f"two running copies: {before} → {after}")
-        if before.destination is RECEIVED and after.destination is RUNNING and before.release is not Release.SENT:
+        if before.destination is RECEIVED and after.destination in UP and before.release is not Release.SENT:
             raise Violation(f"it goes on with memory that may be older than its disks: {before}")
         if after.ok is None or after.is_excused:
             return
         was_off = after.has_source_crashed and after.verb is Verb.MIGRATE and not after.has_sent
-        if after.ok and after.destination is not RUNNING and not (was_off or after.has_destination_crashed):
+        if after.ok and after.destination not in UP and not (was_off or after.has_destination_crashed):
             raise Violation(f"a successful move has lost the VM: {before} → {after}")
         has_no_host = after.has_source_crashed or (after.is_abrupt and after.has_destination_crashed)
-        if not after.ok and after.source is not RUNNING and not has_no_host:
+        if not after.ok and after.source not in UP and not has_no_host:
             raise Violation(f"a failed move has not left the VM running: {before} → {after}")
 
     def changes(self, state: ModelState) -> Iterator[ModelState]:
@@ -228,18 +230,22 @@ class MoveModel:
                 return with_machine(OFF) if machine is ABSENT else state
             case Operation.PREPARE_TO_RECEIVE, MachineState.OFF | MachineState.RECEIVING:
                 return with_machine(RECEIVING)
-            case Operation.SEND, MachineState.RUNNING | MachineState.PAUSED if state.destination is RECEIVING:
+            case Operation.SEND, MachineState.RUNNING | MachineState.PAUSED | MachineState.HALTED if (
+                state.destination is RECEIVING
+            ):
                 return state._replace(is_sending=True)
             case Operation.CANCEL_SEND, _:
                 is_late_send = state.late is not None and state.late.operation is Operation.SEND
                 return state._replace(is_sending=False, late=None if is_late_send else state.late)
             case Operation.PRESS_POWER_BUTTON, _:
                 return state._replace(was_asked=machine is RUNNING)
-            case Operation.RESUME, MachineState.PAUSED | MachineState.RECEIVED:
+            case Operation.RESUME, MachineState.PAUSED | MachineState.RECEIVED | MachineState.HALTED:
                 return with_machine(RUNNING)
             case Operation.RESUME, MachineState.SENT if self._resumes_sent:
                 return with_machine(RUNNING)
             case Operation.RESUME | Operation.POWER_ON, MachineState.RUNNING:
+                return state
+            case Operation.POWER_ON, MachineState.HALTED:
                 return state
             case Operation.POWER_ON, MachineState.OFF:
                 return with_machine(RUNNING)
@@ -280,14 +286,16 @@ class MoveModel:
             yield state._replace(is_destination_silent=True)
         if not state.is_source_dead:
             yield _crash_source(state)
+        if state.source is RUNNING:
+            yield state._replace(source=HALTED, was_asked=False)  # a disk fails
+        if state.destination is RUNNING:
+            yield state._replace(destination=HALTED)
         if state.destination is not ABSENT:
             yield state._replace(destination=OFF, has_destination_crashed=True)
         if not state.is_destination_dead:
             yield _crash_destination(state)
-        if state.source is RUNNING:
-            yield state._replace(
-                source=OFF, is_sending=False, was_asked=False, is_excused=True
-            )  # the guest shuts down by itself
+        if state.source is RUNNING:  # the guest shuts down by itself
+            yield state._replace(source=OFF, is_sending=False, was_asked=False, is_excused=True)
 
 
 def _crash_destination(state: ModelState) -> ModelState:

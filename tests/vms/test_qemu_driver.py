@@ -12,9 +12,10 @@ import pytest
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import HostUnreachable, MachineDriver, MachineMark, MachineState
+from forewarn.hypervisor.qemu.definition import QemuHost
 from forewarn.hypervisor.qemu.driver import QemuDriver
 from tests.vms.conftest import CloneGuest
-from tests.vms.hosts import HOST_NAMES, MEMORY_MIB, VM, QemuSite
+from tests.vms.hosts import HOST_NAMES, MEMORY_MIB, VM, QemuSite, toml_text
 
 pytestmark = pytest.mark.vms
 FIRST, SECOND = HOST_NAMES
@@ -82,6 +83,26 @@ def test_a_vm_goes_through_all_states_on_one_host_and_repeated_calls_change_noth
         assert [path.name for path in site.hosts[FIRST].directory.iterdir()] == ["console.log"]
 
     run(site, scenario)
+
+
+def test_a_vm_is_migrated_between_hosts_whose_directories_have_commas_in_their_names(site: QemuSite) -> None:
+    hosts = {}
+    for name, host in site.hosts.items():
+        directory = site.directory / f"{name},x,,"
+        directory.mkdir()
+        hosts[name] = QemuHost(directory=str(directory), prefix=host.settings.prefix, memory_mib=1024)
+    command = toml_text(site.empty_command())
+    (site.directory / f"{FIRST},x,," / f"{VM}.toml").write_text(f"command = {command}\nmemory_mib = {MEMORY_MIB}\n")
+
+    async def scenario() -> None:
+        driver = QemuDriver(hosts, copies=site.directory / "copies", timeout_s=15, start_timeout_s=60)
+        await driver.power_on(FIRST, VM)
+        await move_live(driver)
+        await driver.resume(SECOND, VM)
+        assert await driver.state(SECOND, VM) is MachineState.RUNNING
+        await driver.close()
+
+    asyncio.run(scenario())
 
 
 def test_operations_that_the_state_forbids_are_refused_and_change_nothing(site: QemuSite) -> None:

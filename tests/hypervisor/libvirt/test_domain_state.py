@@ -9,7 +9,7 @@ from forewarn.hypervisor.libvirt.domain_xml import MoveMark
 from forewarn.hypervisor.machines.driver import MachineState
 
 RUNNING, BLOCKED, PAUSED, SHUTTING_DOWN, OFF, CRASHED, SLEEPING = range(1, 8)
-BY_USER, BY_MIGRATION = 1, 2
+BY_USER, BY_MIGRATION, BY_DISK, BY_CRASH = 1, 2, 5, 10
 MIGRATED = 4
 
 
@@ -27,6 +27,10 @@ MIGRATED = 4
         (DomainStatus(state=PAUSED, is_incoming=True, live_move=MoveMark.RECEIVED), MachineState.RECEIVING),
         (DomainStatus(state=PAUSED, reason=BY_MIGRATION, has_job=True), MachineState.RUNNING),
         (DomainStatus(state=PAUSED, reason=BY_MIGRATION), MachineState.SENT),
+        (DomainStatus(state=PAUSED, reason=BY_DISK), MachineState.HALTED),
+        (DomainStatus(state=PAUSED, reason=BY_CRASH), MachineState.HALTED),
+        (DomainStatus(state=PAUSED, reason=BY_DISK, live_move=MoveMark.RECEIVED), MachineState.HALTED),
+        (DomainStatus(state=PAUSED, reason=BY_DISK, is_incoming=True), MachineState.RECEIVING),
         (DomainStatus(state=OFF), MachineState.OFF),
         (DomainStatus(state=CRASHED), MachineState.OFF),
         (DomainStatus(state=OFF, stored_move=MoveMark.RECEIVING), MachineState.RECEIVING),

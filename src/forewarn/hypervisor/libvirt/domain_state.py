@@ -23,6 +23,12 @@ class DomainState(IntEnum):
 
 
 PAUSED_FOR_MIGRATION = 2  # reason of DomainState.PAUSED
+PAUSED_BY_DISK = 5  # reason of DomainState.PAUSED
+HALTED_REASONS = {  # of DomainState.PAUSED, which mean that the platform has stopped the guest
+    PAUSED_BY_DISK: "a disk cannot be read or written",
+    6: "the guest's watchdog has expired",
+    10: "the guest's kernel has crashed",
+}
 OFF_BY_MIGRATION = 4  # reason of DomainState.OFF: libvirtd forgets it when it restarts
 
 
@@ -56,6 +62,8 @@ def _paused_state(status: DomainStatus) -> MachineState:
         return MachineState.RECEIVING
     if status.reason == PAUSED_FOR_MIGRATION:  # after the job: nobody learned whether the destination has it
         return MachineState.RUNNING if status.has_job else MachineState.SENT
+    if status.reason in HALTED_REASONS:
+        return MachineState.HALTED
     return MachineState.RECEIVED if status.live_move is MoveMark.RECEIVED else MachineState.PAUSED
 
 

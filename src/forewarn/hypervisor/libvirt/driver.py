@@ -78,6 +78,10 @@ class LibvirtDriver:
         """Return what the host reports about the VM now."""
         return await self._run(host, vm, "look at", lambda session: _state(session, vm))
 
+    async def stop_reason(self, host: str, vm: str) -> str:
+        """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not."""
+        return await self._run(host, vm, "look at", lambda session: session.stop_reason(vm))
+
     async def pause(self, host: str, vm: str) -> None:
         """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused."""
 
@@ -89,10 +93,10 @@ class LibvirtDriver:
         await self._run(host, vm, "pause", work)
 
     async def resume(self, host: str, vm: str) -> None:
-        """Let a paused VM continue: PAUSED or RECEIVED becomes RUNNING. Refuses a VM that was SENT."""
+        """Let a paused VM continue: PAUSED, RECEIVED or HALTED becomes RUNNING. Refuses a VM that was SENT."""
 
         def work(session: LibvirtSession) -> None:
-            paused = (MachineState.PAUSED, MachineState.RECEIVED)
+            paused = (MachineState.PAUSED, MachineState.RECEIVED, MachineState.HALTED)
             if _require(session, host, vm, "resume", *paused, done=MachineState.RUNNING):
                 session.resume(vm)
                 session.set_metadata(vm, MOVE_NAMESPACE, None, LIVE)
@@ -100,10 +104,10 @@ class LibvirtDriver:
         await self._run(host, vm, "resume", work)
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a PAUSED VM, as its reset button does: it stays paused, and its next resume boots it."""
+        """Reset a PAUSED or HALTED VM, as its reset button does: its next resume boots it."""
 
         def work(session: LibvirtSession) -> None:
-            if _require(session, host, vm, "reset", MachineState.PAUSED):
+            if _require(session, host, vm, "reset", MachineState.PAUSED, MachineState.HALTED):
                 session.reset(vm)
 
         await self._run(host, vm, "reset", work)
@@ -121,6 +125,8 @@ class LibvirtDriver:
         """Boot a VM that is OFF, with new and empty ephemeral disks if asked: OFF becomes RUNNING."""
 
         def work(session: LibvirtSession) -> None:
+            if _state(session, vm) is MachineState.HALTED:
+                return  # it was started, and has an error
             if not _require(session, host, vm, "start", MachineState.OFF, done=MachineState.RUNNING):
                 return
             make_disks = empty_ephemeral_disks if fresh_ephemeral_disk else restore_ephemeral_disks
@@ -226,7 +232,7 @@ class LibvirtDriver:
                     pass
                 case MachineState.RECEIVED:
                     return
-                case MachineState.RUNNING | MachineState.PAUSED as state:
+                case MachineState.RUNNING | MachineState.PAUSED | MachineState.HALTED as state:
                     raise Refused(f"VM {vm!r} is {state} on host {to_host} already: check which of the two is right")
                 case state:
                     theirs, ours = parse_domain(session.stored_xml(vm)).uuid, parse_domain(xml).uuid

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from forewarn.errors import Rejected
-from forewarn.hypervisor.libvirt.domain_state import DomainStatus
+from forewarn.hypervisor.libvirt.domain_state import HALTED_REASONS, PAUSED_BY_DISK, DomainState, DomainStatus
 from forewarn.hypervisor.libvirt.domain_xml import METADATA_PREFIX, MOVE_NAMESPACE, host_cpu_model, parse_move
 from forewarn.hypervisor.libvirt.failure import (
     INVALID_ARGUMENT,
@@ -31,6 +31,7 @@ from forewarn.hypervisor.machines.driver import FreeCapacity, MigrationProgress
 _ELEMENT_METADATA = 2  # VIR_DOMAIN_METADATA_ELEMENT
 LIVE, STORED = 1, 2  # which definition of a domain: VIR_DOMAIN_AFFECT_LIVE, VIR_DOMAIN_AFFECT_CONFIG
 _NO_JOB = 0  # virDomainJobType; a migration has a job, even a completed one, until its source has confirmed it
+_NO_SPACE = 2  # virDomainDiskErrorCode
 _MAX_LOOKS = 20  # at a domain that changes while it is looked at
 _MIGRATION_OUT = 5  # virDomainJobOperation
 _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 5, 3  # libvirt ends a connection that is silent for 20 s
@@ -141,6 +142,20 @@ class LibvirtSession:
             if self._life(domain) == before:
                 return status
         raise LibvirtFailure(f"domain {name} changes all the time", OPERATION_TIMEOUT)
+
+    def stop_reason(self, name: str) -> str:
+        """Return why the host has halted a domain, with the disks that have failed; "" if it has not."""
+        domain = self._domain(name)
+        with self._failures():
+            state, reason = domain.state()
+            if state != DomainState.PAUSED or reason not in HALTED_REASONS:
+                return ""
+            errors = domain.diskErrors() if reason == PAUSED_BY_DISK else {}
+        problems = [
+            f"no space is left for disk {disk}" if error == _NO_SPACE else f"disk {disk} cannot be read or written"
+            for disk, error in sorted(errors.items())
+        ]
+        return ", ".join(problems) or HALTED_REASONS[reason]
 
     def _life(self, domain: Any) -> tuple[int, int, bool, bool] | None:
         """State, reason, whether it has a process, and whether its definition is stored; None: it is gone."""

@@ -16,7 +16,7 @@ from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Rejected, Unavailable, full_message
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
-from forewarn.hypervisor.machines.driver import HostUnreachable, MachineDriver, MachineState
+from forewarn.hypervisor.machines.driver import IN_MEMORY, HostUnreachable, MachineDriver
 from forewarn.hypervisor.machines.in_place import first_step, in_place_after_refusal, next_in_place
 from forewarn.hypervisor.machines.journal import MachineJournal
 from forewarn.hypervisor.machines.move import move_after_refusal, next_move
@@ -132,7 +132,7 @@ class MachineHypervisor:
         except Unavailable:
             note = f"{arrived_on}, to which {act.name} was moved, does not answer: waiting for it"
             return ActUnderWay(at=now + _RETRY_AFTER_S, note=note, waits_for_host=arrived_on)
-        return arrived_on if state in (MachineState.RUNNING, MachineState.PAUSED) else act.from_host
+        return arrived_on if state in IN_MEMORY else act.from_host
 
     def _begin(self, act: Act, source: str, now: float) -> MachineActRecord:
         """Store the record of a new act, with its outcome if there is nothing to do."""

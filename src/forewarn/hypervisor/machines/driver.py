@@ -19,11 +19,15 @@ class MachineState(StrEnum):
 
     RUNNING = "running"
     PAUSED = "paused"  # in memory and not running: its next resume continues it
+    HALTED = "halted by an error"  # in memory; the platform stopped it: a disk fails, or the guest has crashed
     RECEIVING = "receiving"  # prepared as the destination of a live migration whose state is not complete yet
     RECEIVED = "received"  # paused, with the complete state of a live migration
     SENT = "sent"  # paused or ended because a live migration from here has completed; it must not be resumed
     OFF = "off"  # the host knows it, and it does not run
     ABSENT = "absent"  # the host does not know it
+
+
+IN_MEMORY = frozenset({MachineState.RUNNING, MachineState.PAUSED, MachineState.HALTED})  # the host runs it, or could
 
 
 class HostUnreachable(Unavailable):
@@ -74,20 +78,29 @@ class MachineDriver(Protocol):
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what the host reports about the VM now."""
 
+    async def stop_reason(self, host: str, vm: str) -> str:
+        """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not."""
+
     async def pause(self, host: str, vm: str) -> None:
         """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused."""
 
     async def resume(self, host: str, vm: str) -> None:
-        """Let a paused VM continue: PAUSED or RECEIVED becomes RUNNING. Refuses a VM that was SENT."""
+        """Let a paused VM continue: PAUSED, RECEIVED or HALTED becomes RUNNING. Refuses a VM that was SENT.
+
+        A VM whose error is still there becomes HALTED again.
+        """
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a PAUSED VM, as its reset button does: it stays paused, and its next resume boots it."""
+        """Reset a PAUSED or HALTED VM, as its reset button does: it is then PAUSED, and its next resume boots it."""
 
     async def press_power_button(self, host: str, vm: str) -> None:
         """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once."""
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is OFF, with a new and empty ephemeral disk if asked: OFF becomes RUNNING."""
+        """Boot a VM that is OFF, with a new and empty ephemeral disk if asked: OFF becomes RUNNING.
+
+        Does nothing if it is RUNNING or HALTED: it has been booted.
+        """
 
     async def power_off(self, host: str, vm: str) -> None:
         """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay."""

@@ -22,6 +22,7 @@ from forewarn.hypervisor.machines.steps import (
     Operation,
     Step,
     Wait,
+    halted_note,
     unreachable_source_note,
     wait_for_host,
 )
@@ -104,7 +105,7 @@ def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: 
     match operation:
         case Operation.PRESS_POWER_BUTTON:
             return Enter(_hard_step(act))
-        case Operation.RESUME:
+        case Operation.RESUME if act.step is not Step.BOOT:
             return Wait(reason)
         case Operation.RESET:
             return Enter(Step.RESUME, failure=reason)
@@ -120,6 +121,10 @@ def _pause(act: MachineActRecord, seen: Observation) -> Decision:
             return Do(Operation.PAUSE, act.source)
         case MachineState.PAUSED:
             return Enter(Step.HOLD if act.verb is Verb.FREEZE else Step.RESET)
+        case MachineState.HALTED if act.verb is Verb.FREEZE:
+            return End(True, f"{halted_note(act, act.source, seen)}, and was not paused")
+        case MachineState.HALTED:
+            return Enter(Step.RESET)
         case _ if act.verb is Verb.FREEZE:
             return End(True, f"{act.name} was off")
         case _:
@@ -141,13 +146,15 @@ def _resume(act: MachineActRecord, seen: Observation) -> Decision:
         return Do(Operation.RESUME, act.source)
     if seen.source is MachineState.OFF:
         return End(False, act.failure or f"{act.name} stopped while it was paused")
+    if seen.source is MachineState.HALTED:
+        return End(False, act.failure or halted_note(act, act.source, seen))
     return End(not act.failure, act.failure)
 
 
 def _shut_down(act: MachineActRecord, seen: Observation) -> Decision:
     if seen.source is MachineState.OFF:
         return _after_power_off(act)
-    if seen.source is MachineState.PAUSED or seen.is_overdue:
+    if seen.source in (MachineState.PAUSED, MachineState.HALTED) or seen.is_overdue:
         return Enter(_hard_step(act))
     if seen.done is None:
         return Do(Operation.PRESS_POWER_BUTTON, act.source)
@@ -177,7 +184,9 @@ def _after_power_off(act: MachineActRecord) -> Decision:
 
 def _reset(act: MachineActRecord, seen: Observation) -> Decision:
     match seen.source:
-        case MachineState.PAUSED:
+        case MachineState.HALTED if seen.done is Operation.RESET:
+            return End(False, halted_note(act, act.source, seen))
+        case MachineState.PAUSED | MachineState.HALTED:
             return Do(Operation.RESET, act.source)
         case MachineState.RUNNING:
             return End(True)
@@ -189,7 +198,9 @@ def _boot(act: MachineActRecord, seen: Observation) -> Decision:
     match seen.source:
         case MachineState.RUNNING:
             return End(not act.failure, act.failure)
-        case MachineState.PAUSED:
+        case MachineState.HALTED if seen.done is not None:
+            return End(False, act.failure or halted_note(act, act.source, seen))
+        case MachineState.PAUSED | MachineState.HALTED:
             return Do(Operation.RESUME, act.source)
         case MachineState.OFF if act.is_stopped and act.verb is not Verb.START:
             return End(not act.failure, act.failure or f"{act.name} stays off, because its user stopped it")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forewarn.hypervisor.machines.driver import MachineState, MigrationProgress
+from forewarn.hypervisor.machines.driver import IN_MEMORY, MachineState, MigrationProgress
 from forewarn.hypervisor.machines.steps import (
     Decision,
     Do,
@@ -23,12 +23,12 @@ from forewarn.hypervisor.machines.steps import (
     Release,
     Step,
     Wait,
+    halted_note,
     unreachable_source_note,
     wait_for_host,
 )
 
 _MIB = 1024 * 1024
-_IN_MEMORY = (MachineState.RUNNING, MachineState.PAUSED)
 _NOT_RUNNING = (MachineState.OFF, MachineState.ABSENT)
 _INCOMING = (MachineState.RECEIVING, MachineState.RECEIVED)
 
@@ -106,7 +106,7 @@ def _prepare_without_source(act: MachineActRecord, seen: Observation) -> Decisio
 
 def _unexpected_state(act: MachineActRecord, seen: Observation) -> Decision | None:
     """Return the failure of a move whose VM is not where the fleet says; it is not ours to change."""
-    if seen.destination in _IN_MEMORY:
+    if seen.destination in IN_MEMORY:
         return End(False, f"{act.name} is {seen.destination} on {act.destination} already, and was not touched")
     if seen.source is MachineState.SENT:
         return End(False, f"{act.name} has left {act.source} in a migration that is not known here")
@@ -212,7 +212,7 @@ def _power_off(act: MachineActRecord, seen: Observation) -> Decision:
 
 
 def _activate(act: MachineActRecord, seen: Observation) -> Decision:
-    if seen.source in _IN_MEMORY:  # another program, or an automatic start, has started it again there
+    if seen.source in IN_MEMORY:  # another program, or an automatic start, has started it again there
         return Do(Operation.POWER_OFF, act.source)
     if seen.destination is None and seen.is_destination_down:
         failure = f"{act.destination} went down before {act.name} was known to run there"
@@ -228,6 +228,8 @@ def _activate(act: MachineActRecord, seen: Observation) -> Decision:
     match seen.destination:
         case MachineState.RUNNING:
             return Enter(Step.CLEAN_UP)
+        case MachineState.HALTED:  # it was resumed or booted, and its error is there too
+            return Enter(Step.CLEAN_UP, detail=halted_note(act, act.destination, seen))
         case MachineState.PAUSED:
             return Do(Operation.RESUME, act.destination)
         case MachineState.RECEIVED if act.release is Release.SENT:  # else its memory may be older than its disks
@@ -261,7 +263,7 @@ def _return(act: MachineActRecord, seen: Observation) -> Decision:
     if seen.destination not in (None, MachineState.ABSENT):
         is_off = seen.destination is MachineState.OFF
         return Do(Operation.REMOVE if is_off else Operation.POWER_OFF, act.destination)
-    if seen.source in _IN_MEMORY:
+    if seen.source in IN_MEMORY:
         return _returned(act, seen)
     if act.is_abrupt or act.release is Release.FENCED or (seen.source is None and seen.is_source_down):
         note = f"{act.name} is off, because {act.source} has failed: redeploy it to another host"
@@ -282,7 +284,9 @@ def _return(act: MachineActRecord, seen: Observation) -> Decision:
 def _returned(act: MachineActRecord, seen: Observation) -> Decision:
     if seen.source is MachineState.PAUSED:
         return Do(Operation.RESUME, act.source)
-    return End(False, _join(act.failure, f"{act.name} was started on {act.source} again"))
+    note = f"{act.name} was started on {act.source} again"
+    halted = halted_note(act, act.source, seen) if seen.source is MachineState.HALTED else ""
+    return End(False, _join(act.failure, note, halted))
 
 
 _DECIDERS: dict[Step, Callable[[MachineActRecord, Observation], Decision]] = {

@@ -118,17 +118,27 @@ class MachineOperations:
         source = await self._state(act.source, act.name) if is_known else None
         destination = await self._state(act.destination, act.name) if act.is_move else MachineState.ABSENT
         is_silent = source is None
+        halted_on = act.source if source is MachineState.HALTED else ""
+        if destination is MachineState.HALTED:
+            halted_on = act.destination
         return Observation(
             source=source,
             destination=destination,
             progress=progress,
             is_source_down=is_silent and self._is_down(act.source),
             is_destination_down=destination is None and self._is_down(act.destination),
+            stop_reason=await self._stop_reason(halted_on, act.name) if halted_on else "",
             may_fence=is_silent and self._fencer.may_try(act.source),
             is_overdue=is_overdue,
             done=done,
             now=now,
         )
+
+    async def _stop_reason(self, host: str, name: str) -> str:
+        try:
+            return await self._driver.stop_reason(host, name)
+        except HostUnreachable:
+            return ""
 
     def _is_down(self, host: str) -> bool:
         return self._fencer.is_fenced(host) or self._is_confirmed_down(host)

@@ -136,6 +136,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     is_source_down: bool = False  # it was fenced just now, or the operator confirmed that it is down
     is_destination_down: bool = False  # the same for the destination
     may_fence: bool = False  # whether it is time to try the fence command, again if it failed
+    stop_reason: str = ""  # for people: why the VM is HALTED, where it is; "": it is not
     is_overdue: bool = False  # whether the step has taken longer than its limit
     done: Operation | None = None  # the last operation that this process completed in this step
     now: float = 0.0  # lab time
@@ -179,6 +180,12 @@ class End(msgspec.Struct, frozen=True):
 
 
 Decision = Do | Enter | Wait | End
+
+
+def halted_note(act: MachineActRecord, host: str, seen: Observation) -> str:
+    """Return that the VM is halted on a host, and why."""
+    reason = f" ({seen.stop_reason})" if seen.stop_reason else ""
+    return f"{act.name} is halted by an error on {host}{reason}"
 
 
 def unreachable_source_note(act: MachineActRecord) -> str:

@@ -124,6 +124,11 @@ def _problem(definition: VmDefinition) -> str:
     return ""
 
 
+def option_text(value: object) -> str:
+    """Return a value, such as a path, for one of QEMU's option strings, in which a single comma ends a value."""
+    return str(value).replace(",", ",,")
+
+
 def check_vm_name(vm: str, directory: Path) -> None:
     """Raise Refused if a VM of this name cannot have files and sockets in a host's directory."""
     if not vm or vm.startswith(".") or "/" in vm or "\0" in vm or "," in vm:

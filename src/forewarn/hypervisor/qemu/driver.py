@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import (
+    IN_MEMORY,
     FreeCapacity,
     HostUnreachable,
     MachineMark,
@@ -24,30 +24,20 @@ from forewarn.hypervisor.machines.driver import (
     MigrationProgress,
 )
 from forewarn.hypervisor.qemu.copies import QemuDefinitionCopies
-from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, QemuHost, VmDefinition, check_vm_name
+from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, QemuHost, VmDefinition, check_vm_name, option_text
+from forewarn.hypervisor.qemu.disk_files import DiskFileJobs
 from forewarn.hypervisor.qemu.fencing import run_fence_command
 from forewarn.hypervisor.qemu.instance import (
     QemuInstance,
-    copy_disk,
     delete_file,
-    make_empty_disk,
     sync_directory,
     write_durably,
 )
 from forewarn.hypervisor.qemu.processes import NotRunning, QemuProcesses
 from forewarn.hypervisor.qemu.qmp import Monitor, require_qmp
+from forewarn.hypervisor.qemu.run_state import is_migrating, migration_progress, read_state, stop_reason
 
 _INTERVAL_S = 0.02  # between checks of something that QEMU does by itself
-_ACTIVE_STATUSES = frozenset(
-    {"setup", "active", "cancelling", "pre-switchover", "device", "wait-unplug", "postcopy-active", "postcopy-paused"}
-)
-_STATES = {
-    "running": MachineState.RUNNING,
-    "suspended": MachineState.RUNNING,  # the guest suspended itself, and wakes by itself
-    "inmigrate": MachineState.RECEIVING,
-    "postmigrate": MachineState.SENT,
-    "shutdown": MachineState.OFF,  # the process stays because of -no-shutdown
-}  # in all other states the CPUs are stopped
 
 
 class QemuDriver:
@@ -73,6 +63,7 @@ class QemuDriver:
         self._hosts = hosts
         self._copies = QemuDefinitionCopies(copies)
         self._timeout_s = timeout_s
+        self._disk_files = DiskFileJobs()
         self._processes = QemuProcesses(timeout_s=timeout_s, start_timeout_s=start_timeout_s)
         # One operation on a VM at a time: QEMU serves one client, and an operation looks before it acts.
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -82,29 +73,39 @@ class QemuDriver:
         async with self._lock(host, vm):
             return await self._state(self._instance(host, vm))
 
+    async def stop_reason(self, host: str, vm: str) -> str:
+        """Return the error that has halted the VM, with the disk that it is about; "" if none has."""
+        async with self._lock(host, vm):
+            try:
+                async with self._processes.monitor(self._instance(host, vm)) as monitor:
+                    return await stop_reason(monitor)
+            except NotRunning:
+                return ""
+
     async def pause(self, host: str, vm: str) -> None:
         """Stop the VM's CPUs. Refused if it is off."""
         async with self._running(host, vm, "paused") as (instance, monitor):
-            if await _read_state(monitor, instance) is MachineState.RUNNING:
+            if await read_state(monitor, instance) is MachineState.RUNNING:
                 await monitor.execute("stop")
 
     async def resume(self, host: str, vm: str) -> None:
         """Let a paused VM continue. Refused if it was sent, still receives, or is being migrated."""
         async with self._running(host, vm, "resumed") as (instance, monitor):
-            state = await _read_state(monitor, instance)
+            state = await read_state(monitor, instance)
             if state is MachineState.RUNNING:
                 return
-            if state not in (MachineState.PAUSED, MachineState.RECEIVED):
+            if state not in (MachineState.PAUSED, MachineState.RECEIVED, MachineState.HALTED):
                 raise Refused(f"{instance.name} is {state}: it cannot be resumed")
-            if await _is_migrating(monitor):
+            if await is_migrating(monitor):
                 raise Refused(f"{instance.name} is being migrated: it cannot be resumed before the migration has ended")
             await monitor.execute("cont")
             delete_file(instance.incoming_file)
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a paused VM. Refused in any other state."""
+        """Reset a VM that is paused or halted by an error. Refused in any other state."""
         async with self._running(host, vm, "reset") as (instance, monitor):
-            if (state := await _read_state(monitor, instance)) is not MachineState.PAUSED:
+            state = await read_state(monitor, instance)
+            if state not in (MachineState.PAUSED, MachineState.HALTED):
                 raise Refused(f"{instance.name} is {state}: only a paused VM can be reset")
             await monitor.execute("system_reset")
             async with self._deadline(f"QEMU of {instance.name} did not reset the VM"):
@@ -126,7 +127,7 @@ class QemuDriver:
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             state = await self._state(instance)
-            if state is MachineState.RUNNING:
+            if state in (MachineState.RUNNING, MachineState.HALTED):
                 return
             if state not in (MachineState.OFF, MachineState.ABSENT):
                 raise Refused(f"{instance.name} is {state}: only a VM that is off can be booted")
@@ -135,7 +136,7 @@ class QemuDriver:
             if definition.ephemeral is not None:
                 disk = instance.directory / definition.ephemeral.path
                 if fresh_ephemeral_disk or not disk.exists():
-                    await asyncio.to_thread(make_empty_disk, disk, definition.ephemeral.size_mib)
+                    await self._disk_files.make_empty_disk(disk, definition.ephemeral.size_mib)
             delete_file(instance.incoming_file)
             await self._start(instance, definition)
 
@@ -190,7 +191,7 @@ class QemuDriver:
                 raise Refused(f"{instance.name} cannot be reimaged: add 'image' to {str(instance.definition_file)!r}")
             await self._processes.end(instance)
             image, disk = (instance.directory / path for path in (definition.image, definition.disks[0]))
-            await asyncio.to_thread(copy_disk, image, disk)
+            await self._disk_files.copy_disk(image, disk)
 
     async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Write the VM's definition into the directory of `to_host`; from the copy if `host` is lost.
@@ -241,13 +242,13 @@ class QemuDriver:
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin the live migration. Does nothing if it is under way or has completed."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
-            state = await _read_state(monitor, instance)
-            if state is MachineState.SENT or await _is_migrating(monitor):
+            state = await read_state(monitor, instance)
+            if state is MachineState.SENT or await is_migrating(monitor):
                 return
-            if state not in (MachineState.RUNNING, MachineState.PAUSED):
+            if state not in IN_MEMORY:
                 raise Refused(f"{instance.name} is {state}: it cannot be migrated")
             async with self._running(to_host, vm, "a destination") as (target, receiver):
-                if (there := await _read_state(receiver, target)) is not MachineState.RECEIVING:
+                if (there := await read_state(receiver, target)) is not MachineState.RECEIVING:
                     raise Refused(f"{target.name} is {there}: it does not wait for a live migration")
                 addresses = (await receiver.execute("query-migrate")).get("socket-address")
             if not addresses:
@@ -264,14 +265,7 @@ class QemuDriver:
                     report = await monitor.execute("query-migrate")
             except NotRunning:
                 return MigrationProgress(is_active=False)
-        memory = report.get("ram", {})
-        return MigrationProgress(
-            is_active=report.get("status") in _ACTIVE_STATUSES,
-            transferred_bytes=memory.get("transferred", 0),
-            remaining_bytes=memory.get("remaining", 0),
-            downtime_ms=report.get("downtime"),
-            error=_migration_error(report),
-        )
+        return migration_progress(report)
 
     async def cancel_send(self, host: str, vm: str) -> None:
         """Abort the migration and wait until QEMU has done so. It may complete first: `state` then says so."""
@@ -279,11 +273,11 @@ class QemuDriver:
             instance = self._instance(host, vm)
             try:
                 async with self._processes.monitor(instance) as monitor:
-                    if not await _is_migrating(monitor):
+                    if not await is_migrating(monitor):
                         return
                     await monitor.execute("migrate_cancel")
                     async with self._deadline(f"QEMU of {instance.name} did not cancel the migration"):
-                        while await _is_migrating(monitor):
+                        while await is_migrating(monitor):
                             await asyncio.sleep(_INTERVAL_S)
             except NotRunning:
                 return
@@ -323,7 +317,8 @@ class QemuDriver:
         return FreeCapacity(memory_mib=max(0, total - used))
 
     async def close(self) -> None:
-        """Forget the QEMU processes that this driver started; they keep running."""
+        """Stop copying images, and forget the QEMU processes that this driver started; they keep running."""
+        await self._disk_files.close()
         self._processes.release()
 
     def _host(self, host: str) -> QemuHost:
@@ -363,7 +358,7 @@ class QemuDriver:
             self._copies.keep(instance)
         try:
             async with self._processes.monitor(instance) as monitor:
-                state = await _read_state(monitor, instance)
+                state = await read_state(monitor, instance)
         except NotRunning:
             return MachineState.OFF if is_defined else MachineState.ABSENT
         if state is MachineState.OFF:  # the guest has shut down, but QEMU waits, and holds the locks of its disks
@@ -374,7 +369,7 @@ class QemuDriver:
         argv = [
             *self._hosts[instance.host].prefix,
             *definition.command,
-            *("-qmp", f"unix:{instance.monitor_socket},server=on,wait=off"),
+            *("-qmp", f"unix:{option_text(instance.monitor_socket)},server=on,wait=off"),
             *("-pidfile", str(instance.pid_file), "-no-shutdown", *options),
         ]
         await self._processes.start(instance, argv)
@@ -386,25 +381,6 @@ class QemuDriver:
                 yield
         except TimeoutError as error:
             raise HostUnreachable(f"{message} within {self._timeout_s:g} s") from error
-
-
-async def _read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
-    status = (await monitor.execute("query-status"))["status"]
-    if status == "finish-migrate":  # the last part is on its way; after a failure the VM goes on here
-        has_completed = (await monitor.execute("query-migrate")).get("status") == "completed"
-        return MachineState.SENT if has_completed else MachineState.RUNNING
-    if status == "inmigrate" and not await monitor.execute("query-migrate"):
-        return MachineState.OFF  # the service was killed before it told QEMU where to listen; nothing can arrive
-    state = _STATES.get(status, MachineState.PAUSED)
-    if state is MachineState.RUNNING:
-        delete_file(instance.incoming_file)  # the service was killed after it resumed the VM
-    elif state is MachineState.PAUSED and instance.incoming_file.exists():
-        return MachineState.RECEIVED if status == "paused" else MachineState.RECEIVING
-    return state
-
-
-async def _is_migrating(monitor: Monitor) -> bool:
-    return (await monitor.execute("query-migrate")).get("status") in _ACTIVE_STATUSES
 
 
 async def _set_capability(monitor: Monitor, name: str) -> None:
@@ -430,12 +406,6 @@ def _require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
             f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
             "a live migration needs disks with absolute paths, which both hosts reach"
         )
-
-
-def _migration_error(report: Mapping[str, Any]) -> str:
-    if report.get("status") != "failed":
-        return ""
-    return str(report.get("error-desc") or "QEMU does not say why the migration failed")
 
 
 def _migration_uri(address: Mapping[str, str]) -> str:

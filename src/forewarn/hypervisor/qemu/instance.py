@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -195,34 +194,6 @@ def write_durably(path: Path, data: bytes) -> None:
         sync_directory(path.parent)
     except OSError as error:
         raise Refused(f"file {str(path)!r} cannot be written: {error.strerror}") from error
-
-
-def make_empty_disk(path: Path, size_mib: int) -> None:
-    """Replace the file with an empty raw disk of this size, atomically and durably. Refused if that fails."""
-    temporary = path.with_name(f"{path.name}.new")
-    try:
-        with temporary.open("wb") as file:
-            file.truncate(size_mib * 1024 * 1024)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise Refused(f"disk {str(path)!r} cannot be created: {error.strerror}") from error
-
-
-def copy_disk(image: Path, disk: Path) -> None:
-    """Replace the disk's file with a copy of the image, atomically and durably. Refused if that fails."""
-    if disk.exists() and not disk.is_file():
-        raise Refused(f"disk {str(disk)!r} is not a file: an image can only be copied over a file")
-    temporary = disk.with_name(f"{disk.name}.new")
-    try:
-        shutil.copyfile(image, temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(disk)
-        sync_directory(disk.parent)
-    except OSError as error:
-        raise Refused(f"image {str(image)!r} cannot be copied to {str(disk)!r}: {error.strerror}") from error
 
 
 def delete_file(path: Path) -> None:

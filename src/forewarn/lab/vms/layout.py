@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from forewarn.hypervisor.qemu.definition import QemuHost
+from forewarn.hypervisor.qemu.definition import QemuHost, option_text
 from forewarn.lab.vms.image import GuestImage
 
 HOSTS = ("host-1", "host-2")
@@ -146,7 +146,8 @@ class VmLab:
             *("-nodefaults", "-kernel", str(image.kernel), "-initrd", str(image.initramfs), "-append", kernel_options),
             *("-chardev", f"socket,id=console,path={vm}.console,server=on,wait=off,logfile={vm}.console.log"),
             *("-serial", "chardev:console"),
-            *("-drive", f"file={disk},format=raw,if=virtio", "-drive", f"file={ephemeral},format=raw,if=virtio"),
+            *("-drive", f"file={option_text(disk)},format=raw,if=virtio"),
+            *("-drive", f"file={option_text(ephemeral)},format=raw,if=virtio"),
             *("-netdev", self._netdev(vm, number), "-device", f"virtio-net-pci,netdev=net,mac={_guest_mac(number)}"),
         ]
         return (
@@ -161,7 +162,7 @@ class VmLab:
             return f"tap,id=net,ifname={tap_name(vm)},script=no,downscript=no"
         forward = Path(str(resources.files("forewarn.lab.vms").joinpath("forward.py")))
         words = (sys.executable, "-I", "-S", str(forward), _slirp_source(number), "127.0.0.1", str(_SLIRP_PORT))
-        command = shlex.join(words).replace(",", ",,")  # QEMU's own way to quote a comma
+        command = option_text(shlex.join(words))
         network = "net=169.254.0.0/16,host=169.254.0.1,dns=169.254.0.3,dhcpstart=169.254.0.15"
         return f"user,id=net,restrict=on,{network},guestfwd=tcp:169.254.169.254:80-cmd:{command}"
 
