@@ -6,11 +6,8 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,63 +17,14 @@ from forewarn.hypervisor.qemu.definition import QemuHost
 from forewarn.hypervisor.qemu.driver import QemuDriver
 from forewarn.hypervisor.qemu.instance import QemuInstance
 from tests.support import fake_qemu
-from tests.vms.hosts import toml_text
-
-FIRST, SECOND, VM = "host-1", "host-2", "web-0"
-PYTHON = (sys.executable, "-I", "-S")
-
-
-class FakeSite:
-    """Two hosts whose QEMU is `fake_qemu`."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.shared = directory / "shared"
-        self.hosts = {name: self.host(name, memory_mib=64) for name in (FIRST, SECOND)}
-        for path in (self.shared, *(directory / name for name in self.hosts)):
-            path.mkdir()
-
-    def host(self, name: str, **settings: Any) -> QemuHost:
-        return QemuHost(directory=str(self.directory / name), prefix=PYTHON, **settings)
-
-    def path(self, host: str, suffix: str) -> Path:
-        return self.directory / host / f"{VM}{suffix}"
-
-    def define(self, host: str = FIRST, *options: str, more: str = "") -> None:
-        text = f"command = {toml_text([fake_qemu.__file__, *options])}\nmemory_mib = 16\n{more}"
-        self.path(host, ".toml").write_text(text)
-
-    def define_with_disks(self) -> None:
-        (self.shared / "data.raw").write_text("data")
-        (self.shared / "image.raw").write_text("image")
-        self.define(
-            more=f'disks = ["{self.shared}/data.raw"]\nimage = "{self.shared}/image.raw"\n'
-            f'[ephemeral]\npath = "{self.shared}/ephemeral.raw"\nsize_mib = 1\n'
-        )
-
-    def pid(self, host: str = FIRST) -> int:
-        return int(self.path(host, ".pid").read_text())
-
-    def run(self, scenario: Callable[[QemuDriver], Awaitable[None]], *, timeout_s: float = 10.0) -> None:
-        async def main() -> None:
-            driver = QemuDriver(self.hosts, copies=self.directory / "copies", timeout_s=timeout_s)
-            try:
-                await scenario(driver)
-            finally:
-                await driver.close()
-                await driver.close()
-
-        asyncio.run(main())
+from tests.support.fake_qemu_site import FIRST, PYTHON, SECOND, VM, FakeSite
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[FakeSite]:
     site = FakeSite(tmp_path)
     yield site
-    for file in tmp_path.glob("host-*/*.pid"):
-        with suppress(OSError, ValueError):
-            if QemuInstance("", file.stem, file.parent).is_alive():
-                os.kill(int(file.read_text()), signal.SIGKILL)
+    site.close()
 
 
 def test_the_driver_implements_the_interface(site: FakeSite) -> None:
@@ -474,36 +422,6 @@ def test_marks_are_stored_beside_the_vm(site: FakeSite) -> None:
         site.path(FIRST, ".mark").write_text("{")
         with pytest.raises(Refused, match=r"mark '.*web-0.mark' cannot be read"):
             await driver.read_mark(FIRST, VM)
-
-    site.run(scenario)
-
-
-@pytest.mark.parametrize(
-    ("fence", "ok"),
-    [
-        ((), False),
-        (("/does/not/exist",), False),
-        (("false",), False),
-        (("sh", "-c", 'test "$FOREWARN_HOST" = host-1 && kill -9 $(cat host-1/web-0.pid)'), True),
-        (("true",), False),  # it says that it succeeded, and QEMU still runs
-        (("sleep", "60"), False),
-    ],
-)
-def test_a_host_is_fenced_if_its_command_succeeds_and_no_vm_runs(
-    site: FakeSite, fence: tuple[str, ...], ok: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.define()
-    site.hosts[FIRST] = site.host(FIRST, fence=fence, fence_timeout_s=0.5)
-    monkeypatch.chdir(site.directory)
-
-    async def scenario(driver: QemuDriver) -> None:
-        await driver.power_on(FIRST, VM)
-        if ok:  # the kernel ends the process after the command has ended
-            async with asyncio.timeout(30):
-                while not await driver.fence(FIRST):
-                    assert QemuInstance(FIRST, VM, site.directory / FIRST).is_alive()
-        else:
-            assert not await driver.fence(FIRST)
 
     site.run(scenario)
 

@@ -2,8 +2,9 @@
 
 It takes QEMU's options -qmp, -pidfile, -incoming, -S and -no-shutdown, and options of its own: `-fail TEXT` prints the
 text and ends, `-refuse COMMAND` answers a QMP command with an error, `-hang COMMAND` does not answer it, `-deaf`
-ignores the power button, `-stuck` never completes a migration, and `-halt STATUS` has this status where a guest would
-run. Migrations to another one send one line, with the status of the guest.
+ignores the power button, `-disks A:B` opens files as a guest's disks, `-stuck` never completes a migration, and
+`-halt STATUS` has this status where a guest would run. Migrations to another one send one line, with the status of the
+guest.
 """
 
 from __future__ import annotations
@@ -161,6 +162,8 @@ def main(arguments: list[str]) -> None:
     }
     if "-fail" in options:
         sys.exit(options["-fail"])
+    opened = [os.open(path, os.O_RDWR) for path in options.get("-disks", "").split(":") if path]  # until it ends
+    assert len(opened) <= 8
     Path(options["-pidfile"]).write_text(f"{os.getpid()}\n")
     server = socket.socket(socket.AF_UNIX)
     server.bind(first_option(options["-qmp"]).removeprefix("unix:"))

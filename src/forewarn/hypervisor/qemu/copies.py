@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import HostUnreachable
-from forewarn.hypervisor.qemu.definition import VmDefinition
+from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, VmDefinition
 from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_durably
 
 
@@ -19,6 +19,10 @@ class QemuDefinitionCopies:
     def instance(self, vm: str) -> QemuInstance:
         """Return the VM as if it were on a host without a name; its definition may not exist."""
         return QemuInstance("", vm, self._directory)
+
+    def instances(self) -> list[QemuInstance]:
+        """Return all VMs of which there is a copy, as `instance` does."""
+        return [self.instance(path.stem) for path in sorted(self._directory.glob(f"*{DEFINITION_SUFFIX}"))]
 
     def keep(self, instance: QemuInstance) -> None:
         """Copy the definition of a VM on a host, durably, if it has changed. Refused if that fails."""

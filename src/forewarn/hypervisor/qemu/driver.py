@@ -7,6 +7,7 @@ disks only when it is resumed. The source of a completed migration is never resu
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -26,6 +27,7 @@ from forewarn.hypervisor.machines.driver import (
 from forewarn.hypervisor.qemu.copies import QemuDefinitionCopies
 from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, QemuHost, VmDefinition, check_vm_name, option_text
 from forewarn.hypervisor.qemu.disk_files import DiskFileJobs
+from forewarn.hypervisor.qemu.disk_users import find_disk_users
 from forewarn.hypervisor.qemu.fencing import run_fence_command
 from forewarn.hypervisor.qemu.instance import (
     QemuInstance,
@@ -37,6 +39,7 @@ from forewarn.hypervisor.qemu.processes import NotRunning, QemuProcesses
 from forewarn.hypervisor.qemu.qmp import Monitor, require_qmp
 from forewarn.hypervisor.qemu.run_state import is_migrating, migration_progress, read_state, stop_reason
 
+log = logging.getLogger(__name__)
 _INTERVAL_S = 0.02  # between checks of something that QEMU does by itself
 
 
@@ -302,11 +305,34 @@ class QemuDriver:
             await asyncio.to_thread(write_durably, instance.mark_file, msgspec.json.encode(mark))
 
     async def fence(self, host: str) -> bool:
-        """Run the fence command; True if it succeeded and no QEMU process of this host is left."""
+        """Run the fence command; True if it succeeded and no process runs a VM of this host.
+
+        Such a process is QEMU as the driver started it, or one that answers on the VM's monitor, or has a disk of the
+        VM open for writing and is no VM of another host.
+        """
         settings = self._host(host)
         if not settings.fence or not await run_fence_command(settings, host):
             return False
-        return not any(instance.is_alive() for instance in self._instances(host))
+        for instance in self._instances(host):
+            if instance.is_alive() or await self._processes.is_listening(instance):
+                log.warning("host %s is not fenced: QEMU of VM %s still runs", host, instance.vm)
+                return False
+        if users := await self._foreign_disk_users(host):
+            pid, disk = next(iter(users.items()))
+            log.warning("host %s is not fenced: process %d still writes to disk %s", host, pid, disk)
+        return not users
+
+    async def _foreign_disk_users(self, host: str) -> dict[int, Path]:
+        """The processes that may write to a disk of this host's VMs, without QEMU processes of other hosts.
+
+        If the host's directory is lost, these are the disks of all VMs that are known.
+        """
+        instances = self._instances(host) or self._copies.instances()
+        disks = [disk for instance in instances for disk in instance.disks()]
+        users = await asyncio.to_thread(find_disk_users, disks)
+        others = [instance for name in self._hosts if name != host for instance in self._instances(name)]
+        known = {instance.pid() for instance in others if instance.is_alive()}
+        return {pid: disk for pid, disk in users.items() if pid not in known}
 
     async def capacity(self, host: str) -> FreeCapacity:
         """Return the host's memory less that of the VMs with a QEMU process."""

@@ -99,6 +99,20 @@ class QemuInstance:
             raise Refused(f"definition {str(self.definition_file)!r} cannot be read: {error.strerror}") from error
         return parse_definition(data, self.definition_file), data
 
+    def disks(self) -> list[Path]:
+        """Return the paths of all its disks, also the ephemeral one; none if its definition is missing or wrong."""
+        with suppress(Refused, HostUnreachable):
+            definition = self.read_definition()[0]
+            ephemeral = [definition.ephemeral.path] if definition.ephemeral else []
+            return [self.directory / path for path in (*definition.disks, *ephemeral)]
+        return []
+
+    def pid(self) -> int | None:
+        """Return the process id that QEMU has written, even if it has ended; None if there is none."""
+        with suppress(OSError, ValueError):
+            return int(self.pid_file.read_text())
+        return None
+
     def is_alive(self) -> bool:
         """Whether the QEMU process that the driver started is running, or is being started."""
         try:

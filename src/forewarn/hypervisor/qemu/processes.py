@@ -99,13 +99,14 @@ class QemuProcesses:
         while True:
             for child in self._children:
                 child.poll()
-            if not instance.is_alive() and not await self._is_listening(instance):
+            if not instance.is_alive() and not await self.is_listening(instance):
                 return True
             if asyncio.get_running_loop().time() >= deadline:
                 return False
             await asyncio.sleep(_INTERVAL_S)
 
-    async def _is_listening(self, instance: QemuInstance) -> bool:
+    async def is_listening(self, instance: QemuInstance) -> bool:
+        """Return whether something listens on the VM's monitor, even if it does not answer."""
         try:
             async with connect_monitor(instance.monitor_socket, instance.name, timeout_s=self._timeout_s):
                 return True

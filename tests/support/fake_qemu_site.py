@@ -1,0 +1,71 @@
+"""Two QEMU hosts in directories, whose QEMU is `fake_qemu`, for tests of the driver without real VMs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forewarn.hypervisor.qemu.definition import QemuHost
+from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.hypervisor.qemu.instance import QemuInstance
+from tests.support import fake_qemu
+from tests.vms.hosts import toml_text
+
+FIRST, SECOND, VM = "host-1", "host-2", "web-0"
+PYTHON = (sys.executable, "-I", "-S")
+
+
+class FakeSite:
+    """Two hosts whose QEMU is `fake_qemu`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.shared = directory / "shared"
+        self.hosts = {name: self.host(name, memory_mib=64) for name in (FIRST, SECOND)}
+        for path in (self.shared, *(directory / name for name in self.hosts)):
+            path.mkdir()
+
+    def host(self, name: str, **settings: Any) -> QemuHost:
+        return QemuHost(directory=str(self.directory / name), prefix=PYTHON, **settings)
+
+    def path(self, host: str, suffix: str) -> Path:
+        return self.directory / host / f"{VM}{suffix}"
+
+    def define(self, host: str = FIRST, *options: str, more: str = "") -> None:
+        text = f"command = {toml_text([fake_qemu.__file__, *options])}\nmemory_mib = 16\n{more}"
+        self.path(host, ".toml").write_text(text)
+
+    def define_with_disks(self) -> None:
+        (self.shared / "data.raw").write_text("data")
+        (self.shared / "image.raw").write_text("image")
+        self.define(
+            more=f'disks = ["{self.shared}/data.raw"]\nimage = "{self.shared}/image.raw"\n'
+            f'[ephemeral]\npath = "{self.shared}/ephemeral.raw"\nsize_mib = 1\n'
+        )
+
+    def pid(self, host: str = FIRST) -> int:
+        return int(self.path(host, ".pid").read_text())
+
+    def run(self, scenario: Callable[[QemuDriver], Awaitable[None]], *, timeout_s: float = 10.0) -> None:
+        async def main() -> None:
+            driver = QemuDriver(self.hosts, copies=self.directory / "copies", timeout_s=timeout_s)
+            try:
+                await scenario(driver)
+            finally:
+                await driver.close()
+                await driver.close()
+
+        asyncio.run(main())
+
+    def close(self) -> None:
+        """End the QEMU processes that are left."""
+        for file in self.directory.glob("host-*/*.pid"):
+            with suppress(OSError, ValueError):
+                if QemuInstance("", file.stem, file.parent).is_alive():
+                    os.kill(int(file.read_text()), signal.SIGKILL)
