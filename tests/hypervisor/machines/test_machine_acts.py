@@ -69,12 +69,11 @@ def test_a_vm_that_its_user_stopped_is_neither_paused_nor_started(site: MachineS
     assert log_of(site) == []
 
 
-@pytest.mark.parametrize("verb", [Verb.MIGRATE, Verb.REDEPLOY])
-def test_a_move_that_waits_because_of_a_refusal_says_why(site: MachineSite, verb: Verb) -> None:
-    site.behaviour.refused["resume" if verb is Verb.MIGRATE else "power_on"] = "its disk does not exist"
+def test_a_move_that_waits_because_of_a_refusal_says_why(site: MachineSite) -> None:
+    site.behaviour.refused["resume"] = "its disk does not exist"
     for perform_wait_s in (0.5, 1.0, 1.5):  # whether it has tried just before it answers, or not
         site.policy = msgspec.structs.replace(site.policy, perform_wait_s=perform_wait_s)
-        answer = site.perform(machine_act(verb), times=5)
+        answer = site.perform(machine_act(Verb.MIGRATE), times=5)
         assert isinstance(answer, ActUnderWay)
         assert answer.note == "its disk does not exist"
 

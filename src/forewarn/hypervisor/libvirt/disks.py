@@ -34,7 +34,7 @@ def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[st
 
 
 def volumes_of(session: LibvirtSession, paths: Sequence[str]) -> dict[str, str]:
-    """Return the XML of the volumes with these paths, by path; leaves out what is in no active storage pool."""
+    """Return the XML of the volumes with these paths, by path; leaves out those in no active pool."""
     found = {path: session.storage.volume_xml(path) for path in paths if _has_active_pool(session, path)}
     return {path: volume for path, volume in found.items() if volume is not None}
 
@@ -70,7 +70,7 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
 
 
 def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Create ephemeral disks of the VM that were deleted by a move that failed; leaves the others as they are."""
+    """Create the ephemeral disks of the VM that a failed move has deleted; leaves others as they are."""
     for path in ephemeral_disks(session.stored_xml(vm)):
         volume = copies.load_from_any_host(host, path)
         if volume is None or not _has_active_pool(session, path):

@@ -408,7 +408,8 @@ class LibvirtDriver:
             if domain.is_stored:
                 definition = session.stored_xml(domain.name)
                 self._copies.save(host, domain.name, definition)
-                self._copies.save_all(host, volumes_of(session, ephemeral_disks(definition)))
+                with contextlib.suppress(LibvirtFailure):  # its storage does not answer: the VMs still count
+                    self._copies.save_all(host, volumes_of(session, ephemeral_disks(definition)))
 
     def _report(self, change: DomainChange) -> None:
         for queue in self._subscribers:

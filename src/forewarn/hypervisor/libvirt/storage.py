@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from forewarn.hypervisor.libvirt.domain_xml import pool_directory
-from forewarn.hypervisor.libvirt.failure import NO_VOLUME, LibvirtFailure
+from forewarn.hypervisor.libvirt.failure import NO_VOLUME, NOT_SUPPORTED, LibvirtFailure
 
 
 class StoragePool(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,14 @@ class LibvirtStorage:
                     return
 
     def _pools(self, path: str) -> list[Any]:
-        pools = self._connection.listAllStoragePools()
+        """The pools that manage this path; none if the host's libvirt has no storage driver."""
+        try:
+            with self._failures():
+                pools = self._connection.listAllStoragePools()
+        except LibvirtFailure as failure:
+            if failure.code != NOT_SUPPORTED:
+                raise
+            return []
         if path.startswith("/"):
             return [pool for pool in pools if pool_directory(pool.XMLDesc(0)) == os.path.dirname(path)]
         return [pool for pool in pools if pool.name() == path.partition("/")[0]]

@@ -91,7 +91,7 @@ class MachineDriver(Protocol):
         """
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a PAUSED or HALTED VM, as its reset button does: it is then PAUSED, and its next resume boots it."""
+        """Reset a PAUSED or HALTED VM, as its reset button does: now PAUSED, its next resume boots it."""
 
     async def press_power_button(self, host: str, vm: str) -> None:
         """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once."""

@@ -125,7 +125,7 @@ def _problem(definition: VmDefinition) -> str:
 
 
 def option_text(value: object) -> str:
-    """Return a value, such as a path, for one of QEMU's option strings, in which a single comma ends a value."""
+    """Return a value, such as a path, for QEMU's option strings, in which a single comma ends it."""
     return str(value).replace(",", ",,")
 
 

@@ -1,4 +1,4 @@
-"""Creates and replaces the files of disks in threads, none of which outlives the act that asked for it."""
+"""Creates and replaces the files of disks, in threads that do not outlive the act that needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes of this machine have a disk open for writing, whoever started them (/proc, Linux)."""
+"""Finds the processes of this machine that have a disk open for writing (/proc, Linux)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_disk_users(disks: Iterable[Path]) -> dict[int, Path]:
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What a file or a device is, by whatever name it is opened; None if it does not exist."""
+    """What a file or a device is, under any name; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -100,7 +100,7 @@ class QemuInstance:
         return parse_definition(data, self.definition_file), data
 
     def disks(self) -> list[Path]:
-        """Return the paths of all its disks, also the ephemeral one; none if its definition is missing or wrong."""
+        """Return the paths of all its disks, also the ephemeral one; none without a correct definition."""
         with suppress(Refused, HostUnreachable):
             definition = self.read_definition()[0]
             ephemeral = [definition.ephemeral.path] if definition.ephemeral else []
