@@ -112,18 +112,19 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
 
 @pytest.fixture
 def compute_of(enter: Callable[[dict[str, str]], None]) -> Iterator[Callable[..., Any]]:
-    """A compute client, signed in as the administrator unless another credential is given."""
+    """A compute client, signed in as the administrator unless another credential is given, with these options."""
     from azure.identity import ClientSecretCredential
     from azure.mgmt.compute import ComputeManagementClient
 
     with ExitStack() as stack:
 
-        def make(console: WebService, credential: Any = None) -> Any:
+        def make(console: WebService, credential: Any = None, **options: Any) -> Any:
             if credential is None:
                 enter(console.trusting_environment)
                 credential = ClientSecretCredential("adfs", *console.admin_credentials, authority=console.base_url)
             known = stack.enter_context(credential)
-            return stack.enter_context(ComputeManagementClient(known, SUBSCRIPTION, base_url=console.base_url))
+            client = ComputeManagementClient(known, SUBSCRIPTION, base_url=console.base_url, **options)
+            return stack.enter_context(client)
 
         yield make
 
