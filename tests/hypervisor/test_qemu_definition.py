@@ -103,9 +103,15 @@ def test_wrong_settings_of_a_host_are_rejected(host: QemuHost, message: str) -> 
     assert message in str(caught.value)
 
 
+def test_a_relative_directory_of_locks_is_rejected() -> None:
+    with pytest.raises(Rejected, match=r"setting 'qemu\.lock_directories' has 'shared': give absolute paths"):
+        check_qemu(QemuSettings(lock_directories=("shared",)))
+
+
 def test_the_examples_on_the_page_are_accepted(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "qemu.md").read_text(encoding="utf-8")
-    settings_text, definition_text = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    settings_text, definition_text, locks_text = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert "lock_directories" in locks_text
     config = tmp_path / "settings.toml"
     config.write_text(settings_text)
     settings = load_settings({}, lab=True, config=config, environ={"HOME": "/home/ann"})

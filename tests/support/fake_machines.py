@@ -116,6 +116,7 @@ class FakeBehaviour:
     unreachable: set[str] = field(default_factory=set)  # hosts
     silent_after: str = ""  # the operation after whose effect its host no longer answers; "": none
     can_fence: bool = False
+    has_locks: bool = False  # a VM that runs holds locks on its disks, and does not boot without them
     broken_disks_on: set[str] = field(default_factory=set)  # hosts where guests are halted as soon as they run
 
 
@@ -200,6 +201,8 @@ class FakeMachines:
             if self._state(host, vm) in (MachineState.RUNNING, MachineState.HALTED):
                 return
             self._need(host, vm, MachineState.OFF)
+            if self._hosts.behaviour.has_locks and (holder := self._lock_holder(vm)):
+                raise Refused(f"{holder} holds the locks of the disks of {vm}")
             assert vm in self._hosts.disks, f"{vm} boots without disks"
             self._change(host, vm, {MachineState.OFF: MachineState.RUNNING}, "booted")
             if fresh_ephemeral_disk:
@@ -310,6 +313,13 @@ class FakeMachines:
             machine.mark = mark
 
         self._call("write_mark", host, write)
+
+    async def can_lock_disks(self, host: str, vm: str) -> bool:
+        """See `MachineDriver`; silent hosts cannot hide locks."""
+        return self._hosts.behaviour.has_locks and self._lock_holder(vm) is None
+
+    def _lock_holder(self, vm: str) -> str | None:
+        return next((host for host in self._hosts.machines if self._state(host, vm) in IN_MEMORY), None)
 
     async def fence(self, host: str) -> bool:
         """See `MachineDriver`; a fenced host stays unreachable."""

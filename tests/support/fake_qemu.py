@@ -2,16 +2,18 @@
 
 It takes QEMU's options -qmp, -pidfile, -incoming, -S and -no-shutdown, and options of its own: `-fail TEXT` prints the
 text and ends, `-refuse COMMAND` answers a QMP command with an error, `-hang COMMAND` does not answer it, `-deaf`
-ignores the power button, `-disks A:B` opens files as a guest's disks, `-stuck` never completes a migration, and
-`-halt STATUS` has this status where a guest would run. Migrations to another one send one line, with the status of the
-guest.
+ignores the power button, `-disks A:B` opens files as a guest's disks, `-lock` with locks, `-stuck` never completes a
+migration, and `-halt STATUS` has this status where a guest would run. Migrations to another one send one line, with the
+status of the guest.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -149,6 +151,16 @@ def answer_client(qemu: FakeQemu, connection: socket.socket) -> None:
             send({**reply, "error": {"class": "GenericError", "desc": str(error)}})
 
 
+def open_disk(path: str, *, is_locked: bool) -> None:
+    """Open a disk until this process ends, with locks like those of QEMU."""
+    descriptor = os.open(path, os.O_RDWR)
+    if is_locked:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 100, 2, 0))
+        except OSError:
+            sys.exit('Failed to get "write" lock')
+
+
 def first_option(text: str) -> str:
     """Return the text before the first single comma; two commas stand for one in it, as in QEMU."""
     return text.replace(",,", "\0").partition(",")[0].replace("\0", ",")
@@ -162,8 +174,8 @@ def main(arguments: list[str]) -> None:
     }
     if "-fail" in options:
         sys.exit(options["-fail"])
-    opened = [os.open(path, os.O_RDWR) for path in options.get("-disks", "").split(":") if path]  # until it ends
-    assert len(opened) <= 8
+    for path in filter(None, options.get("-disks", "").split(":")):
+        open_disk(path, is_locked="-lock" in options)
     Path(options["-pidfile"]).write_text(f"{os.getpid()}\n")
     server = socket.socket(socket.AF_UNIX)
     server.bind(first_option(options["-qmp"]).removeprefix("unix:"))

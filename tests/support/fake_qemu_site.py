@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from forewarn.hypervisor.qemu.definition import QemuHost
 from forewarn.hypervisor.qemu.driver import QemuDriver
 from forewarn.hypervisor.qemu.instance import QemuInstance
 from tests.support import fake_qemu
+from tests.support.service_process import eventually
 from tests.vms.hosts import toml_text
 
 FIRST, SECOND, VM = "host-1", "host-2", "web-0"
@@ -27,6 +29,7 @@ class FakeSite:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.shared = directory / "shared"
+        self.lock_directories: tuple[str, ...] = ()
         self.hosts = {name: self.host(name, memory_mib=64) for name in (FIRST, SECOND)}
         for path in (self.shared, *(directory / name for name in self.hosts)):
             path.mkdir()
@@ -54,7 +57,12 @@ class FakeSite:
 
     def run(self, scenario: Callable[[QemuDriver], Awaitable[None]], *, timeout_s: float = 10.0) -> None:
         async def main() -> None:
-            driver = QemuDriver(self.hosts, copies=self.directory / "copies", timeout_s=timeout_s)
+            driver = QemuDriver(
+                self.hosts,
+                copies=self.directory / "copies",
+                lock_directories=self.lock_directories,
+                timeout_s=timeout_s,
+            )
             try:
                 await scenario(driver)
             finally:
@@ -62,6 +70,22 @@ class FakeSite:
                 await driver.close()
 
         asyncio.run(main())
+
+    @contextmanager
+    def qemu_by_hand(self, *options: str) -> Iterator[None]:
+        """Run a QEMU that somebody has started beside the driver, which is in no directory of a host."""
+        pid_file, socket = self.directory / "by-hand.pid", self.directory / "by-hand.qmp"
+        monitor = () if "-qmp" in options else ("-qmp", f"unix:{socket},server=on,wait=off")
+        words = [*PYTHON, fake_qemu.__file__, "-pidfile", str(pid_file), *monitor, *options]
+        with subprocess.Popen(words, cwd="/") as process:
+            try:
+                eventually(lambda: pid_file.exists() and pid_file.read_text().strip(), within_s=30)
+                yield
+            finally:
+                process.kill()
+                process.wait()
+                for file in (pid_file, socket):
+                    file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """End the QEMU processes that are left."""

@@ -33,6 +33,7 @@ SOURCE, DESTINATION = "host-1", "host-2"
 RUNNING, PAUSED, OFF, ABSENT = MachineState.RUNNING, MachineState.PAUSED, MachineState.OFF, MachineState.ABSENT
 RECEIVING, RECEIVED, SENT = MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT
 HALTED = MachineState.HALTED
+LOCK_STEPS = (Step.PREPARE, Step.SHUT_DOWN, Step.POWER_OFF)  # of cold moves, in which the locks are tried
 UP = (RUNNING, HALTED)  # a VM that is halted may be let go on at any time
 Decider = Callable[[MachineActRecord, Observation], Decision]
 
@@ -42,6 +43,7 @@ class ModelState(NamedTuple):
 
     verb: Verb
     is_abrupt: bool
+    has_locks: bool = False  # a VM that runs holds locks on its disks, and does not start without them
     source: MachineState = RUNNING
     destination: MachineState = ABSENT
     is_sending: bool = False
@@ -88,12 +90,27 @@ def _record(verb: Verb, is_abrupt: bool, step: Step, has_sent: bool, release: Re
 
 
 class MoveModel:
-    """The changes of a move's state under a decider: `next_move`, or a wrong one that must be found out."""
+    """The changes of a move's state under a decider: `next_move`, or a wrong one that must be found out.
 
-    def __init__(self, decide: Decider = next_move, *, max_faults: int = 2, resumes_sent: bool = False) -> None:
+    Wrong hosts, against their contract: with `resumes_sent` they let a VM go on that was sent, with `has_false_locks`
+    they say that the locks of disks are free although the VM does not take any, and with `locks_in_migrations` they
+    also say it of the source of a live migration, which gives its locks up before it has released the VM.
+    """
+
+    def __init__(
+        self,
+        decide: Decider = next_move,
+        *,
+        max_faults: int = 2,
+        resumes_sent: bool = False,
+        has_false_locks: bool = False,
+        locks_in_migrations: bool = False,
+    ) -> None:
         self._decide = cache(decide)
         self._max_faults = max_faults
-        self._resumes_sent = resumes_sent  # True: the hosts let a VM go on that was sent, against the contract
+        self._resumes_sent = resumes_sent
+        self._has_false_locks = has_false_locks
+        self._locks_in_migrations = locks_in_migrations
 
     def explore(self, start: ModelState) -> tuple[int, int]:
         """Visit all states from this one; return how many there are, and how many of them are ends.
@@ -192,10 +209,25 @@ class MoveModel:
             progress=MigrationProgress(is_active=state.is_sending) if has_progress else None,
             is_source_down=state.is_source_silent and (state.is_fenced or state.is_confirmed),
             is_destination_down=state.is_destination_silent and state.is_destination_confirmed,
+            can_lock_disks=state.is_source_silent and self._can_lock_disks(state),
             may_fence=state.is_source_silent and state.done is not Operation.FENCE,
             is_overdue=is_overdue,
             done=state.done,
         )
+
+    def _can_lock_disks(self, state: ModelState) -> bool:
+        if self._has_false_locks:
+            return True
+        if self._locks_in_migrations:
+            return not self._has_lock(state, SOURCE)
+        is_asked = state.verb is Verb.REDEPLOY and state.step in LOCK_STEPS
+        return state.has_locks and is_asked and not self._has_lock(state, SOURCE)
+
+    def _has_lock(self, state: ModelState, host: str) -> bool:
+        """Return whether the VM holds the locks of its disks on this host; its migration gives them up at the end."""
+        if host == DESTINATION:
+            return state.destination in (RUNNING, PAUSED, HALTED)
+        return state.source in (RUNNING, PAUSED, HALTED) and not (state.is_sending and state.destination is RECEIVED)
 
     def _carry_out(self, state: ModelState, do: Do) -> Iterator[ModelState]:
         is_silent = state.is_source_silent if do.host == SOURCE else state.is_destination_silent
@@ -248,7 +280,8 @@ class MoveModel:
             case Operation.POWER_ON, MachineState.HALTED:
                 return state
             case Operation.POWER_ON, MachineState.OFF:
-                return with_machine(RUNNING)
+                is_locked = state.has_locks and self._has_lock(state, DESTINATION if is_source else SOURCE)
+                return None if is_locked else with_machine(RUNNING)
             case Operation.POWER_OFF, _:
                 changed = with_machine(machine if machine is ABSENT else OFF)
                 return changed._replace(is_sending=False, was_asked=False) if is_source else changed
@@ -286,6 +319,9 @@ class MoveModel:
             yield state._replace(is_destination_silent=True)
         if not state.is_source_dead:
             yield _crash_source(state)
+        if state.has_locks and state.source is OFF and not (state.is_source_dead or state.destination in UP):
+            # Somebody starts it there, and perhaps ends it again. Without locks nothing could prevent a second copy.
+            yield state._replace(source=RUNNING, is_excused=True)
         if state.source is RUNNING:
             yield state._replace(source=HALTED, was_asked=False)  # a disk fails
         if state.destination is RUNNING:

@@ -76,7 +76,10 @@ _MEANINGS = {
     ),
     "commands": "for the `command` hypervisor, a table: verb → `run`, `timeout_s`, `check`",
     "machines": "for real VMs (`qemu`, `libvirt`), a table: how long acts wait for guests, hosts and migrations",
-    "qemu": "for the `qemu` hypervisor, a table: `hosts.NAME` → `directory`, `prefix`, `fence` and others",
+    "qemu": (
+        "for the `qemu` hypervisor, a table: `hosts.NAME` → `directory`, `prefix`, `fence` and others; "
+        "`lock_directories`"
+    ),
     "libvirt": "for the `libvirt` hypervisor, a table: `hosts.NAME` → `uri`, `peer_uri`, `fence` and others",
     "simulate": "a list of rules that make the simulated hypervisor misbehave",
 }

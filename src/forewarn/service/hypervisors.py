@@ -56,7 +56,7 @@ def _machine_driver(settings: Settings, directory: DataDirectory) -> MachineDriv
     definitions = directory.machines / "definitions"
     match settings.hypervisor:
         case HypervisorKind.QEMU:
-            return QemuDriver(settings.qemu.hosts, copies=definitions)
+            return QemuDriver(settings.qemu.hosts, copies=definitions, lock_directories=settings.qemu.lock_directories)
         case HypervisorKind.LIBVIRT:
             load_libvirt()
             return LibvirtDriver(settings.libvirt.hosts, definitions)

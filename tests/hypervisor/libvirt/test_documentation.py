@@ -6,8 +6,11 @@ import re
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from forewarn.core.fleetfile.reader import read_fleet_file
-from forewarn.hypervisor.libvirt.connection import LibvirtHost
+from forewarn.errors import Rejected
+from forewarn.hypervisor.libvirt.connection import LibvirtHost, LibvirtSettings, check_libvirt
 from forewarn.service.settings import HypervisorKind, load_settings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "libvirt.md").read_text(encoding="utf-8")
@@ -24,6 +27,13 @@ def test_the_examples_on_the_page_are_accepted(tmp_path: Path) -> None:
         config.write_text(text)
         loaded = load_settings({}, lab=True, config=config, environ={"HOME": "/home/ann"})
         assert loaded.hypervisor is HypervisorKind.LIBVIRT
+
+
+def test_locks_of_disks_are_refused_as_a_setting_of_libvirt() -> None:
+    with pytest.raises(
+        Rejected, match=r"'libvirt.lock_directories' cannot be used, because libvirt does not say which"
+    ):
+        check_libvirt(LibvirtSettings(lock_directories=("/shared",)))
 
 
 def test_the_page_explains_every_key_of_a_host() -> None:

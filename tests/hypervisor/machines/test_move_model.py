@@ -27,6 +27,13 @@ STARTS = {
     "migration": ModelState(Verb.MIGRATE, is_abrupt=False),
     "redeployment": ModelState(Verb.REDEPLOY, is_abrupt=False),
     "redeployment from a silent host": ModelState(Verb.REDEPLOY, is_abrupt=True, is_source_silent=True),
+    "redeployment with locks": ModelState(Verb.REDEPLOY, is_abrupt=False, has_locks=True),
+    "redeployment from a silent host with locks": ModelState(
+        Verb.REDEPLOY, is_abrupt=True, has_locks=True, is_source_silent=True
+    ),
+    "redeployment from a silent host with locks that are free": ModelState(
+        Verb.REDEPLOY, is_abrupt=False, has_locks=True, is_source_silent=True, source=MachineState.OFF, is_excused=True
+    ),
     "redeployment from a dead host": ModelState(
         Verb.REDEPLOY,
         is_abrupt=True,
@@ -94,6 +101,37 @@ def returns_without_looking(act: MachineActRecord, seen: Observation) -> Decisio
 def stays_after_a_refusal(act: MachineActRecord, seen: Observation) -> Decision:
     """Wrong: ends although the VM, which the destination could not boot, is off."""
     return End(False, "why") if act.step is Step.RETURN else next_move(act, seen)
+
+
+def test_a_vm_whose_locks_are_free_leaves_its_silent_host_without_fencing() -> None:
+    seen: list[Release | None] = []
+
+    def note_release(act: MachineActRecord, seen_now: Observation) -> Decision:
+        seen.append(act.release)
+        return next_move(act, seen_now)
+
+    start = STARTS["redeployment from a silent host with locks that are free"]
+    MoveModel(note_release, max_faults=0).explore(start)
+    assert Release.LOCKED in seen
+    assert Release.FENCED not in seen
+
+
+def takes_locks_for_release_of_a_migration(act: MachineActRecord, seen: Observation) -> Decision:
+    """Wrong: the source of a migration gives its locks up before it is certain that it does not go on."""
+    if act.step is Step.SEND and seen.can_lock_disks:
+        return Enter(Step.ACTIVATE, release=Release.LOCKED)
+    return next_move(act, seen)
+
+
+def test_the_model_finds_out_locks_that_the_source_of_a_migration_gives_up_too_early() -> None:
+    model = MoveModel(takes_locks_for_release_of_a_migration, locks_in_migrations=True)
+    with pytest.raises(Violation, match="two running copies"):
+        model.explore(ModelState(Verb.MIGRATE, is_abrupt=False, has_locks=True))
+
+
+def test_the_model_finds_out_locks_that_a_running_vm_does_not_hold() -> None:
+    with pytest.raises(Violation, match="two running copies"):
+        MoveModel(has_false_locks=True).explore(STARTS["redeployment from a silent host"])
 
 
 @pytest.mark.parametrize(

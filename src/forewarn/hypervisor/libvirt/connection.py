@@ -48,10 +48,16 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The table `[libvirt]` of the settings."""
 
     hosts: dict[str, LibvirtHost] = {}  # by the fleet's name of the host
+    lock_directories: tuple[str, ...] = ()  # as in `[qemu]`; cannot be used here
 
 
 def check_libvirt(settings: LibvirtSettings) -> None:
     """Raise Rejected if the settings of a host are wrong; the message names the setting."""
+    if settings.lock_directories:
+        raise Rejected(
+            "setting 'libvirt.lock_directories' cannot be used, because libvirt does not say which host holds the lock "
+            "of a disk: remove it, and give each host a 'fence' command"
+        )
     uris: dict[str, str] = {}
     for name, host in settings.hosts.items():
         where = f"setting 'libvirt.hosts.{name}"

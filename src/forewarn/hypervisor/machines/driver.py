@@ -149,6 +149,13 @@ class MachineDriver(Protocol):
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
         """Store the mark durably with the VM on this host, in place of an earlier one."""
 
+    async def can_lock_disks(self, host: str, vm: str) -> bool:
+        """Return whether the locks of the VM's disks are free, which a VM that runs on `host` would hold.
+
+        `host` may be silent. True only if the VM certainly does not run there, was seen there with these locks, and
+        will hold them on any other host. False also if the settings do not allow it, or the platform cannot tell.
+        """
+
     async def fence(self, host: str) -> bool:
         """Cut the host off with the operator's fence command; return whether it succeeded. May take long.
 

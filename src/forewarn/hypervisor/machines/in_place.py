@@ -82,7 +82,7 @@ def _undo(act: MachineActRecord, seen: Observation) -> Decision:
     The host forgets the VM, so that an order to start it that is still on its way has no effect.
     """
     if seen.source is None:
-        if seen.is_source_down:
+        if seen.is_source_down or seen.can_lock_disks:
             return End(False, act.failure)
         if act.is_abrupt and seen.may_fence:
             return Do(Operation.FENCE, act.source)

@@ -2,9 +2,10 @@
 
 A move has three durable parts: *prepare* on the destination, *release* by the source, and *activate* on the
 destination. It activates only with a recorded release: the source reported that the VM is stopped or was sent, or the
-source was fenced. Until then a failure undoes the preparation and the VM continues on the source. Afterwards the VM
-goes back only if it certainly does not run on the destination: that cannot boot it and has forgotten it, or is down.
-In order of priority: there are never two running copies, the VM is never lost, and it is never left paused.
+source was fenced, or is silent and does not hold the locks of the VM's disks. Until then a failure undoes the
+preparation and the VM continues on the source. Afterwards the VM goes back only if it certainly does not run on the
+destination: that cannot boot it and has forgotten it, or is down. In order of priority: there are never two running
+copies, the VM is never lost, and it is never left paused.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def _prepare(act: MachineActRecord, seen: Observation) -> Decision:
 def _prepare_without_source(act: MachineActRecord, seen: Observation) -> Decision | None:
     """Return what follows if the source is silent before anything was done; None: prepare anyway."""
     if not act.is_live:
-        return None if act.is_abrupt or seen.is_source_down else Wait(unreachable_source_note(act))
+        can_prepare = act.is_abrupt or seen.is_source_down or seen.can_lock_disks
+        return None if can_prepare else Wait(unreachable_source_note(act))
     if seen.is_source_down:
         return Enter(Step.UNDO, failure=f"{act.source} is down")
     return Enter(Step.UNDO, failure=f"{act.source} did not answer") if seen.is_overdue else wait_for_host(act.source)
@@ -201,6 +203,9 @@ def _power_off(act: MachineActRecord, seen: Observation) -> Decision:
     if seen.source is None:
         if seen.is_source_down:
             return Enter(Step.ACTIVATE, release=Release.FENCED)
+        if seen.can_lock_disks:
+            detail = f"{act.source} did not answer, and did not hold the locks of the disks of {act.name}"
+            return Enter(Step.ACTIVATE, release=Release.LOCKED, detail=detail)
         if act.is_abrupt and seen.may_fence:
             return Do(Operation.FENCE, act.source)
         return Wait(unreachable_source_note(act))
@@ -244,7 +249,7 @@ def _activate(act: MachineActRecord, seen: Observation) -> Decision:
 
 def _clean_up(act: MachineActRecord, seen: Observation) -> Decision:
     if seen.source is None:
-        if act.release is Release.FENCED or seen.is_source_down or seen.is_overdue:
+        if act.release in (Release.FENCED, Release.LOCKED) or seen.is_source_down or seen.is_overdue:
             return End(True, f"{act.source} did not answer, and still has its definition of {act.name}")
         return wait_for_host(act.source)
     if seen.source is MachineState.ABSENT:

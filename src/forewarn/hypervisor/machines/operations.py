@@ -27,6 +27,11 @@ from forewarn.hypervisor.machines.steps import MachineActRecord, Observation, Op
 log = logging.getLogger(__name__)
 _FENCE_VALID_S = 10.0  # real time: how long a fenced host counts as down without being fenced again
 _STEPS_WITH_PROGRESS = (Step.SEND, Step.ABORT, Step.UNDO)
+# Steps of cold moves and starts. The source of a live migration gives its locks up before it has released the VM.
+_STEPS_WITH_LOCKS = {
+    Verb.REDEPLOY: (Step.PREPARE, Step.SHUT_DOWN, Step.POWER_OFF),
+    Verb.START: (Step.UNDO,),
+}
 _VISIBLE_OPERATIONS = frozenset(
     {
         Operation.PAUSE,
@@ -128,6 +133,7 @@ class MachineOperations:
             is_source_down=is_silent and self._is_down(act.source),
             is_destination_down=destination is None and self._is_down(act.destination),
             stop_reason=await self._stop_reason(halted_on, act.name) if halted_on else "",
+            can_lock_disks=is_silent and await self._can_lock_disks(act),
             may_fence=is_silent and self._fencer.may_try(act.source),
             is_overdue=is_overdue,
             done=done,
@@ -139,6 +145,14 @@ class MachineOperations:
             return await self._driver.stop_reason(host, name)
         except HostUnreachable:
             return ""
+
+    async def _can_lock_disks(self, act: MachineActRecord) -> bool:
+        if act.step not in _STEPS_WITH_LOCKS.get(act.verb, ()):
+            return False
+        try:
+            return await self._driver.can_lock_disks(act.source, act.name)
+        except HostUnreachable:
+            return False
 
     def _is_down(self, host: str) -> bool:
         return self._fencer.is_fenced(host) or self._is_confirmed_down(host)

@@ -44,6 +44,7 @@ class Release(StrEnum):
     STOPPED = "stopped"  # the source reported that it is off
     SENT = "sent"  # the source reported that its live migration has completed
     FENCED = "fenced"  # the source was fenced, or the operator confirmed that it is down
+    LOCKED = "locked"  # the locks of its disks were free, which the source would hold if the VM ran there
 
 
 class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +136,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     progress: MigrationProgress | None = None  # read before the states; None: not asked, or no answer
     is_source_down: bool = False  # it was fenced just now, or the operator confirmed that it is down
     is_destination_down: bool = False  # the same for the destination
+    can_lock_disks: bool = False  # the source is silent, and does not hold the locks of the disks; not asked: False
     may_fence: bool = False  # whether it is time to try the fence command, again if it failed
     stop_reason: str = ""  # for people: why the VM is HALTED, where it is; "": it is not
     is_overdue: bool = False  # whether the step has taken longer than its limit

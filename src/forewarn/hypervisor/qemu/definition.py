@@ -43,10 +43,16 @@ class QemuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The table `[qemu]` of the settings."""
 
     hosts: dict[str, QemuHost] = {}  # by the fleet's name of the host
+    # Absolute, on file systems of this machine: a VM whose disks are all below them, and whose locks there are free,
+    # does not run; so it may start on another host although its own is silent.
+    lock_directories: tuple[str, ...] = ()
 
 
 def check_qemu(settings: QemuSettings) -> None:
     """Raise Rejected if the settings of a host are wrong; the message names the setting."""
+    for path in settings.lock_directories:
+        if not PurePath(path).is_absolute():
+            raise Rejected(f"setting 'qemu.lock_directories' has {path!r}: give absolute paths")
     directories: dict[PurePath, str] = {}
     for name, host in settings.hosts.items():
         where = f"setting 'qemu.hosts.{name}"

@@ -7,38 +7,55 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
 _PROC = Path("/proc")
 _OPEN_MODES = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+LOCK_START, LOCK_BYTES = 100, 200  # QEMU locks bytes of this range of an image for each way in which it uses it
 
 
-def find_disk_users(disks: Iterable[Path]) -> dict[int, Path]:
-    """Return one disk for each process that has some of them open for writing, by process id; blocks.
+class FileIdentity(msgspec.Struct, frozen=True):
+    """What a file or a block device is, under any name."""
 
-    Without this process, and without those that this user may not look at: root sees all.
-    """
-    wanted = {identity: disk for disk in disks if (identity := _identity(disk)) is not None}
-    users: dict[int, Path] = {}
-    if not wanted:
-        return users
-    for process in _PROC.iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            for descriptor in _descriptors(process):
-                disk = wanted.get(_identity(process / "fd" / descriptor) or (0, 0, 0))
-                if disk is not None and _is_writable(process, descriptor):
-                    users[int(process.name)] = disk
-                    break
-    return users
+    device: int
+    inode: int  # 0: a block device, whose number is `device`
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What a file or a device is, under any name; None if it does not exist."""
+class DiskUser(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that has a disk open for writing."""
+
+    pid: int
+    disk: Path
+    has_lock: bool  # as QEMU locks images
+
+
+def identity_of(path: Path) -> FileIdentity | None:
+    """Return what this file or device is; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:
         return None
     if stat.S_ISBLK(found.st_mode):
-        return (0, 0, found.st_rdev)
-    return (found.st_dev, found.st_ino, 0)
+        return FileIdentity(found.st_rdev, 0)
+    return FileIdentity(found.st_dev, found.st_ino)
+
+
+def find_disk_users(disks: Iterable[Path]) -> list[DiskUser]:
+    """Return the processes that have some of these disks open for writing, each disk once; blocks.
+
+    Without this process, and without those that this user may not look at: root sees all.
+    """
+    wanted = {identity: disk for disk in disks if (identity := identity_of(disk)) is not None}
+    found: dict[tuple[int, Path], DiskUser] = {}
+    for process in _PROC.iterdir() if wanted else ():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        for descriptor in _descriptors(process):
+            identity = identity_of(process / "fd" / descriptor)
+            user = _user(process, descriptor, wanted[identity]) if identity in wanted else None
+            if user is not None and (user.has_lock or (user.pid, user.disk) not in found):
+                found[user.pid, user.disk] = user
+    return list(found.values())
 
 
 def _descriptors(process: Path) -> Iterator[str]:
@@ -48,10 +65,22 @@ def _descriptors(process: Path) -> Iterator[str]:
         return
 
 
-def _is_writable(process: Path, descriptor: str) -> bool:
+def _user(process: Path, descriptor: str, disk: Path) -> DiskUser | None:
+    """Return how the process uses the disk; None if it only reads it, or has ended."""
     try:
         lines = (process / "fdinfo" / descriptor).read_text(encoding="ascii").splitlines()
     except OSError:
-        return False
+        return None
     flags = next((int(line.split()[1], 8) for line in lines if line.startswith("flags:")), os.O_RDONLY)
-    return flags & _OPEN_MODES != os.O_RDONLY
+    if flags & _OPEN_MODES == os.O_RDONLY:
+        return None
+    return DiskUser(pid=int(process.name), disk=disk, has_lock=any(_is_image_lock(line) for line in lines))
+
+
+def _is_image_lock(line: str) -> bool:
+    """Whether a line is about a lock of QEMU: `lock: 1: OFDLCK ADVISORY READ -1 fe:00:24087 100 101`."""
+    words = line.split()
+    if len(words) < 2 or words[0] != "lock:" or "OFDLCK" not in words:
+        return False
+    first = words[-2]
+    return first.isdigit() and LOCK_START <= int(first) < LOCK_START + LOCK_BYTES

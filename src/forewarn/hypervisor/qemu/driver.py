@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from forewarn.hypervisor.machines.driver import (
 from forewarn.hypervisor.qemu.copies import QemuDefinitionCopies
 from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, QemuHost, VmDefinition, check_vm_name, option_text
 from forewarn.hypervisor.qemu.disk_files import DiskFileJobs
-from forewarn.hypervisor.qemu.disk_users import find_disk_users
+from forewarn.hypervisor.qemu.disk_locks import DiskLocks
+from forewarn.hypervisor.qemu.disk_users import DiskUser, find_disk_users
 from forewarn.hypervisor.qemu.fencing import run_fence_command
 from forewarn.hypervisor.qemu.instance import (
     QemuInstance,
@@ -47,9 +48,10 @@ class QemuDriver:
     """Implements `MachineDriver` for the hosts of the settings.
 
     `copies` is a directory of this machine, created if missing, for copies of all definitions: a VM whose host is lost,
-    or that is on no host, is defined on another one from there. `timeout_s` limits the wait for an answer from QEMU,
+    or that is on no host, is defined on another one from there. `lock_directories` are those of the settings.
+    `timeout_s` limits the wait for an answer from QEMU,
     `start_timeout_s` the time that QEMU needs to come up, in real seconds. Raises Rejected if the library `qemu.qmp` is
-    missing.
+    missing, or the locks of a directory do not count.
     """
 
     can_reimage = True  # a VM whose definition names no image refuses
@@ -59,12 +61,14 @@ class QemuDriver:
         hosts: Mapping[str, QemuHost],
         *,
         copies: Path,
+        lock_directories: Sequence[str] = (),
         timeout_s: float = 5.0,
         start_timeout_s: float = 20.0,
     ) -> None:
         require_qmp()
         self._hosts = hosts
         self._copies = QemuDefinitionCopies(copies)
+        self._disk_locks = DiskLocks(lock_directories, copies)
         self._timeout_s = timeout_s
         self._disk_files = DiskFileJobs()
         self._processes = QemuProcesses(timeout_s=timeout_s, start_timeout_s=start_timeout_s)
@@ -181,6 +185,7 @@ class QemuDriver:
                 delete_file(file)
             if delete_disks:
                 self._copies.forget(vm)
+                self._disk_locks.forget(vm)
             await asyncio.to_thread(sync_directory, instance.directory)
 
     async def reimage(self, host: str, vm: str) -> None:
@@ -317,12 +322,20 @@ class QemuDriver:
             if instance.is_alive() or await self._processes.is_listening(instance):
                 log.warning("host %s is not fenced: QEMU of VM %s still runs", host, instance.vm)
                 return False
-        if users := await self._foreign_disk_users(host):
-            pid, disk = next(iter(users.items()))
-            log.warning("host %s is not fenced: process %d still writes to disk %s", host, pid, disk)
-        return not users
+        for user in await self._foreign_disk_users(host):
+            log.warning("host %s is not fenced: process %d still writes to disk %s", host, user.pid, user.disk)
+            return False
+        return True
 
-    async def _foreign_disk_users(self, host: str) -> dict[int, Path]:
+    async def can_lock_disks(self, host: str, vm: str) -> bool:
+        """Return whether the VM does not run on this host, as the locks of its disks show; see `DiskLocks`."""
+        copy = self._copies.instance(vm)
+        if not self._disk_locks.is_used or not copy.definition_file.exists():
+            return False
+        definition = copy.read_definition()[1]
+        return await asyncio.to_thread(self._disk_locks.are_free, host, vm, definition)
+
+    async def _foreign_disk_users(self, host: str) -> list[DiskUser]:
         """The processes that may write to a disk of this host's VMs, without QEMU processes of other hosts.
 
         If the host's directory is lost, these are the disks of all VMs that are known.
@@ -332,7 +345,7 @@ class QemuDriver:
         users = await asyncio.to_thread(find_disk_users, disks)
         others = [instance for name in self._hosts if name != host for instance in self._instances(name)]
         known = {instance.pid() for instance in others if instance.is_alive()}
-        return {pid: disk for pid, disk in users.items() if pid not in known}
+        return [user for user in users if user.pid not in known]
 
     async def capacity(self, host: str) -> FreeCapacity:
         """Return the host's memory less that of the VMs with a QEMU process."""
@@ -389,6 +402,8 @@ class QemuDriver:
             return MachineState.OFF if is_defined else MachineState.ABSENT
         if state is MachineState.OFF:  # the guest has shut down, but QEMU waits, and holds the locks of its disks
             await self._processes.end(instance)
+        if state in IN_MEMORY and self._disk_locks.is_used:
+            await asyncio.to_thread(self._disk_locks.observe, instance)
         return state
 
     async def _start(self, instance: QemuInstance, definition: VmDefinition, *options: str) -> None:
