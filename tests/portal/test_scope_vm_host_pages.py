@@ -255,7 +255,7 @@ def test_an_unreachable_host_is_shown_as_such_and_can_be_confirmed_down(
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     portal.world.approve("db", event.id)
     page = portal.get("/portal/hosts/h1")
-    assert "healthy unreachable It does not answer the hypervisor, and acts wait for it." in page.text
+    assert "healthy unreachable It does not answer the hypervisor, and acts on its VMs wait." in page.text
     assert forms(page)[-2:] == ["fail", "confirm-down"]
     assert "confirm-down" not in forms(portal.get("/portal/hosts/h2"))
     hosts = portal.get("/portal/hosts?as=json").json["hosts"]

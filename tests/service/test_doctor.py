@@ -29,7 +29,7 @@ def test_the_doctor_reports_hosts_that_do_not_answer() -> None:
     settings = Settings(hypervisor=HypervisorKind.SIMULATED)
     _, first, second = hypervisor_checks(settings, {}, {"h2", "h1"})
     assert not first.ok
-    assert first.text == "host h1 is unreachable: it does not answer the hypervisor, and acts wait for it"
+    assert first.text == "host h1 is unreachable: it does not answer the hypervisor, and acts on its VMs wait"
     assert first.remedy.endswith("if it is certainly down, run `forewarn confirm-down h1`")
     assert "h2" in second.text
 

@@ -166,6 +166,12 @@ def test_the_hosts_of_qemu_are_tables_of_the_file(tmp_path: Path) -> None:
     assert settings.machines.acpi_timeout_s == 5
 
 
+def test_the_observation_of_hosts_can_be_switched_off(tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(QEMU_SETTINGS.replace("acpi_timeout_s = 5", "observe_interval_s = 0"))
+    assert load_settings({}, lab=True, config=config, environ=HOME).machines.observe_interval_s == 0
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -174,6 +180,11 @@ def test_the_hosts_of_qemu_are_tables_of_the_file(tmp_path: Path) -> None:
             "acpi_timeout_s = 5",
             "acpi_timeout_s = 0",
             "setting 'machines.acpi_timeout_s' is 0: give more than 0 seconds",
+        ),
+        (
+            "acpi_timeout_s = 5",
+            "observe_interval_s = -1",
+            "setting 'machines.observe_interval_s' is -1: give 0 to switch it off, or more seconds",
         ),
         ('"/hosts/1"', '"hosts/1"', "setting 'qemu.hosts.host-1.directory' is 'hosts/1': give an absolute path"),
         ("prefix", "prefiks", "prefiks"),

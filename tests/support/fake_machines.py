@@ -6,13 +6,15 @@ guest notices goes to a log, with the act whose mark the VM had. Two running cop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
 
+from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import (
     IN_MEMORY,
@@ -94,6 +96,8 @@ class FakeMachine(msgspec.Struct):
     sent_at: float = 0.0  # when sending began
     error: str = ""
     is_reset: bool = False  # its next resume boots it
+    cause: StateCause = StateCause.UNKNOWN  # why it is off or paused, if somebody else did it
+    instance: int = 1  # grows at each start
 
 
 class LogEntry(msgspec.Struct, frozen=True):
@@ -129,11 +133,26 @@ class FakeHosts:
     machines: dict[str, dict[str, FakeMachine]] = field(default_factory=dict)  # by host, then by name
     log: list[LogEntry] = field(default_factory=list)  # what guests noticed so far, oldest first
     disks: set[str] = field(default_factory=set)  # names of VMs whose disks exist
+    changes: list[asyncio.Queue[str]] = field(default_factory=list)  # of drivers that follow changes: names of hosts
 
     def add(self, host: str, vm: str, state: MachineState = MachineState.RUNNING) -> None:
         """Put a VM on a host, with its disks."""
         self.machines.setdefault(host, {})[vm] = FakeMachine(state=state)
         self.disks.add(vm)
+
+    def change_by_hand(
+        self, host: str, vm: str, state: MachineState, cause: StateCause = StateCause.UNKNOWN, *, is_new: bool = False
+    ) -> None:
+        """Let somebody else change a VM, or put it on a host; `is_new`: in a new process. The host reports it."""
+        before = self.machines.setdefault(host, {}).get(vm)
+        number = before.instance if before is not None else 1
+        self.machines[host][vm] = FakeMachine(state=state, cause=cause, instance=number + is_new)
+        for queue in self.changes:
+            queue.put_nowait(host)
+
+    def remove_by_hand(self, host: str, vm: str) -> None:
+        """Let somebody else remove a VM from a host."""
+        del self.machines[host][vm]
 
     def states(self, vm: str) -> dict[str, MachineState]:
         """Return the state of the VM on each host that knows it."""
@@ -154,6 +173,25 @@ class FakeMachines:
     def __init__(self, hosts: FakeHosts, calls: DisturbedCalls | None = None) -> None:
         self._hosts = hosts
         self._calls = calls or DisturbedCalls()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """See `MachineDriver`."""
+        return tuple(self._hosts.machines)
+
+    async def observe(self, host: str) -> dict[str, ObservedMachine]:
+        """See `MachineDriver`."""
+        return self._call("observe", host, lambda: {vm: _observed(m) for vm, m in self._hosts.machines[host].items()})
+
+    async def changed_hosts(self) -> AsyncGenerator[str, None]:
+        """See `MachineDriver`."""
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        self._hosts.changes.append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._hosts.changes.remove(queue)
 
     async def state(self, host: str, vm: str) -> MachineState:
         """See `MachineDriver`."""
@@ -407,6 +445,7 @@ class FakeMachines:
         if machine is None or machine.state not in change:
             return
         machine.state = change[machine.state]
+        machine.instance += what == "booted"
         if what:
             self._note(what, host, vm)
         running = [each for each in self._hosts.machines if self._state(each, vm) is MachineState.RUNNING]
@@ -416,3 +455,18 @@ class FakeMachines:
         machine = self._find(host, vm)
         act_id = machine.mark.act_id if machine is not None and machine.mark is not None else ""
         self._hosts.log.append(LogEntry(what, vm, host, act_id))
+
+
+_OBSERVED = {
+    MachineState.RUNNING: ObservedState.RUNNING,
+    MachineState.PAUSED: ObservedState.PAUSED,
+    MachineState.OFF: ObservedState.OFF,
+    MachineState.SENT: ObservedState.OFF,
+}
+
+
+def _observed(machine: FakeMachine) -> ObservedMachine:
+    state = _OBSERVED.get(machine.state, ObservedState.CHANGING)
+    cause = StateCause.MIGRATED if machine.state is MachineState.SENT else machine.cause
+    is_active = state in (ObservedState.RUNNING, ObservedState.PAUSED)
+    return ObservedMachine(state=state, cause=cause, instance=str(machine.instance) if is_active else "")

@@ -1,10 +1,10 @@
 """A program that behaves like QEMU on its monitor, without a guest: states, migrations between two of them, errors.
 
-It takes QEMU's options -qmp, -pidfile, -incoming, -S and -no-shutdown, and options of its own: `-fail TEXT` prints the
+It takes QEMU's options -qmp (several), -pidfile, -incoming, -S and -no-shutdown, and its own: `-fail TEXT` prints the
 text and ends, `-refuse COMMAND` answers a QMP command with an error, `-hang COMMAND` does not answer it, `-deaf`
 ignores the power button, `-disks A:B` opens files as a guest's disks, `-lock` with locks, `-stuck` never completes a
 migration, and `-halt STATUS` has this status where a guest would run. Migrations to another one send one line, with the
-status of the guest.
+status of the guest. All clients get an event when the VM is stopped, resumed or shut down.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ class FakeQemu:
         self.status = "inmigrate" if "-incoming" in options else "prelaunch" if "-S" in options else running
         self.migration: dict[str, Any] = {}
         self._listener: socket.socket | None = None
+        self.clients: list[socket.socket] = []
+
+    def report(self, event: str) -> None:
+        """Send an event to all clients."""
+        for client in self.clients:
+            with suppress(OSError):
+                client.sendall(json.dumps({"event": event, "timestamp": {"seconds": 1}}).encode() + b"\r\n")
 
     def execute(self, command: str, arguments: dict[str, Any]) -> Any:
         if command == self.options.get("-refuse"):
@@ -59,9 +67,11 @@ class FakeQemu:
 
     def on_stop(self) -> None:
         self.status = "paused"
+        self.report("STOP")
 
     def on_cont(self) -> None:
         self.status = self.options.get("-halt", "running")
+        self.report("RESUME")
 
     def on_system_reset(self) -> None:
         self.status = "running" if self.status == "running" else "prelaunch"
@@ -69,6 +79,7 @@ class FakeQemu:
     def on_system_powerdown(self) -> None:
         if "-deaf" not in self.options:
             self.status = "shutdown"
+            self.report("SHUTDOWN")
 
     def on_migrate_set_capabilities(self, capabilities: object) -> None:
         pass
@@ -116,6 +127,9 @@ def serve(qemu: FakeQemu, server: socket.socket) -> None:
                 answer_client(qemu, connection)
             except (BrokenPipeError, ConnectionResetError):
                 continue
+            finally:
+                if connection in qemu.clients:
+                    qemu.clients.remove(connection)
 
 
 def requests_of(connection: socket.socket) -> Iterator[dict[str, Any]]:
@@ -137,6 +151,7 @@ def answer_client(qemu: FakeQemu, connection: socket.socket) -> None:
         connection.sendall(json.dumps(message).encode() + b"\r\n")
 
     send(GREETING)
+    qemu.clients.append(connection)
     for request in requests_of(connection):
         command = request["execute"]
         reply = {"id": request["id"]} if "id" in request else {}
@@ -144,6 +159,7 @@ def answer_client(qemu: FakeQemu, connection: socket.socket) -> None:
             continue
         if command == "quit":
             send({**reply, "return": {}})
+            Path(qemu.options["-pidfile"]).unlink()
             os._exit(0)
         try:
             send({**reply, "return": qemu.execute(command, request.get("arguments", {}))})
@@ -177,10 +193,16 @@ def main(arguments: list[str]) -> None:
     for path in filter(None, options.get("-disks", "").split(":")):
         open_disk(path, is_locked="-lock" in options)
     Path(options["-pidfile"]).write_text(f"{os.getpid()}\n")
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(first_option(options["-qmp"]).removeprefix("unix:"))
-    server.listen()
-    serve(FakeQemu(options), server)
+    qemu = FakeQemu(options)
+    monitors = [arguments[index + 1] for index, word in enumerate(arguments) if word == "-qmp"]
+    for monitor in reversed(monitors):  # the first one last: the driver waits for it
+        server = socket.socket(socket.AF_UNIX)
+        path = first_option(monitor).removeprefix("unix:")
+        server.bind(f"{path}~")
+        server.listen()
+        os.rename(f"{path}~", path)  # tests wait until the socket exists
+        threading.Thread(target=serve, args=(qemu, server), daemon=True).start()
+    threading.Event().wait()
 
 
 if __name__ == "__main__":

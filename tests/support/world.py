@@ -29,6 +29,7 @@ from forewarn.core.projection import document_for
 from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
 from forewarn.http_client import HttpClient, LocalTargets
+from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.protocol.codec import encode_document
@@ -100,7 +101,7 @@ class World:
         return ControlPlane(
             store=self.store,
             clock=self.clock,
-            hypervisor=self.hypervisor,
+            hypervisor=self._open_hypervisor(),
             inputs=ControlInputs(
                 new_id=lambda: next(self.ids),
                 polls=self.store.last_polls,
@@ -111,6 +112,10 @@ class World:
             retry=self.retry,
             limits=self.limits,
         )
+
+    def _open_hypervisor(self) -> Hypervisor:
+        """Return the hypervisor of the next control plane."""
+        return self.hypervisor
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the world's event loop and return its result."""

@@ -29,6 +29,7 @@ from forewarn.web.polling_report import polling_report
 # The table of a metric is the first one of which a prefix matches; the last table takes the rest.
 _SERVICE_TABLES: Mapping[str, tuple[str, ...]] = {
     "requests": ("polls", "requests", "long_polls", "connections", "sightings"),
+    "unannounced": ("unannounced", "hosts_unreachable", "vms_duplicated"),
     "polling": ("vms", "scopes"),
     "events": ("event", "notice", "approval", "started"),
     "acts": ("act",),
@@ -111,7 +112,7 @@ def _sample_name(family: Metric) -> str:
 
 
 def _labels(family: Metric) -> str:
-    """Each label of a metric with its values; the five kinds of events are named in the text of the page."""
+    """Each label of a metric with its values; kinds of events are named in the text of the page."""
     values: dict[str, dict[str, None]] = {}
     for sample in family.samples:
         for label, value in sample.labels.items():
@@ -120,7 +121,7 @@ def _labels(family: Metric) -> str:
     is_info = family.name.endswith("_info")
     texts: list[str] = []
     for label, found in values.items():
-        if label == "kind":
+        if label == "kind" and not family.name.startswith("forewarn_unannounced"):
             texts.append("`kind`")
         elif label in _OPEN_VALUES and (is_info or label != "version"):
             texts.append(f"`{label}`: {_OPEN_VALUES[label]}")

@@ -75,7 +75,8 @@ _MEANINGS = {
         "`libvirt`; see [hypervisors](hypervisors.md)"
     ),
     "commands": "for the `command` hypervisor, a table: verb → `run`, `timeout_s`, `check`",
-    "machines": "for real VMs (`qemu`, `libvirt`), a table: how long acts wait for guests, hosts and migrations",
+    "machines": "for real VMs (`qemu`, `libvirt`), a table: how long acts wait for guests, hosts and migrations, "
+    "and how often hosts are observed",
     "qemu": (
         "for the `qemu` hypervisor, a table: `hosts.NAME` → `directory`, `prefix`, `fence` and others; "
         "`lock_directories`"

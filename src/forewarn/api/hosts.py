@@ -113,7 +113,7 @@ async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostV
 
     The path parameter `name` is its name, in any case. A VM that still ran there would run twice and damage its disks.
     It stays so until the host is repaired. Returns the host. Raises NotFound, or Refused unless the host has failed or
-    acts wait for it because it does not answer, and if it was confirmed already.
+    does not answer the hypervisor, and if it was confirmed already.
     """
     confirmed = await context.control.host_statements.confirm_down(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(confirmed)

@@ -24,6 +24,7 @@ from forewarn.control.request_keys import RequestKeys
 from forewarn.control.requests import RequestService
 from forewarn.control.rollouts import RolloutService
 from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.control.unannounced_changes import UnannouncedChangeService
 from forewarn.control.webhooks import WebhookService
 from forewarn.core.decision import Policy
 from forewarn.http_client import HttpClient
@@ -54,11 +55,11 @@ class ControlPlane:
     """All use cases on one store, with the reconciler and the webhook dispatcher.
 
     Use cases are attributes: `requests`, `host_statements`, `guests`, `fleet`, `access`, `webhooks`, `faults`,
-    `fault_storms`, `replays`, `rollouts`, `request_keys` and `lab_clock`. The caller runs `reconciler.run()` and
-    `webhook_delivery.run()` as tasks, ends both, and calls `close`. Use it from one event loop. The constructor reads
-    the store, subscribes to its commits and queues the acts that an earlier process left unfinished; nothing is
-    performed before the reconciler runs. Store, clock and hypervisor stay the caller's. `verbs` says which maintenance
-    can be requested; None: what the hypervisor supports.
+    `fault_storms`, `replays`, `rollouts`, `request_keys`, `unannounced_changes` and `lab_clock`. The caller runs
+    `reconciler.run()`, `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them, and calls `close`.
+    Use it from one event loop. The constructor reads the store, subscribes to its commits and queues the acts that an
+    earlier process left unfinished; nothing is performed before the reconciler runs. Store, clock and hypervisor stay
+    the caller's. `verbs` says which maintenance can be requested; None: what the hypervisor supports.
     """
 
     def __init__(
@@ -107,9 +108,9 @@ class ControlPlane:
         self.verbs = verbs or VerbSupport.of(hypervisor)
         self.requests = RequestService(transactions=transactions, new_id=new_id, verbs=self.verbs)
         self.request_keys = RequestKeys(store)
-        unreachable_hosts = self.executor.progress.unreachable_hosts
-        transactions.destination_hints = lambda: destination_hints(hypervisor, unreachable_hosts())
-        self.host_statements = HostStatementService(transactions, self.requests.host, unreachable_hosts)
+        transactions.destination_hints = lambda: destination_hints(hypervisor, self.unreachable_hosts())
+        self.host_statements = HostStatementService(transactions, self.requests.host, self.unreachable_hosts)
+        self.unannounced_changes = UnannouncedChangeService(transactions=transactions, hypervisor=hypervisor)
         self.guests = GuestService(transactions, self.replays)
         self.fleet = FleetService(transactions=transactions, new_id=new_id, lab_addresses=inputs.lab_addresses)
         self.access = AccessService(transactions=transactions, new_id=new_id)
@@ -135,12 +136,21 @@ class ControlPlane:
         self.transactions.on_commit(applied)
         self.placement.on_commit(applied)
         self._fault_registry.on_commit(applied)
+        if self.unannounced_changes.fleet is not None:
+            self.unannounced_changes.fleet.on_commit(applied)
         self.reconciler.on_commit(applied)
+
+    def unreachable_hosts(self) -> frozenset[str]:
+        """Return the names of the hosts that do not answer the hypervisor, as observed or reported by acts.
+
+        Such a host has not failed: its VMs may be running.
+        """
+        return self.placement.unreachable_hosts() | self.executor.progress.unreachable_hosts()
 
     async def close(self) -> None:
         """Stop listening to the store and cancel running acts; the store and the hypervisor stay open.
 
-        End `reconciler.run()` and `webhook_delivery.run()` before. The next control plane on this store performs the
+        End the tasks of its `run()` methods before. The next control plane on this store performs the
         cancelled acts. May be called twice.
         """
         self._unsubscribe()

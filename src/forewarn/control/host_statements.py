@@ -17,7 +17,7 @@ class HostStatementService:
     """Records what operators state about hosts. `who` is the caller's name.
 
     `find_host` returns a host by its name, in any case, and raises NotFound. `unreachable_hosts` returns the names of
-    the hosts that acts wait for because they do not answer.
+    the hosts that do not answer the hypervisor.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class HostStatementService:
 
         Nothing else can know this about a host that does not answer: a VM that still runs there and is started on
         another host would write to its disks twice. It stays so until the host is repaired. Its health stays as it is.
-        Raises NotFound for an unknown host (its name may be in any case), Refused unless it has failed or acts wait for
-        it because it does not answer, and if it was confirmed already.
+        Raises NotFound for an unknown host (its name may be in any case), Refused unless it has failed or does not
+        answer the hypervisor, and if it was confirmed already.
         """
 
         async def attempt() -> Host:

@@ -38,6 +38,7 @@ class PlacementIndex:
         self._domains: dict[tuple[str, str], Counter[Domains]] = {}
         self._work: dict[str, set[str]] = {}  # host → live events that are maintenance of it
         self._failed_hosts = self._find_failed_hosts()
+        self._unreachable_hosts = self._find_unreachable_hosts()
         for event in store.events(statuses=[EventState.SCHEDULED, EventState.STARTED]):
             self._track_event(event)
         for vm in store.vms():  # after the events: so each VM is counted once, where it moves to
@@ -55,6 +56,7 @@ class PlacementIndex:
             self._hosts[host.name] = replace(here, arrivals=here.arrivals + 1)
         if commit.hosts or commit.removed_hosts:
             self._failed_hosts = self._find_failed_hosts()
+            self._unreachable_hosts = self._find_unreachable_hosts()
         for vm in commit.vms:
             self._track_vm(vm)
         for event in commit.events:
@@ -123,6 +125,13 @@ class PlacementIndex:
         """Return the names of the hosts whose health is FAILED; degraded ones are not among them."""
         return self._failed_hosts
 
+    def unreachable_hosts(self) -> frozenset[str]:
+        """Return the names of the hosts that did not answer the hypervisor when they were last observed.
+
+        Such a host has not failed: its VMs may be running.
+        """
+        return self._unreachable_hosts
+
     def is_confirmed_down(self, host_name: str) -> bool:
         """Return whether an operator has stated that the host with exactly this name is certainly down.
 
@@ -171,6 +180,9 @@ class PlacementIndex:
 
     def _find_failed_hosts(self) -> frozenset[str]:
         return frozenset(host.name for host in self._hosts.values() if host.health is HostHealth.FAILED)
+
+    def _find_unreachable_hosts(self) -> frozenset[str]:
+        return frozenset(host.name for host in self._hosts.values() if host.unreachable_since is not None)
 
     def _track_event(self, event: Event) -> None:
         self._track_work(event)

@@ -15,7 +15,7 @@ from forewarn.clock import Clock
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.acts import vms_needing_destination
-from forewarn.core.commit import Commit, merge_commits, new_destinations, scope_commit
+from forewarn.core.commit import Commit, merge_commits, new_destinations, new_hosts_of_vms, scope_commit
 from forewarn.core.decision import DecisionContext, Policy
 from forewarn.core.fleet import Vm
 from forewarn.core.placement import NO_HINTS, DestinationHints
@@ -92,7 +92,7 @@ class ScopeTransactions:
         Hosts to which it sends VMs are its `destinations`, so that it conflicts if one of them changes meanwhile.
         """
         change = scope_commit(old, new)
-        names = new_destinations(old, change.events)
+        names = new_destinations(old, change.events) | new_hosts_of_vms(old, change.vms)
         if not names:
             return change
         hosts = tuple(host for host in map(self.placement.host, sorted(names)) if host is not None)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Event, EventState, act_id
-from forewarn.core.fleet import EvictionPolicy, PowerState, Vm
+from forewarn.core.fleet import EvictionPolicy, LastSeen, PowerState, Vm, VmCondition
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 
@@ -17,6 +17,8 @@ from forewarn.core.scope import Scope
 _VERBS_WITHOUT_HOST = frozenset({Verb.DELETE, Verb.START, Verb.REAPPLY, Verb.DEALLOCATE})
 # After these a VM is on no host, so it does not matter on which host it was.
 VERBS_LEAVING_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
+# At the end of these a VM runs, unless its user had stopped it.
+_BOOTING_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.REIMAGE})
 # These need nothing from the host that a VM leaves, so they are possible even if it has failed (spec §6.4).
 _VERBS_ON_FAILED_HOST = VERBS_LEAVING_HOST | {Verb.REDEPLOY}
 
@@ -113,7 +115,7 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
         duration_s=rules.duration_s,
         abrupt=event.cause is Cause.HOST_FAILED or has_failed,
         keeps_vm=rules.verb is not Verb.EVICT or vm.eviction_policy is EvictionPolicy.DEALLOCATE,
-        is_stopped=vm.power is PowerState.STOPPED,
+        is_stopped=vm.is_stopped_on_purpose,
         outcome=ActOutcome(ok=False, at=context.now, note=problem) if problem else None,
     )
 
@@ -145,22 +147,32 @@ def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
 
     A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; another
     eviction and a deallocation make it deallocated; all four leave it without a host. A power-off stops it. A start
-    makes it run on its new or old host; without any, it stays as it is. A freeze, reboot, reapply or reimage returns it
-    unchanged. The outcome in `act` is not looked at.
+    makes it run on its new or old host; without any, it stays as it is. A freeze, reboot, reapply or reimage changes
+    only what is compared with its hosts. The outcome in `act` is not looked at.
     """
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:
-            return replace(vm, host=act.to_host)
+            after = replace(vm, host=act.to_host)
         case Verb.DELETE:
-            return replace(vm, removed_at=at, host="")
+            after = replace(vm, removed_at=at, host="")
         case Verb.EVICT if not act.keeps_vm:
-            return replace(vm, removed_at=at, host="")
+            after = replace(vm, removed_at=at, host="")
         case Verb.EVICT | Verb.DEALLOCATE:
-            return replace(vm, power=PowerState.DEALLOCATED, host="")
+            after = replace(vm, power=PowerState.DEALLOCATED, host="")
         case Verb.POWER_OFF:
-            return replace(vm, power=PowerState.STOPPED)
+            after = replace(vm, power=PowerState.STOPPED)
         case Verb.START:
             host = act.to_host or vm.host
-            return replace(vm, power=PowerState.RUNNING, host=host) if host else vm
+            after = replace(vm, power=PowerState.RUNNING, host=host) if host else vm
         case _:
-            return vm
+            after = vm
+    return after if vm.seen is None else _expected_after_act(after, act)
+
+
+def _expected_after_act(vm: Vm, act: Act) -> Vm:
+    """Return a VM whose hosts are observed with what they are expected to report after the act."""
+    if act.verb in _BOOTING_VERBS and not act.is_stopped:
+        vm = replace(vm, power=PowerState.RUNNING)
+    has_crashed = vm.condition is VmCondition.CRASHED and vm.power is PowerState.STOPPED
+    stays_crashed = has_crashed and act.verb is not Verb.POWER_OFF
+    return replace(vm, seen=LastSeen(condition=VmCondition.CRASHED if stays_crashed else VmCondition.NORMAL))

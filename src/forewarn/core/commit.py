@@ -81,6 +81,16 @@ def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
     return {act.to_host for of_event in acts for act in of_event if act.to_host}
 
 
+def new_hosts_of_vms(old: Scope | None, changed: Sequence[Vm]) -> set[str]:
+    """Return the hosts (names) on which these changed VMs of a scope are now, and were not in `old`.
+
+    `old` is the scope before the change; None: it did not exist. Most of them are those of acts, which
+    `new_destinations` returns too; others are those of VMs that somebody else has moved.
+    """
+    before = {vm.key: vm.host for vm in old.vms} if old and changed else {}
+    return {vm.host for vm in changed if vm.host and before.get(vm.key, vm.host) != vm.host}
+
+
 def _arrivals(before: Event, after: Event) -> tuple[Act, ...]:
     """Return the acts that have succeeded between two states of an event."""
     unfinished = {act.id for act in before.unfinished_acts}

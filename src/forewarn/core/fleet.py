@@ -25,6 +25,24 @@ class PowerState(StrEnum):
     DEALLOCATED = "deallocated"
 
 
+class VmCondition(StrEnum):
+    """What is unusual about a VM beside its host and power state, as its hosts report it. Stored."""
+
+    NORMAL = "normal"
+    PAUSED = "paused"  # not by an act
+    CRASHED = "crashed"  # it is off, and nobody is known to have asked for that
+    MISSING = "missing"  # no host has it
+    DUPLICATE = "duplicate"  # several hosts have it in memory
+
+
+class LastSeen(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What hosts reported about a VM when they were last compared with the fleet and differed from it."""
+
+    condition: VmCondition = VmCondition.NORMAL
+    instance: str = ""  # of `ObservedMachine`; "": an act may have started it again, so the next comparison sets it
+    is_uncertain: bool = False  # an act on it has failed since then: what hosts report now may be its effect
+
+
 class Priority(StrEnum):
     """The priority of a VM, Regular or Spot, in Azure's words. Only Spot VMs can be evicted."""
 
@@ -53,6 +71,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
     version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
     arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
+    unreachable_since: float | None = None  # lab time; it does not answer the hypervisor, and has not failed
 
     @property
     def id(self) -> str:
@@ -112,6 +131,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     lab_address: str = ""  # the loopback address that identifies it in a lab; assigned once
     host: str = ""  # the name of its current host; "" while it is deallocated or removed
     power: PowerState = PowerState.RUNNING
+    seen: LastSeen | None = None  # None: not compared with its hosts so far
     removed_at: float | None = None  # lab time of its removal; None: it is present
 
     @property
@@ -126,6 +146,19 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     def scope_id(self) -> str:
         """The id of its scope, the VMs that share one document (spec §7.1); `scope_id_for` has the form."""
         return scope_id_for(self)
+
+    @property
+    def condition(self) -> VmCondition:
+        """What is unusual about it, as its hosts report it; NORMAL if no hypervisor observes hosts."""
+        return self.seen.condition if self.seen is not None else VmCondition.NORMAL
+
+    @property
+    def is_stopped_on_purpose(self) -> bool:
+        """Whether it is stopped, and so stays off during maintenance.
+
+        A VM that crashed is not: a reboot or redeployment boots it.
+        """
+        return self.power is PowerState.STOPPED and self.condition is VmCondition.NORMAL
 
 
 def vm_key(subscription_id: str, resource_group: str, name: str) -> str:

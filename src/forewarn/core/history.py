@@ -32,6 +32,7 @@ class EntryKind(StrEnum):
     REPLAYED = "replayed"  # a step of a recording was shown
     FLEET = "fleet"  # VMs or hosts were added, changed or removed, or settings of VMs changed
     HOST = "host"  # its health changed
+    UNANNOUNCED = "unannounced"  # a VM or host changed without an act: a crash, a move by hand, no answer
     CLOCK = "clock"  # lab time jumped, or its speed changed
     FAULT = "fault"  # set, cleared, expired, or in effect
     ACCESS = "access"  # clients and grants were added or removed, or a client got a new secret

@@ -130,9 +130,10 @@ def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scop
 
 
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
-    """Return the scope with the outcome of one act recorded, and a history entry; VM and incarnation stay.
+    """Return the scope with the outcome of one act recorded, and a history entry; the incarnation stays.
 
-    A second outcome of an act, or one of an unknown act, returns the same scope. Refused if the event has not started.
+    The VM stays, too; but after a failure its state is uncertain. A second outcome of an act, or one of an unknown act,
+    returns the same scope. Refused if the event has not started.
     """
     _require_allowed(event, Transition.PERFORMED)
     act = next((a for a in event.unfinished_acts if a.id == act_id), None)
@@ -143,6 +144,9 @@ def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome)
     text = f"{verb_noun(act.verb)} of {act.name} {result}" + (f": {outcome.note}" if outcome.note else "")
     what = EntryKind.PERFORMED if outcome.ok else EntryKind.FAILED
     entry = replace(_history_entry(event, what, outcome.at, text), vm=act.name)
+    vm = scope.vm(act.name)
+    if not outcome.ok and vm is not None and vm.seen is not None:
+        scope = scope.with_vm(replace(vm, seen=replace(vm.seen, instance="", is_uncertain=True)))
     return _apply_transition(scope, event.status, replace(event, acts=acts), Transition.PERFORMED, entry)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from forewarn.core.cause import verb_noun
 from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState
-from forewarn.core.fleet import PowerState, Vm
+from forewarn.core.fleet import PowerState, Vm, VmCondition
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
 from forewarn.core.scope import Scope, hours_text
@@ -90,7 +90,7 @@ class ScopeFacts:
     title: str  # the scope in words, such as `availability set web`
     polls: Sequence[VmPoll] = ()  # the last one of each VM that has polled
     deliveries: Sequence[EventDelivery] = ()  # of the events that are explained, to any VM
-    entries: Sequence[HistoryEntry] = ()  # of the events, and of starts and stops of the service; oldest first
+    entries: Sequence[HistoryEntry] = ()  # of events, unannounced changes, and starts of the service; oldest first
     waits: Mapping[str, StartWait] = field(default_factory=dict)  # by event id; none for an event that starts now
     names: Mapping[str, str] = field(default_factory=dict)  # VM key → its name
     rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout in words
@@ -98,6 +98,7 @@ class ScopeFacts:
     blocking_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the host whose other calls it waits for
     act_notes: Mapping[str, str] = field(default_factory=dict)  # act id → how it is going, as the hypervisor says
     awaited_hosts: Mapping[str, str] = field(default_factory=dict)  # act id → the unreachable host that it waits for
+    unreachable_since: Mapping[str, float] = field(default_factory=dict)  # host → since when it does not answer
     hypervisor: str = ""  # the one that performs acts, and what it acts on: `simulated: no real VM …`; "": not named
     idle_s: float = Policy().idle_s  # without polls for this much lab time, the scope is disabled
 
@@ -126,19 +127,23 @@ def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
 def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explanation:
     """Explain a VM of the scope, also a removed one: one line per event, newest first, and its state now.
 
-    `events` are those that list the VM, live and over, in any order; a line has the time of the publication. `now` has
-    a sentence about the VM, one if there are no events, those of `describe_event_status` for each live event, newest
-    first, and, unless it was removed, those of `describe_polling`.
+    `events` are those that list the VM, live and over, in any order; a line has the time of the publication. Between
+    them are the entries of `facts` about what changed without an event. `now` has sentences about the VM, one if there
+    are no events, those of `describe_event_status` for each live event, newest first, and, unless it was removed, those
+    of `describe_polling`.
     """
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
-    lines = tuple(_event_summary_line(event, vm, facts) for event in newest)
+    lines = [_event_summary_line(event, vm, facts) for event in newest]
+    unannounced = [entry for entry in facts.entries if entry.what is EntryKind.UNANNOUNCED and entry.vm == vm.name]
+    lines += [ExplanationLine(at=entry.at, text=entry.text) for entry in reversed(unannounced)]
     live = [event for event in newest if event.is_live]
     return Explanation(
         title=f"{vm.name}, {_scope_phrase(vm, facts.title)}",
-        lines=lines,
+        lines=tuple(sorted(lines, key=lambda line: -line.at)),
         now=(
             _vm_sentence(vm, live, facts.now),
-            *(() if lines else ("No maintenance of it is recorded.",)),
+            *_condition_sentences(vm, facts),
+            *(() if newest else ("No maintenance of it is recorded.",)),
             *(
                 f"{event_kind_text(event)} ({event.id}): {text}"
                 for event in live
@@ -417,6 +422,25 @@ def _vm_sentence(vm: Vm, live: Sequence[Event], now: float) -> str:
     if vm.power is PowerState.DEALLOCATED:
         return f"{vm.name} is deallocated and on no host."
     return f"{vm.name} is {_STATE_PHRASES.get(vm_state(vm, live), f'{vm.power} on')} {vm.host or 'no host'}."
+
+
+_CONDITION_TEXTS = {
+    VmCondition.PAUSED: "It is paused, and not by an act.",
+    VmCondition.CRASHED: "It stopped without being asked to: start it. Planned reboots and redeployments boot it, too.",
+    VmCondition.MISSING: "No host has it: define it again, or remove it from the fleet.",
+    VmCondition.DUPLICATE: "Several hosts have it in memory: end all but one now, two copies destroy its disks.",
+}
+
+
+def _condition_sentences(vm: Vm, facts: ScopeFacts) -> Iterator[str]:
+    """What its hosts report about a VM beside its power state, and whether its host answers at all."""
+    if vm.removed_at is not None:
+        return
+    if vm.condition in _CONDITION_TEXTS:
+        yield _CONDITION_TEXTS[vm.condition]
+    if (since := facts.unreachable_since.get(vm.host)) is not None:
+        silent = duration_text(facts.now - since)
+        yield f"Its host {vm.host} has not answered for {silent}: whether {vm.name} runs is not known."
 
 
 def _scope_phrase(vm: Vm, title: str) -> str:

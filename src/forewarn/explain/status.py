@@ -76,7 +76,7 @@ def host_explanation(
     """Explain a host: its health, the VMs on it (`vms`), what is pending, and what happened, oldest first.
 
     `events` are those on the host, live and over, in order of publication; `entries` are the history entries about the
-    host itself. `is_unreachable`: it does not answer the hypervisor, and acts wait for it. All explanations of this
+    host itself. `is_unreachable`: it does not answer the hypervisor. All explanations of this
     module show the first eight live events, and count the others.
     """
     lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
@@ -96,7 +96,7 @@ def host_explanation(
 
 def _reachability_sentences(host: Host, is_unreachable: bool) -> Iterator[str]:
     if is_unreachable:
-        yield "It is unreachable: it does not answer the hypervisor, and acts wait for it. Its VMs may still run."
+        yield "It is unreachable: it does not answer the hypervisor, and acts on its VMs wait. Its VMs may still run."
     if host.confirmed_down:
         yield "An operator has confirmed that it is down: its VMs may be started elsewhere."
 

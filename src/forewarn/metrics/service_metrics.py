@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.executor import ActExecutor
 from forewarn.core.event import Event
+from forewarn.core.unannounced import UnannouncedKind
 from forewarn.explain.polling import PollingState
 from forewarn.metadata.request_counters import RequestTotals
 from forewarn.metrics.events import EventMetrics
@@ -38,6 +39,12 @@ _ACT_UNANSWERED_OLDEST_HELP = (
     "How long the oldest act without an answer has waited, in real time; 0 if none has waited ten seconds."
 )
 _ACTS_WAITING_HELP = "Due acts that wait because their host has too many calls without an answer."
+_UNANNOUNCED_HELP = (
+    "Changes of VMs and hosts that no act explains, by kind; counted from the start of the service. Only with a "
+    "hypervisor that observes hosts (qemu, libvirt)."
+)
+_HOSTS_UNREACHABLE_HELP = "Hosts that do not answer the hypervisor; they have not failed, and their VMs may be running."
+_VMS_DUPLICATED_HELP = "VMs that were last found active on several hosts at once, which destroys their disks."
 _SCOPES_ASKING_HELP = "Scopes with at least one VM that polls now; events of other scopes reach no handler."
 _SCOPES_UNWATCHED_HELP = "Scopes with a scheduled event of which no VM polls now."
 _RECONCILER_LAG_HELP = "How late the oldest pending work of the reconciler is, in lab time; 0 if none is late."
@@ -139,6 +146,7 @@ class _ServiceCollector(Collector):
         failed = "Writes that the store failed to make and undid; approvals among them were answered with 503."
         yield CounterMetricFamily("forewarn_store_write_failures", failed, value=control.store.failed_writes())
         yield from _act_metrics(control.executor)
+        yield from _observation_metrics(control)
         faults = len(control.faults.active.faults)
         yield GaugeMetricFamily("forewarn_faults", "Faults that are active now.", value=faults)
         now_text = "The time of the service's clock, in seconds since 1970; a lab can move it."
@@ -163,6 +171,16 @@ class _ServiceCollector(Collector):
         )
         yield GaugeMetricFamily("forewarn_webhook_messages_waiting", waiting_help, value=waiting)
         yield GaugeMetricFamily("forewarn_webhooks_failing", "Webhooks whose last delivery failed.", value=failing)
+
+
+def _observation_metrics(control: ControlPlane) -> Iterator[Metric]:
+    changes = CounterMetricFamily("forewarn_unannounced_changes", _UNANNOUNCED_HELP, labels=["kind"])
+    for kind in UnannouncedKind:
+        changes.add_metric([kind.value], control.unannounced_changes.counts[kind])
+    yield changes
+    unreachable, duplicated = len(control.unreachable_hosts()), control.unannounced_changes.duplicate_count()
+    yield GaugeMetricFamily("forewarn_hosts_unreachable", _HOSTS_UNREACHABLE_HELP, value=unreachable)
+    yield GaugeMetricFamily("forewarn_vms_duplicated", _VMS_DUPLICATED_HELP, value=duplicated)
 
 
 def _act_metrics(executor: ActExecutor) -> Iterator[Metric]:

@@ -74,9 +74,7 @@ def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, 
     names = list(_FORMS_BY_HEALTH[host.health])
     if host.confirmed_down and "repair" not in names:
         names.insert(0, "repair")
-    is_suspected = (
-        host.health is HostHealth.FAILED or host.name in context.control.executor.progress.unreachable_hosts()
-    )
+    is_suspected = host.health is HostHealth.FAILED or host.name in context.control.unreachable_hosts()
     if is_suspected and not host.confirmed_down:
         names.append("confirm-down")
     return _links_to(_platform_forms(context, *names))

@@ -47,7 +47,7 @@ class HostCard(BaseView, frozen=True, kw_only=True):
     location: str
     zone: str
     health: str  # healthy, degraded or failed
-    unreachable: bool  # it does not answer the hypervisor, and acts wait for it
+    unreachable: bool  # it does not answer the hypervisor
     confirmed_down: bool  # an operator states that it is certainly down
     size: int  # all VMs on it that the user may see
     vms: tuple[VmCell, ...]  # the first 24 of them; in an export all
@@ -108,7 +108,7 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     location: str
     zone: str
     health: str  # healthy, degraded or failed
-    unreachable: bool  # it does not answer the hypervisor, and acts wait for it
+    unreachable: bool  # it does not answer the hypervisor
     confirmed_down: bool  # an operator states that it is certainly down
     forms: tuple[FormLink, ...]  # that the user may submit for it
     card: EventStatusCard | None  # the live event that matters next; None: there is none
@@ -182,7 +182,7 @@ def _host_card(context: PortalContext, host: Host, max_vms: int = _MAX_CELLS) ->
         location=host.location,
         zone=host.zone,
         health=host.health,
-        unreachable=host.name in context.control.executor.progress.unreachable_hosts(),
+        unreachable=host.name in context.control.unreachable_hosts(),
         confirmed_down=host.confirmed_down,
         size=len(vms),
         vms=tuple(vm_cell(vm, context.overview) for vm in vms[:max_vms]),
@@ -215,7 +215,7 @@ async def show_host_page(context: PortalContext, call: HandlerCall, query: PageQ
         location=host.location,
         zone=host.zone,
         health=host.health,
-        unreachable=host.name in context.control.executor.progress.unreachable_hosts(),
+        unreachable=host.name in context.control.unreachable_hosts(),
         confirmed_down=host.confirmed_down,
         forms=form_links_for_host(context, host),
         card=next_event_card(context, live_events),

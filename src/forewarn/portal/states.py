@@ -135,6 +135,7 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
         EntryKind.PAUSED: _PAUSED,
         EntryKind.STOPPED: StateLook("stopped early", "", "faint"),
         EntryKind.COMPLETED: StateLook("completed", *_DONE),
+        EntryKind.UNANNOUNCED: StateLook("unannounced", "⚠", "warn"),
     },
 }
 

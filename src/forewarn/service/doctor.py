@@ -101,7 +101,7 @@ def hypervisor_checks(
         yield DoctorCheck(
             name="host",
             ok=False,
-            text=f"host {host} is unreachable: it does not answer the hypervisor, and acts wait for it",
+            text=f"host {host} is unreachable: it does not answer the hypervisor, and acts on its VMs wait",
             remedy=f"check the host and its network; if it is certainly down, run `forewarn confirm-down {host}`",
         )
 

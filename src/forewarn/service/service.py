@@ -130,7 +130,7 @@ def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies
         found = await asyncio.to_thread(run_checks, service.settings, directory.database)
         workers = worker_checks(frontend.describe_workers())
         executor = service.control.executor
-        unreachable = executor.progress.unreachable_hosts()
+        unreachable = service.control.unreachable_hosts()
         return [*found, *workers, *hypervisor_checks(service.settings, executor.unanswered_s(), unreachable)]
 
     async def observe() -> None:

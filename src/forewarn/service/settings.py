@@ -325,8 +325,10 @@ def _check_machines(settings: Settings) -> None:
     if settings.hypervisor is HypervisorKind.LIBVIRT and not settings.libvirt.hosts:
         raise Rejected("setting 'hypervisor' is 'libvirt', but no host is set: add [libvirt.hosts.NAME] for each host")
     for name in MachinePolicy.__struct_fields__:
-        if (value := getattr(settings.machines, name)) <= 0:
-            raise Rejected(f"setting 'machines.{name}' is {value:g}: give more than 0 seconds")
+        value, can_be_off = getattr(settings.machines, name), name == "observe_interval_s"
+        if value < 0 or (value == 0 and not can_be_off):
+            more = "0 to switch it off, or more" if can_be_off else "more than 0"
+            raise Rejected(f"setting 'machines.{name}' is {value:g}: give {more} seconds")
 
 
 def _check_settings(settings: Settings) -> None:

@@ -197,6 +197,7 @@ async def _start_background_work(
     frontend = publisher.frontend
     await _run_in_background(stack, control.reconciler.run())
     await _run_in_background(stack, control.webhook_delivery.run())
+    await _run_in_background(stack, control.unannounced_changes.run())
     await publisher.start(
         GuestBackend(control, VmTokens(operator_server.sign_in, operator_server.url) if operator_server else None),
         metrics_sockets,

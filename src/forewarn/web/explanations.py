@@ -47,6 +47,7 @@ _MAX_PAST_EVENTS = 10  # of a host, scope or rollout, beside the live ones
 _MAX_HOST_ENTRIES = 20  # the newest history entries about a host itself
 _RECENT_EVENTS = 10_000  # a host's past events are searched among these
 _MAX_FAULT_LINES = 20  # the newest history entries about faults of a VM
+_MAX_UNANNOUNCED = 100  # the newest history entries about what changed without an event
 
 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
@@ -61,14 +62,14 @@ def explain_host(context: RequestContext, host: Host) -> Explanation:
         context.store.vms(host=host.name),
         _events_with_facts(context, events_on_host(context, host.name, recent.values())),
         _host_entries(context, host),
-        is_unreachable=host.name in context.control.executor.progress.unreachable_hosts(),
+        is_unreachable=host.name in context.control.unreachable_hosts(),
     )
 
 
 def _host_entries(context: RequestContext, host: Host) -> list[HistoryEntry]:
     """The newest history entries about the host itself: its health or its declaration changed."""
     unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
-    kinds = (EntryKind.HOST, EntryKind.FLEET)
+    kinds = (EntryKind.HOST, EntryKind.FLEET, EntryKind.UNANNOUNCED)
     return [entry for entry in unrelated if entry.host == host.name and entry.what in kinds][-_MAX_HOST_ENTRIES:]
 
 
@@ -138,7 +139,7 @@ def explain_event(context: RequestContext, event: Event) -> Explanation:
 
 
 async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
-    """Explains a VM, present or removed: its 100 newest events and its polls.
+    """Explains a VM, present or removed: its 100 newest events, unannounced changes, and its polls.
 
     To users who see everything also its faults, as only they may list faults; ends expired ones, durably. Call
     `flush_observations` first, so that recent polls count. Does not check whether the user may see the VM: check that
@@ -157,9 +158,15 @@ def _vm_explanation(context: RequestContext, vm: Vm) -> Explanation:
     retries = [
         entry for event in events if event.status is EventState.STARTED for entry in _retry_entries(context, event)
     ]
-    entries = [*retries, *_service_entries(context)]
+    entries = [*retries, *_unannounced_entries(context, vm), *_service_entries(context)]
     facts = _scope_facts(context, scope, scope_title_of_vm(vm), events, entries, deliveries)
     return vm_explanation(vm, map(context.visibility.shown_event, events), facts)
+
+
+def _unannounced_entries(context: RequestContext, vm: Vm) -> list[HistoryEntry]:
+    """History entries about what somebody else did to the VM, or what happened to it without an event."""
+    entries = context.store.history(scope_id=vm.scope_id, vm=vm.name)
+    return [entry for entry in entries if entry.what is EntryKind.UNANNOUNCED][-_MAX_UNANNOUNCED:]
 
 
 def _retry_entries(context: RequestContext, event: Event) -> list[HistoryEntry]:
@@ -190,9 +197,16 @@ def _scope_facts(
         blocking_hosts=context.control.executor.blocking_hosts(),
         act_notes=context.control.executor.progress.notes(),
         awaited_hosts=context.control.executor.progress.awaited_hosts(),
+        unreachable_since=_unreachable_since(context),
         hypervisor=context.dependencies.hypervisor_text,
         idle_s=context.control.transactions.policy.idle_s,
     )
+
+
+def _unreachable_since(context: RequestContext) -> dict[str, float]:
+    placement = context.control.placement
+    hosts = (placement.host(name) for name in placement.unreachable_hosts())
+    return {host.name: host.unreachable_since for host in hosts if host and host.unreachable_since is not None}
 
 
 def _vm_poll(context: RequestContext, poll: LastPoll, names: Mapping[str, str]) -> VmPoll:

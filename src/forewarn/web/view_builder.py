@@ -46,7 +46,7 @@ class ViewBuilder:
         self._context_for = context.control.transactions.context_for
         self._scopes: dict[str, Scope | None] = {}
         self._unready_by_gate: dict[str, list[Event]] = {}  # gate id → events that keep it closed
-        self._unreachable_hosts = context.control.executor.progress.unreachable_hosts()
+        self._unreachable_hosts = context.control.unreachable_hosts()
         self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, set by `fleet`
 
     def events(self, events: Iterable[Event]) -> tuple[EventView, ...]:

@@ -26,7 +26,7 @@ class HostView(BaseView, frozen=True, kw_only=True):
     location: str
     zone: str  # "": none
     health: str
-    unreachable: bool  # it does not answer the hypervisor, and acts wait for it; it has not failed
+    unreachable: bool  # it does not answer the hypervisor; acts on its VMs wait, and it has not failed
     confirmed_down: bool  # an operator states that it is certainly down, so its VMs may be started elsewhere
     vms: tuple[str, ...]  # in the order they were added
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.hypervisor.libvirt.domain_state import ChangeKind, DomainStatus, change_kind, machine_state
+from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
+from forewarn.hypervisor.libvirt.domain_state import (
+    ChangeKind,
+    DomainStatus,
+    ListedDomain,
+    change_kind,
+    machine_state,
+    observed_machine,
+)
 from forewarn.hypervisor.libvirt.domain_xml import MoveMark
 from forewarn.hypervisor.machines.driver import MachineState
 
@@ -68,3 +76,36 @@ def test_a_vm_has_the_state_that_libvirt_and_our_marks_report(status: DomainStat
 )
 def test_a_lifecycle_event_is_one_change_or_a_step_of_one(event: int, detail: int, kind: ChangeKind | None) -> None:
     assert change_kind(event, detail) is kind
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "observed", "cause"),
+    [
+        (RUNNING, 1, ObservedState.RUNNING, StateCause.UNKNOWN),
+        (BLOCKED, 0, ObservedState.RUNNING, StateCause.UNKNOWN),
+        (SHUTTING_DOWN, 0, ObservedState.RUNNING, StateCause.UNKNOWN),
+        (SLEEPING, 0, ObservedState.RUNNING, StateCause.UNKNOWN),
+        (PAUSED, 0, ObservedState.PAUSED, StateCause.OPERATOR),
+        (PAUSED, BY_USER, ObservedState.PAUSED, StateCause.OPERATOR),
+        (PAUSED, BY_MIGRATION, ObservedState.CHANGING, StateCause.UNKNOWN),
+        (PAUSED, 3, ObservedState.CHANGING, StateCause.UNKNOWN),  # it is being saved
+        (PAUSED, 5, ObservedState.PAUSED, StateCause.DISK_ERROR),
+        (PAUSED, 6, ObservedState.PAUSED, StateCause.WATCHDOG),
+        (PAUSED, 10, ObservedState.OFF, StateCause.CRASH),  # the guest panicked
+        (PAUSED, 11, ObservedState.CHANGING, StateCause.UNKNOWN),  # it is starting, or being received
+        (OFF, 0, ObservedState.OFF, StateCause.UNKNOWN),
+        (OFF, 1, ObservedState.OFF, StateCause.GUEST),
+        (OFF, 2, ObservedState.OFF, StateCause.OPERATOR),
+        (OFF, 3, ObservedState.OFF, StateCause.CRASH),
+        (OFF, MIGRATED, ObservedState.OFF, StateCause.MIGRATED),
+        (OFF, 5, ObservedState.OFF, StateCause.OPERATOR),  # saved to a file
+        (OFF, 6, ObservedState.OFF, StateCause.CRASH),  # it could not be started
+        (CRASHED, 1, ObservedState.OFF, StateCause.CRASH),
+    ],
+)
+def test_a_listed_domain_is_observed_with_the_cause_that_libvirt_names(
+    state: int, reason: int, observed: ObservedState, cause: StateCause
+) -> None:
+    is_active = observed in (ObservedState.RUNNING, ObservedState.PAUSED, ObservedState.CHANGING)
+    domain = ListedDomain(name="web", number=4 if is_active else -1, state=state, reason=reason)
+    assert observed_machine(domain) == ObservedMachine(state=observed, cause=cause, instance="4" if is_active else "")

@@ -56,6 +56,15 @@ def test_a_record_has_its_steps_and_what_each_of_them_knew(path: Path, journal: 
     assert (found.release, found.downtime_ms, found.ok) == (Release.SENT, 40, None)
 
 
+def test_an_act_acts_on_its_vm_until_it_ends_or_nothing_was_done_for_long(journal: MachineJournal) -> None:
+    journal.begin(record())  # in real time at 1005
+    journal.enter("EVENT-1:web-1", Enter(Step.PREPARE), lab_at=1001, real_at=2001)
+    assert journal.vms_acted_on(2001) == {"s/g/web-1"}
+    assert journal.vms_acted_on(2002) == frozenset()
+    journal.end("EVENT-1:web-1", ok=False, note="")
+    assert journal.vms_acted_on(0) == frozenset()
+
+
 def test_an_act_begins_once(journal: MachineJournal) -> None:
     journal.begin(record())
     journal.enter("EVENT-1:web-1", Enter(Step.PREPARE), lab_at=1001, real_at=2001)

@@ -9,6 +9,7 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
+from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
 from forewarn.hypervisor.libvirt.domain_xml import MoveMark
 from forewarn.hypervisor.machines.driver import MachineState
 
@@ -41,6 +42,56 @@ class DomainStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_incoming: bool = False  # it is the destination of an active migration
     live_move: MoveMark | None = None  # in its running definition
     stored_move: MoveMark | None = None  # in its stored definition
+
+
+class ListedDomain(msgspec.Struct, frozen=True, kw_only=True):
+    """A domain as a list of all domains of a host has it: its state, and nothing else."""
+
+    name: str
+    number: int  # libvirt's id, which is new at each start; -1: it is off
+    state: int
+    reason: int = 0
+
+
+_PAUSES = {  # by the reason of DomainState.PAUSED; None: a step of something that is not over
+    PAUSED_FOR_MIGRATION: None,
+    3: None,  # being saved
+    4: None,  # being dumped
+    5: StateCause.DISK_ERROR,
+    6: StateCause.WATCHDOG,
+    8: None,  # shutting down
+    9: None,  # being snapshotted
+    11: None,  # starting
+    12: None,  # in the last phase of a post-copy migration
+}
+_PAUSED_AFTER_PANIC = 10
+_OFF_CAUSES = {  # by the reason of DomainState.OFF
+    1: StateCause.GUEST,
+    2: StateCause.OPERATOR,  # destroyed
+    3: StateCause.CRASH,
+    OFF_BY_MIGRATION: StateCause.MIGRATED,
+    5: StateCause.OPERATOR,  # saved to a file
+    6: StateCause.CRASH,  # it could not be started
+}
+
+
+def observed_machine(domain: ListedDomain) -> ObservedMachine:
+    """Return what a domain's state and reason in a list say about the VM, without our own metadata."""
+    instance = str(domain.number) if domain.number >= 0 else ""
+    match domain.state:
+        case DomainState.PAUSED if domain.reason == _PAUSED_AFTER_PANIC:
+            return ObservedMachine(state=ObservedState.OFF, cause=StateCause.CRASH)
+        case DomainState.PAUSED:
+            cause = _PAUSES.get(domain.reason, StateCause.OPERATOR)
+            if cause is None:
+                return ObservedMachine(state=ObservedState.CHANGING, instance=instance)
+            return ObservedMachine(state=ObservedState.PAUSED, cause=cause, instance=instance)
+        case DomainState.OFF:
+            return ObservedMachine(state=ObservedState.OFF, cause=_OFF_CAUSES.get(domain.reason, StateCause.UNKNOWN))
+        case DomainState.CRASHED:
+            return ObservedMachine(state=ObservedState.OFF, cause=StateCause.CRASH)
+        case _:
+            return ObservedMachine(state=ObservedState.RUNNING, instance=instance)
 
 
 def machine_state(status: DomainStatus) -> MachineState:

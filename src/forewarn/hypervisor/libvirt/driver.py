@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from forewarn.core.observation import ObservedMachine
 from forewarn.errors import ForewarnError, Refused
 from forewarn.hypervisor.libvirt.connection import DomainChange, LibvirtConnection, LibvirtHost, operation_error
 from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
@@ -27,7 +28,7 @@ from forewarn.hypervisor.libvirt.disks import (
     restore_ephemeral_disks,
     volumes_of,
 )
-from forewarn.hypervisor.libvirt.domain_state import machine_state
+from forewarn.hypervisor.libvirt.domain_state import machine_state, observed_machine
 from forewarn.hypervisor.libvirt.domain_xml import (
     MARK_NAMESPACE,
     MOVE_NAMESPACE,
@@ -73,6 +74,22 @@ class LibvirtDriver:
             for name, host in hosts.items()
         }
         self._migrations = LiveMigrations()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts, as the settings spell them."""
+        return tuple(connection.name for connection in self._connections.values())
+
+    async def observe(self, host: str) -> dict[str, ObservedMachine]:
+        """Return all domains of the host by name, from one call."""
+        listing = await self._run(host, "", "look at", lambda session: session.listing())
+        return {domain.name: observed_machine(domain) for domain in listing}
+
+    async def changed_hosts(self) -> AsyncGenerator[str, None]:
+        """Yield the name of a host for each change that it reports, and when it is lost or found."""
+        async with contextlib.aclosing(self.changes()) as changes:
+            async for change in changes:
+                yield change.host
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what the host reports about the VM now."""

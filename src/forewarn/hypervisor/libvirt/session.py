@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from forewarn.errors import Rejected
-from forewarn.hypervisor.libvirt.domain_state import HALTED_REASONS, PAUSED_BY_DISK, DomainState, DomainStatus
+from forewarn.hypervisor.libvirt.domain_state import (
+    HALTED_REASONS,
+    PAUSED_BY_DISK,
+    DomainState,
+    DomainStatus,
+    ListedDomain,
+)
 from forewarn.hypervisor.libvirt.domain_xml import METADATA_PREFIX, MOVE_NAMESPACE, host_cpu_model, parse_move
 from forewarn.hypervisor.libvirt.failure import (
     INVALID_ARGUMENT,
@@ -126,6 +132,20 @@ class LibvirtSession:
                 if failure.code != NO_DOMAIN:
                     raise
         return sorted(found, key=lambda domain: domain.name)
+
+    def listing(self) -> list[ListedDomain]:
+        """Return the states of all domains of the host, from one call."""
+        with self._failures():
+            found = self._connection.getAllDomainStats(self._libvirt.VIR_DOMAIN_STATS_STATE)
+        return [
+            ListedDomain(
+                name=domain.name(),  # this and the id came with the list
+                number=domain.ID(),
+                state=stats.get("state.state", 0),
+                reason=stats.get("state.reason", 0),
+            )
+            for domain, stats in found
+        ]
 
     def status(self, name: str) -> DomainStatus | None:
         """Return what the host reports about a domain; None if it has none of this name.

@@ -7,14 +7,15 @@ are in real time; only the length of a freeze is in lab time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
 from forewarn.clock import Clock, SystemClock
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.errors import Rejected, Unavailable, full_message
+from forewarn.core.observation import HostObservation
+from forewarn.errors import ForewarnError, Rejected, Unavailable, full_message
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from forewarn.hypervisor.machines.driver import IN_MEMORY, HostUnreachable, MachineDriver
 from forewarn.hypervisor.machines.in_place import first_step, in_place_after_refusal, next_in_place
@@ -37,6 +38,7 @@ from forewarn.hypervisor.simulated import USUAL_DURATION_S
 
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0  # lab time
+_GIVEN_UP_AFTER_S = 3600.0  # real time; by then an act that was given up has no effect any more
 
 
 class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +50,7 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     fence_interval_s: float = 30.0  # between attempts to fence a host
     poll_interval_s: float = 0.25  # between observations of the hosts
     perform_wait_s: float = 1.0  # how long one `perform` advances an act
+    observe_interval_s: float = 30.0  # between comparisons of all VMs of a host with the fleet; 0: never
 
     def step_limit_s(self, step: Step) -> float | None:
         """Return the number of seconds after which this step is overdue; None: never."""
@@ -276,6 +279,35 @@ class MachineHypervisor:
                 await self._operations.carry_out(record, Operation.RESUME, record.source, wait_s=0.0)
             except (Unavailable, Rejected) as error:
                 log.warning("VM %s could not be resumed after %s: %s", record.name, record.verb, full_message(error))
+
+    @property
+    def observed_hosts(self) -> tuple[str, ...]:
+        """The names of the hosts in the settings."""
+        return self._driver.hosts
+
+    @property
+    def observe_interval_s(self) -> float:
+        """How often each host is to be observed, in seconds of real time; 0: never."""
+        return self._policy.observe_interval_s
+
+    async def observe(self, host: str) -> HostObservation:
+        """Return what a host reports about its VMs, or why it does not answer; see `ObservingHypervisor`.
+
+        VMs with an act that was given up, and that the hosts may still complete, count as acted on for an hour. Raises
+        ActNotTried if the journal cannot be read.
+        """
+        since = self._clock.now() - _GIVEN_UP_AFTER_S
+        acting_on = self._journal.vms_acted_on(since)
+        try:
+            machines = await self._driver.observe(host)
+        except ForewarnError as error:
+            return HostObservation(host=host, problem=full_message(error))
+        acting_on |= self._journal.vms_acted_on(since)
+        return HostObservation(host=host, machines=machines, acting_on=acting_on)
+
+    def changed_hosts(self) -> AsyncGenerator[str, None]:
+        """Yield the name of a host whenever its VMs, or the connection to it, may have changed."""
+        return self._driver.changed_hosts()
 
     async def close(self) -> None:
         """Close the driver and the journal; may be called twice. Acts under way stay as they are.

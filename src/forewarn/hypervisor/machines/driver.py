@@ -6,11 +6,13 @@ nothing. None of them decides whether it may be done; `acts` and `move` do.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 
+from forewarn.core.observation import ObservedMachine
 from forewarn.errors import Unavailable
 
 
@@ -74,6 +76,16 @@ class MachineDriver(Protocol):
     """
 
     can_reimage: bool  # whether `reimage` is possible; False: it always refuses
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts in the settings."""
+
+    async def observe(self, host: str) -> dict[str, ObservedMachine]:
+        """Return all VMs that the host lists now, by name, from one listing. Changes nothing."""
+
+    def changed_hosts(self) -> AsyncGenerator[str, None]:
+        """Yield the name of a host whenever its VMs, or the connection to it, may have changed."""
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what the host reports about the VM now."""

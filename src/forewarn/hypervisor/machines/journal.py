@@ -83,6 +83,16 @@ class MachineJournal:
         rows = self._execute(f"SELECT {columns} FROM act WHERE vm = ? AND ok IS NULL ORDER BY begun_at, act_id", vm)
         return [self._record(row) for row in rows]
 
+    def vms_acted_on(self, since: float) -> frozenset[str]:
+        """Return the keys of the VMs with an act that has not ended and entered a step at or after `since`.
+
+        `since` is real time.
+        """
+        rows = self._execute(
+            "SELECT DISTINCT vm FROM act JOIN step USING (act_id) WHERE ok IS NULL AND real_at >= ?", since
+        )
+        return frozenset(str(vm) for (vm,) in rows)
+
     def last_destination(self, vm: str) -> str:
         """Return the host that the latest successful act with a destination brought this VM (by key) to.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
+from forewarn.core.observation import ObservedMachine
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import (
     IN_MEMORY,
@@ -36,11 +37,13 @@ from forewarn.hypervisor.qemu.instance import (
     sync_directory,
     write_durably,
 )
+from forewarn.hypervisor.qemu.observation import changed_hosts, observe_instance
 from forewarn.hypervisor.qemu.processes import NotRunning, QemuProcesses
 from forewarn.hypervisor.qemu.qmp import Monitor, require_qmp
 from forewarn.hypervisor.qemu.run_state import is_migrating, migration_progress, read_state, stop_reason
 
 log = logging.getLogger(__name__)
+_MAX_CONCURRENT_LOOKS = 16  # at VMs of one host
 _INTERVAL_S = 0.02  # between checks of something that QEMU does by itself
 
 
@@ -74,6 +77,33 @@ class QemuDriver:
         self._processes = QemuProcesses(timeout_s=timeout_s, start_timeout_s=start_timeout_s)
         # One operation on a VM at a time: QEMU serves one client, and an operation looks before it acts.
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts in the settings."""
+        return tuple(self._hosts)
+
+    async def observe(self, host: str) -> dict[str, ObservedMachine]:
+        """Return all VMs that are defined on the host. HostUnreachable if its directory does not exist.
+
+        QEMU processes have no common list: each one that runs is asked, several at a time.
+        """
+        directory = Path(self._host(host).directory)
+        if not directory.is_dir():
+            raise HostUnreachable(f"directory {str(directory)!r} of host {host!r} does not exist")
+        limit = asyncio.Semaphore(_MAX_CONCURRENT_LOOKS)
+
+        async def observe(instance: QemuInstance) -> ObservedMachine:
+            async with limit, self._lock(host, instance.vm):
+                return await observe_instance(instance, self._processes)
+
+        instances = self._instances(host)
+        observed = await asyncio.gather(*map(observe, instances))
+        return {instance.vm: machine for instance, machine in zip(instances, observed, strict=True)}
+
+    def changed_hosts(self) -> AsyncGenerator[str, None]:
+        """Yield the name of a host for each event of QEMU that a VM of it may have changed."""
+        return changed_hosts({name: Path(host.directory) for name, host in self._hosts.items()})
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what QEMU reports about the VM now; ends a QEMU process whose guest has shut down."""
@@ -411,6 +441,7 @@ class QemuDriver:
             *self._hosts[instance.host].prefix,
             *definition.command,
             *("-qmp", f"unix:{option_text(instance.monitor_socket)},server=on,wait=off"),
+            *("-qmp", f"unix:{option_text(instance.events_socket)},server=on,wait=off"),
             *("-pidfile", str(instance.pid_file), "-no-shutdown", *options),
         ]
         await self._processes.start(instance, argv)

@@ -21,6 +21,7 @@ from forewarn.hypervisor.machines.driver import HostUnreachable
 from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, VmDefinition, parse_definition
 
 _LOG_TAIL_BYTES = 4096
+EVENTS_SUFFIX = ".events"  # of the socket of QEMU's monitor for events
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class QemuInstance:
     def monitor_socket(self) -> Path:
         """QEMU's monitor (QMP)."""
         return self._file(".qmp")
+
+    @property
+    def events_socket(self) -> Path:
+        """QEMU's second monitor (QMP), for a client that waits for events."""
+        return self._file(EVENTS_SUFFIX)
 
     @property
     def migration_socket(self) -> Path:
@@ -74,8 +80,8 @@ class QemuInstance:
     def files(self) -> tuple[Path, ...]:
         """Return all files of the VM in the host's directory, the definition last."""
         return (
-            *(self.mark_file, self.incoming_file, self.migration_socket, self.monitor_socket, self.pid_file),
-            *(self.log_file, self.definition_file),
+            *(self.mark_file, self.incoming_file, self.migration_socket, self.monitor_socket, self.events_socket),
+            *(self.pid_file, self.log_file, self.definition_file),
         )
 
     def _file(self, suffix: str) -> Path:
@@ -144,7 +150,7 @@ class QemuInstance:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(log, 0)
-            for stale in (self.monitor_socket, self.migration_socket, self.pid_file):
+            for stale in (self.monitor_socket, self.events_socket, self.migration_socket, self.pid_file):
                 stale.unlink(missing_ok=True)
             return subprocess.Popen(
                 argv,

@@ -1,0 +1,183 @@
+"""In-memory index for comparing the fleet with its hosts: VMs, acts in progress, last answers.
+
+One counter orders commits and observations, so that an answer that is older than the last change of a VM is not used
+for it: the VM may have been moved by an act since the host looked.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import LastSeen, PowerState, Vm, VmCondition
+from forewarn.core.observation import HostObservation, ObservedMachine
+from forewarn.core.unannounced import VmReports
+from forewarn.store.interface import AppliedCommit, Store
+
+
+class ObservedVm(NamedTuple):
+    """The facts about a VM that are compared with its hosts, and where it is stored."""
+
+    key: str
+    scope_id: str
+    name: str
+    host: str
+    power: PowerState
+    seen: LastSeen | None
+
+
+class _HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The last answer of a host, and when the question was asked."""
+
+    asked: int
+    machines: dict[str, ObservedMachine]
+    acting_on: frozenset[str]
+
+
+class ObservedFleet:
+    """Knows the VMs of the fleet and what their hosts answered last. It is as new as the last commit.
+
+    A host of the fleet that is not observed counts as silent. Hosts are given by the fleet's names.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._counter = 0
+        self._vms: dict[str, ObservedVm] = {}  # by key
+        self._changed: dict[str, int] = {}  # by key: when a commit last concerned the VM
+        self._acts: dict[str, set[str]] = {}  # by key: ids of unfinished acts
+        self._keys_by_name: dict[str, set[str]] = {}
+        self._keys_by_host: dict[str, set[str]] = {}
+        self._answers: dict[str, _HostAnswer] = {}  # by host, without hosts that did not answer
+        self._listing_hosts: dict[str, set[str]] = {}  # by the VM's name: the hosts whose last answer lists it
+        self._acting_on: frozenset[str] = frozenset()  # keys, as the hypervisor's own record says
+        self._all_asked: int | None = None  # when the host was asked that was asked first; 0: one is silent; a cache
+        self._hosts = {host.name for host in store.hosts()}
+        for vm in store.vms():
+            self._track_vm(vm)
+        for event in store.events(statuses=[EventState.STARTED]):
+            self._track_event(event)
+
+    def tick(self) -> int:
+        """Return the next number of the order of commits and observations."""
+        self._counter += 1
+        return self._counter
+
+    def on_commit(self, applied: AppliedCommit) -> None:
+        """Follow the VMs, hosts and acts of a commit. Called for every commit, in order."""
+        commit = applied.commit
+        for host in commit.hosts:
+            self._hosts.add(host.name)
+        for host in commit.removed_hosts:
+            self._hosts.discard(host.name)
+            self.set_answer(host.name, None, asked=0)
+        if commit.hosts or commit.removed_hosts:
+            self._all_asked = None
+        for vm in commit.vms:
+            self._track_vm(vm)
+        for event in commit.events:
+            self._track_event(event)
+
+    def _track_vm(self, vm: Vm) -> None:
+        key = vm.key
+        if (old := self._vms.pop(key, None)) is not None:
+            _discard(self._keys_by_name, old.name, key)
+            _discard(self._keys_by_host, old.host, key)
+        if vm.removed_at is not None:
+            self._changed.pop(key, None)
+            return
+        known = ObservedVm(key=key, scope_id=vm.scope_id, name=vm.name, host=vm.host, power=vm.power, seen=vm.seen)
+        if old is None or (old.host, old.power) != (known.host, known.power):
+            self._changed[key] = self.tick()
+        self._vms[key] = known
+        self._keys_by_name.setdefault(vm.name, set()).add(key)
+        self._keys_by_host.setdefault(vm.host, set()).add(key)
+
+    def _track_event(self, event: Event) -> None:
+        for act in event.acts:
+            if act.vm not in self._vms:
+                continue
+            self._changed[act.vm] = self.tick()
+            if act.outcome is None and event.status is EventState.STARTED:
+                self._acts.setdefault(act.vm, set()).add(act.id)
+            else:
+                _discard(self._acts, act.vm, act.id)
+
+    def vm(self, key: str) -> ObservedVm | None:
+        """Return the present VM with this key, or None."""
+        return self._vms.get(key)
+
+    def set_answer(self, host: str, answer: HostObservation | None, *, asked: int) -> set[str]:
+        """Keep the last answer of a host; return the keys of the VMs that it may concern.
+
+        `asked` is the number (see `tick`) at which the host was asked; None: it did not answer.
+        """
+        old = self._answers.pop(host, None)
+        for name in old.machines if old is not None else ():
+            _discard(self._listing_hosts, name, host)
+        if answer is not None and host in self._hosts:
+            machines = {name: machine for name, machine in answer.machines.items() if name in self._keys_by_name}
+            self._answers[host] = _HostAnswer(asked=asked, machines=machines, acting_on=answer.acting_on)
+            for name in machines:
+                self._listing_hosts.setdefault(name, set()).add(host)
+        self._all_asked = None
+        self._acting_on = frozenset().union(*(each.acting_on for each in self._answers.values()))
+        new = self._answers.get(host)
+        names = {*(old.machines if old is not None else ()), *(new.machines if new is not None else ())}
+        listed = (key for name in names for key in self._keys_by_name.get(name, ()))
+        return {*self._keys_by_host.get(host, ()), *listed}
+
+    def reports(self, vm: ObservedVm) -> VmReports | None:
+        """Return what hosts report about a VM; None while an act on it is in progress.
+
+        A name that several VMs of the fleet have stands on each host for the VM that the fleet has there.
+        """
+        if vm.key in self._acts or vm.key in self._acting_on:
+            return None
+        changed = self._changed.get(vm.key, 0)
+        is_unique = len(self._keys_by_name[vm.name]) == 1
+        found = {}
+        for host in self._listing_hosts.get(vm.name, ()):
+            if self._answers[host].asked > changed and (is_unique or host == vm.host):
+                found[host] = self._answers[host].machines[vm.name]
+        own = self._answers.get(vm.host)
+        return VmReports(
+            found=found,
+            own_host_answered=not vm.host or (own is not None and own.asked > changed),
+            all_hosts_answered=is_unique and self._when_all_asked() > changed,
+        )
+
+    def answered_after(self, vm: ObservedVm, number: int, *, all_hosts: bool) -> bool:
+        """Return whether the hosts that list the VM, and its own, or all hosts were asked after `number`.
+
+        Hosts that did not answer do not count, unless it is about all hosts.
+        """
+        if all_hosts:
+            return self._when_all_asked() > number
+        concerned = {vm.host, *self._listing_hosts.get(vm.name, ())} & self._answers.keys()
+        return all(self._answers[host].asked > number for host in concerned)
+
+    def _when_all_asked(self) -> int:
+        """Return the number after which every host of the fleet was asked and has answered; 0: one is silent."""
+        if self._all_asked is None:
+            is_any_silent = not self._hosts <= self._answers.keys()
+            self._all_asked = 0 if is_any_silent else min((a.asked for a in self._answers.values()), default=0)
+        return self._all_asked
+
+    def hosts_listing(self, vm: ObservedVm) -> frozenset[str]:
+        """Return the names of the hosts whose last answer lists the VM, and of its own."""
+        return frozenset({vm.host, *self._listing_hosts.get(vm.name, ())} - {""})
+
+    def duplicate_count(self) -> int:
+        """Return how many VMs were last found active on several hosts at once."""
+        seen = (vm.seen for vm in self._vms.values())
+        return sum(1 for last in seen if last is not None and last.condition is VmCondition.DUPLICATE)
+
+
+def _discard(sets: dict[str, set[str]], name: str, value: str) -> None:
+    """Remove a value from the set of this name, and the set once it is empty."""
+    if (values := sets.get(name)) is not None:
+        values.discard(value)
+        if not values:
+            del sets[name]

@@ -1,0 +1,268 @@
+"""Finds what changed about a VM without an act: compares the fleet with what its hosts report.
+
+Pure. A guest that reboots itself stays in its process and is not found: that is no act of the platform. The caller
+leaves out VMs with an act in progress, and reports that are older than the last change of the VM in the fleet.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from forewarn.core.fleet import LastSeen, PowerState, VmCondition
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
+
+NOT_BY_US = "by somebody else, without notice"
+_MAX_FINDINGS = 4  # of one comparison: place, power and condition; a bound in case of a mistake here
+
+
+class UnannouncedKind(StrEnum):
+    """What changed without an act. The values are labels of a metric."""
+
+    MOVED = "moved"  # to another host
+    STARTED = "started"
+    RESTARTED = "restarted"  # it stopped and was started between two comparisons
+    SHUT_DOWN = "shut_down"  # by its guest
+    POWERED_OFF = "powered_off"  # by somebody else, without asking the guest
+    CRASHED = "crashed"
+    STOPPED = "stopped"  # its host does not say why
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    REMOVED = "removed"  # no host has it any more
+    DUPLICATED = "duplicated"  # several hosts have it in memory, which destroys its disks
+    HOST_LOST = "host_lost"  # a host does not answer
+    HOST_FOUND = "host_found"  # it answers again
+
+
+class PlacedVm(Protocol):
+    """The facts about a VM that are compared with its hosts; a `Vm` has them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def power(self) -> PowerState: ...
+    @property
+    def seen(self) -> LastSeen | None: ...
+
+
+class VmReports(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What hosts report about one VM."""
+
+    found: dict[str, ObservedMachine]  # by the fleet's name of the host: those that list the VM
+    own_host_answered: bool = True  # whether the VM's host in the fleet has answered; True if it has none
+    all_hosts_answered: bool = True  # whether every host of the fleet has
+
+
+class VmFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The facts about a VM that a comparison with its hosts may change."""
+
+    name: str
+    host: str
+    power: PowerState
+    seen: LastSeen | None
+
+
+class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One difference between the fleet and the hosts, and the facts about the VM with which it is gone."""
+
+    vm: VmFacts
+    kind: UnannouncedKind | None = None  # None: nobody is to blame, as at the first comparison
+    text: str = ""  # for the history; "": not worth an entry
+    compares_hosts: bool = False  # it follows from the answers of several hosts, which were not given at one moment
+    needs_all_hosts: bool = False  # it follows from the answers of all hosts
+
+    def entry(self, now: float) -> HistoryEntry | None:
+        """Return the history entry about it, at lab time `now`; None if it is not worth one."""
+        if not self.text:
+            return None
+        what = EntryKind.UNANNOUNCED if self.kind is not None else EntryKind.FLEET
+        return HistoryEntry(at=now, what=what, text=self.text, vm=self.vm.name, host=self.vm.host)
+
+
+def compare_vm(vm: PlacedVm, reports: VmReports) -> tuple[VmFinding, ...]:
+    """Return the differences between a VM in the fleet and what hosts report, in the order to apply them.
+
+    () if there is none, while the VM is changing on a host, and where the silence of a host leaves the matter open. The
+    facts of the last one are those of the VM now. Nobody is blamed for what is found by the first comparison of a VM,
+    or after an act on it has failed: the fleet follows the hosts.
+    """
+    is_adopted = vm.seen is None or vm.seen.is_uncertain
+    facts = VmFacts(name=vm.name, host=vm.host, power=vm.power, seen=vm.seen)
+    findings: list[VmFinding] = []
+    while len(findings) < _MAX_FINDINGS and (finding := _next_finding(facts, reports)) is not None:
+        findings.append(_without_blame(facts, finding, off_on_purpose=vm.seen is None) if is_adopted else finding)
+        facts = findings[-1].vm
+    return tuple(findings)
+
+
+def _next_finding(vm: VmFacts, reports: VmReports) -> VmFinding | None:
+    if any(machine.state is ObservedState.CHANGING for machine in reports.found.values()):
+        return None
+    active = sorted(host for host, machine in reports.found.items() if machine.is_active)
+    if len(active) > 1:
+        return _on_several_hosts(vm, active)
+    if active:
+        return _active(vm, active[0], reports.found[active[0]])
+    return _inactive(vm, reports)
+
+
+def _on_several_hosts(vm: VmFacts, hosts: list[str]) -> VmFinding | None:
+    if _condition(vm) is VmCondition.DUPLICATE:
+        return None
+    names = f"{', '.join(hosts[:-1])} and {hosts[-1]}"
+    return VmFinding(
+        vm=replace(vm, seen=LastSeen(condition=VmCondition.DUPLICATE)),
+        kind=UnannouncedKind.DUPLICATED,
+        text=f"{vm.name} is active on {names} at once: end all but one now, because two copies destroy its disks",
+        compares_hosts=True,
+    )
+
+
+def _active(vm: VmFacts, host: str, machine: ObservedMachine) -> VmFinding | None:
+    """Compare a VM that exactly one host has in memory: first its place and power, then its condition."""
+    known = vm.seen.instance if vm.seen is not None and host == vm.host else ""
+    there = replace(vm, host=host, power=PowerState.RUNNING, seen=LastSeen(instance=machine.instance or known))
+    if vm.power is not PowerState.RUNNING:
+        text = f"{vm.name} started on {host}: started {NOT_BY_US}"
+        return VmFinding(vm=there, kind=UnannouncedKind.STARTED, text=text, compares_hosts=host != vm.host)
+    if host != vm.host:
+        text = f"{vm.name} is on {host} instead of {vm.host or 'no host'}: moved {NOT_BY_US}"
+        return VmFinding(vm=there, kind=UnannouncedKind.MOVED, text=text, compares_hosts=True)
+    return _paused(vm, machine) if machine.state is ObservedState.PAUSED else _running(vm, there)
+
+
+_PAUSE_REASONS = {
+    StateCause.DISK_ERROR: "because of a disk error, without notice",
+    StateCause.WATCHDOG: "by its watchdog, without notice",
+}
+
+
+def _paused(vm: VmFacts, machine: ObservedMachine) -> VmFinding | None:
+    if _condition(vm) is VmCondition.PAUSED:
+        return None
+    return VmFinding(
+        vm=replace(vm, seen=LastSeen(condition=VmCondition.PAUSED, instance=machine.instance)),
+        kind=UnannouncedKind.PAUSED,
+        text=f"{vm.name} is paused on {vm.host}: paused {_PAUSE_REASONS.get(machine.cause, NOT_BY_US)}",
+    )
+
+
+def _running(vm: VmFacts, now: VmFacts) -> VmFinding | None:
+    """Compare a VM that runs where it should with how it is `now`: whether it is still the same process."""
+    old, new = (facts.seen.instance if facts.seen is not None else "" for facts in (vm, now))
+    if old and new and old != new:
+        text = f"{vm.name} was restarted on {vm.host}: it crashed or was stopped, and was started {NOT_BY_US}"
+        return VmFinding(vm=now, kind=UnannouncedKind.RESTARTED, text=text)
+    match _condition(vm):
+        case VmCondition.PAUSED:
+            text = f"{vm.name} runs again on {vm.host}: resumed {NOT_BY_US}"
+            return VmFinding(vm=now, kind=UnannouncedKind.RESUMED, text=text)
+        case VmCondition.DUPLICATE:
+            return VmFinding(vm=now, text=f"{vm.name} is active only on {vm.host} now", compares_hosts=True)
+        case _:
+            return VmFinding(vm=now) if vm.seen != now.seen else None
+
+
+def _inactive(vm: VmFacts, reports: VmReports) -> VmFinding | None:
+    """Compare a VM that no host has in memory, of those that have answered."""
+    if not vm.host:
+        return _as_expected(vm)
+    if not reports.own_host_answered:
+        return None
+    here = reports.found.get(vm.host)
+    if here is None:
+        return _not_on_its_host(vm, reports) if reports.all_hosts_answered else None
+    return _off(vm, here, reports) if vm.power is PowerState.RUNNING else _as_expected(vm)
+
+
+def _as_expected(vm: VmFacts) -> VmFinding | None:
+    """Record that a VM that should be off is off; that it crashed is not forgotten."""
+    has_crashed = _condition(vm) is VmCondition.CRASHED
+    seen = LastSeen(condition=VmCondition.CRASHED if has_crashed else VmCondition.NORMAL)
+    return VmFinding(vm=replace(vm, seen=seen)) if vm.seen != seen else None
+
+
+def _not_on_its_host(vm: VmFacts, reports: VmReports) -> VmFinding | None:
+    """Compare a VM that its host does not list: it is off on another host, or no host has it."""
+    elsewhere = [host for host, machine in reports.found.items() if machine.cause is not StateCause.MIGRATED]
+    if len(elsewhere) > 1:
+        return None  # which of the definitions is the VM cannot be told
+    if elsewhere:
+        text = f"{vm.name} is defined on {elsewhere[0]} instead of {vm.host}: moved {NOT_BY_US}"
+        moved = replace(vm, host=elsewhere[0], seen=LastSeen(condition=_condition(vm)))
+        return VmFinding(vm=moved, kind=UnannouncedKind.MOVED, text=text, compares_hosts=True, needs_all_hosts=True)
+    if _condition(vm) is VmCondition.MISSING:
+        return None
+    return VmFinding(
+        vm=replace(vm, power=PowerState.STOPPED, seen=LastSeen(condition=VmCondition.MISSING)),
+        kind=UnannouncedKind.REMOVED,
+        text=f"no host has {vm.name}: removed from {vm.host} {NOT_BY_US}",
+        compares_hosts=True,
+        needs_all_hosts=True,
+    )
+
+
+_STOPS = {  # why it is off → what that is, its condition then, and the words for it
+    StateCause.GUEST: (UnannouncedKind.SHUT_DOWN, VmCondition.NORMAL, "its guest shut down, without notice"),
+    StateCause.OPERATOR: (UnannouncedKind.POWERED_OFF, VmCondition.NORMAL, f"powered off {NOT_BY_US}"),
+    StateCause.CRASH: (UnannouncedKind.CRASHED, VmCondition.CRASHED, "it crashed, without notice"),
+    StateCause.MIGRATED: (
+        UnannouncedKind.STOPPED,
+        VmCondition.CRASHED,
+        "it left the host by a migration, without notice, and no host runs it",
+    ),
+}
+_UNKNOWN_STOP = (
+    UnannouncedKind.STOPPED,
+    VmCondition.CRASHED,
+    "it stopped without notice, and its host does not say why",
+)
+
+
+def _off(vm: VmFacts, machine: ObservedMachine, reports: VmReports) -> VmFinding | None:
+    """Compare a VM that should run and is off on its host."""
+    has_left = machine.cause is StateCause.MIGRATED
+    if has_left and not reports.all_hosts_answered:
+        return None
+    kind, condition, reason = _STOPS.get(machine.cause, _UNKNOWN_STOP)
+    return VmFinding(
+        vm=replace(vm, power=PowerState.STOPPED, seen=LastSeen(condition=condition)),
+        kind=kind,
+        text=f"{vm.name} is off on {vm.host}: {reason}",
+        compares_hosts=has_left,
+        needs_all_hosts=has_left,
+    )
+
+
+def _without_blame(vm: VmFacts, finding: VmFinding, *, off_on_purpose: bool) -> VmFinding:
+    """Return the finding without its kind, and with words that name nobody.
+
+    A VM that is off at its first comparison is so on purpose; one that an act has left off is not.
+    """
+    now = finding.vm
+    match finding.kind:
+        case None | UnannouncedKind.DUPLICATED:
+            return finding
+        case UnannouncedKind.MOVED:
+            text = f"{vm.name} is on {now.host}, and not on {vm.host or 'no host'}: the fleet follows its hosts"
+        case UnannouncedKind.REMOVED:
+            text = f"no host has {vm.name}: define it on {now.host}, or correct the fleet"
+        case UnannouncedKind.PAUSED:
+            text = f"{vm.name} is paused on {now.host}"
+        case UnannouncedKind.STARTED | UnannouncedKind.RESTARTED | UnannouncedKind.RESUMED:
+            text = f"{vm.name} runs on {now.host}: the fleet follows its hosts"
+        case _:
+            text = f"{vm.name} is off on {now.host}: the fleet follows its hosts"
+            condition = VmCondition.NORMAL if off_on_purpose else VmCondition.CRASHED
+            now = replace(now, seen=LastSeen(condition=condition))
+    return replace(finding, vm=now, kind=None, text=text)
+
+
+def _condition(vm: VmFacts) -> VmCondition:
+    return vm.seen.condition if vm.seen is not None else VmCondition.NORMAL
