@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -311,6 +312,20 @@ def test_an_act_that_was_given_up_and_still_takes_effect_is_not_somebody_elses(w
     assert world.fake.states("web") == {"h1": M.SENT, act.to_host: M.RECEIVED}
     world.restart()
     assert world.compare() == []
+
+
+def test_a_crash_after_an_act_is_found_although_other_hosts_were_last_observed_during_the_act(
+    world: MachineWorld,
+) -> None:
+    world.site.behaviour.shutdown_s = math.inf  # the guest ignores ACPI, so that the act takes longer
+    (event,) = world.ask(RequestedOperation.RESTART, "web")
+    world.approve("web", event.id)
+    assert world.list_host("h3").acting_on == {world.vm("web").key}
+    world.observe("h3")
+    world.advance(60)
+    world.fake.change_by_hand("h1", "web", M.OFF, W.CRASH)
+    world.observe("h1")
+    assert [entry.text for entry in world.entries()] == ["web is off on h1: it crashed, without notice"]
 
 
 def test_a_host_that_does_not_answer_twice_is_unreachable_until_it_answers(world: MachineWorld) -> None:

@@ -6,6 +6,7 @@ for it: the VM may have been moved by an act since the host looked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -39,10 +40,12 @@ class _HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class ObservedFleet:
     """Knows the VMs of the fleet and what their hosts answered last. It is as new as the last commit.
 
-    A host of the fleet that is not observed counts as silent. Hosts are given by the fleet's names.
+    A host of the fleet that is not observed counts as silent. Hosts are given by the fleet's names. `on_act_ended` is
+    called with the host of a VM when an act on it has ended.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, on_act_ended: Callable[[str], None] = lambda host: None) -> None:
+        self.on_act_ended = on_act_ended
         self._counter = 0
         self._vms: dict[str, ObservedVm] = {}  # by key
         self._changed: dict[str, int] = {}  # by key: when a commit last concerned the VM
@@ -51,7 +54,7 @@ class ObservedFleet:
         self._keys_by_host: dict[str, set[str]] = {}
         self._answers: dict[str, _HostAnswer] = {}  # by host, without hosts that did not answer
         self._listing_hosts: dict[str, set[str]] = {}  # by the VM's name: the hosts whose last answer lists it
-        self._acting_on: frozenset[str] = frozenset()  # keys, as the hypervisor's own record says
+        self._acting_on: frozenset[str] = frozenset()  # keys of VMs that any answer says are acted on
         self._all_asked: int | None = None  # when the host was asked that was asked first; 0: one is silent; a cache
         self._hosts = {host.name for host in store.hosts()}
         for vm in store.vms():
@@ -96,13 +99,15 @@ class ObservedFleet:
 
     def _track_event(self, event: Event) -> None:
         for act in event.acts:
-            if act.vm not in self._vms:
-                continue
-            self._changed[act.vm] = self.tick()
-            if act.outcome is None and event.status is EventState.STARTED:
-                self._acts.setdefault(act.vm, set()).add(act.id)
-            else:
+            if (vm := self._vms.get(act.vm)) is None:
                 _discard(self._acts, act.vm, act.id)
+            elif act.outcome is None and event.status is EventState.STARTED:
+                self._changed[act.vm] = self.tick()
+                self._acts.setdefault(act.vm, set()).add(act.id)
+            elif act.id in self._acts.get(act.vm, ()):
+                self._changed[act.vm] = self.tick()
+                _discard(self._acts, act.vm, act.id)
+                self.on_act_ended(vm.host)
 
     def vm(self, key: str) -> ObservedVm | None:
         """Return the present VM with this key, or None."""
@@ -133,9 +138,9 @@ class ObservedFleet:
 
         A name that several VMs of the fleet have stands on each host for the VM that the fleet has there.
         """
-        if vm.key in self._acts or vm.key in self._acting_on:
-            return None
         changed = self._changed.get(vm.key, 0)
+        if vm.key in self._acts or self._is_acted_on(vm, changed):
+            return None
         is_unique = len(self._keys_by_name[vm.name]) == 1
         found = {}
         for host in self._listing_hosts.get(vm.name, ()):
@@ -147,6 +152,12 @@ class ObservedFleet:
             own_host_answered=not vm.host or (own is not None and own.asked > changed),
             all_hosts_answered=is_unique and self._when_all_asked() > changed,
         )
+
+    def _is_acted_on(self, vm: ObservedVm, changed: int) -> bool:
+        """Return whether a hypervisor says that it acts on the VM, in an answer after its last change."""
+        if vm.key not in self._acting_on:
+            return False
+        return any(vm.key in answer.acting_on and answer.asked > changed for answer in self._answers.values())
 
     def answered_after(self, vm: ObservedVm, number: int, *, all_hosts: bool) -> bool:
         """Return whether the hosts that list the VM, and its own, or all hosts were asked after `number`.

@@ -57,7 +57,7 @@ class UnannouncedChangeService:
         self._transactions = transactions
         self._store = transactions.store
         self._hypervisor = hypervisor if isinstance(hypervisor, ObservingHypervisor) else None
-        self.fleet = ObservedFleet(transactions.store) if self._hypervisor is not None else None
+        self.fleet = ObservedFleet(transactions.store, self._wake) if self._hypervisor is not None else None
         self.counts: Counter[UnannouncedKind] = Counter()
         self._suspicions: dict[str, _Suspicion] = {}  # by VM key
         self._unanswered: Counter[str] = Counter()  # by host: how often in a row it did not answer
