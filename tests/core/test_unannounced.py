@@ -19,6 +19,7 @@ from tests.support.world import a_vm
 K, P, C, S, W = UnannouncedKind, PowerState, VmCondition, ObservedState, StateCause
 RUNS = ObservedMachine(state=S.RUNNING, instance="7")
 PAUSED = ObservedMachine(state=S.PAUSED, cause=W.OPERATOR, instance="7")
+HALTED = ObservedMachine(state=S.PAUSED, cause=W.CRASH, instance="7")
 CHANGING = ObservedMachine(state=S.CHANGING)
 
 
@@ -87,6 +88,17 @@ FINDINGS = [
     pytest.param(STOPPED, {"h2": off(), "h3": off()}, [], id="two definitions elsewhere cannot be told apart"),
     pytest.param(stored(), {"h1": PAUSED}, [(K.PAUSED, "h1", P.RUNNING, C.PAUSED)], id="paused"),
     pytest.param(stored(condition=C.PAUSED), {"h1": PAUSED}, [], id="still paused"),
+    pytest.param(stored(), {"h1": HALTED}, [(K.CRASHED, "h1", P.RUNNING, C.CRASHED)], id="its guest crashed"),
+    pytest.param(stored(condition=C.CRASHED), {"h1": HALTED}, [], id="its guest is still crashed"),
+    pytest.param(
+        stored(condition=C.CRASHED), {"h1": RUNS}, [(K.RESUMED, "h1", P.RUNNING, C.NORMAL)], id="its guest was reset"
+    ),
+    pytest.param(
+        stored(condition=C.CRASHED),
+        {"h1": off(W.OPERATOR)},
+        [(K.POWERED_OFF, "h1", P.STOPPED, C.NORMAL)],
+        id="a crashed guest was powered off",
+    ),
     pytest.param(stored(condition=C.PAUSED), {"h1": RUNS}, [(K.RESUMED, "h1", P.RUNNING, C.NORMAL)], id="resumed"),
     pytest.param(
         stored(instance="6"), {"h1": RUNS}, [(K.RESTARTED, "h1", P.RUNNING, C.NORMAL)], id="another process runs it"
@@ -152,12 +164,13 @@ def test_a_silent_host_leaves_open_what_it_alone_could_answer(
     [
         (P.RUNNING, {"h2": RUNS}),
         (P.RUNNING, {"h1": PAUSED}),
+        (P.RUNNING, {"h1": HALTED}),
         (P.RUNNING, {"h1": off(W.CRASH)}),
         (P.RUNNING, {"h2": off(W.OPERATOR)}),
         (P.RUNNING, {}),
         (P.STOPPED, {"h1": RUNS}),
     ],
-    ids=["moved", "paused", "off", "off elsewhere", "missing", "running"],
+    ids=["moved", "paused", "halted", "off", "off elsewhere", "missing", "running"],
 )
 def test_nobody_is_blamed_for_what_may_have_been_so_before_or_be_our_own_doing(
     seen: LastSeen | None, power: PowerState, found: dict[str, ObservedMachine]
@@ -229,7 +242,7 @@ def test_a_pause_says_who_or_what_caused_it(cause: StateCause, reason: str) -> N
 
 
 def test_every_combination_of_reports_ends_and_changes_no_name() -> None:
-    machines = [None, RUNS, PAUSED, CHANGING, *map(off, W)]
+    machines = [None, RUNS, PAUSED, HALTED, CHANGING, *map(off, W)]
     vms = [stored(p, condition=c) for p, c in product((P.RUNNING, P.STOPPED), C)] + [GONE, a_vm("web")]
     for vm, here, there, silent in product(vms, machines, machines, ("", "h1", "h2")):
         listed = {"h1": here, "h2": there}
@@ -242,6 +255,24 @@ def test_every_combination_of_reports_ends_and_changes_no_name() -> None:
                 found=found, own_host_answered=findings[-1].vm.host != silent, all_hosts_answered=not silent
             )
             assert compare_vm(findings[-1].vm, again) == (), (vm, found)
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        (C.NORMAL, {"h1": RUNS}),
+        (C.PAUSED, {"h1": PAUSED}),
+        (C.CRASHED, {"h1": HALTED}),
+        (C.DUPLICATE, {"h1": RUNS, "h2": RUNS}),
+    ],
+)
+def test_a_failed_act_that_changed_nothing_leaves_no_entry(
+    condition: VmCondition, found: dict[str, ObservedMachine]
+) -> None:
+    (finding,) = compare(a_vm("web", seen=LastSeen(condition=condition, is_uncertain=True)), found)
+    assert (finding.kind, finding.entry(5.0)) == (None, None)
+    assert finding.vm.seen is not None
+    assert (finding.vm.seen.condition, finding.vm.seen.is_uncertain) == (condition, False)
 
 
 def act(verb: Verb, *, is_stopped: bool = False) -> Act:

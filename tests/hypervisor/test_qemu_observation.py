@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +14,17 @@ from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
 from forewarn.hypervisor.machines.driver import HostUnreachable
 from forewarn.hypervisor.qemu.driver import QemuDriver
 from forewarn.hypervisor.qemu.observation import changed_hosts, machine_in_state
-from tests.hypervisor.test_qemu_driver import FIRST, SECOND, VM, FakeSite, site
+from tests.support.fake_qemu_site import FIRST, SECOND, VM, FakeSite
 
-__all__ = ["site"]
 S, C = ObservedState, StateCause
 WITHIN_S = 60.0
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[FakeSite]:
+    site = FakeSite(tmp_path)
+    yield site
+    site.close()
 
 
 @pytest.mark.parametrize(
@@ -29,8 +37,8 @@ WITHIN_S = 60.0
         ("io-error", S.PAUSED, C.DISK_ERROR),
         ("watchdog", S.PAUSED, C.WATCHDOG),
         ("shutdown", S.OFF, C.GUEST),
-        ("guest-panicked", S.OFF, C.CRASH),
-        ("internal-error", S.OFF, C.CRASH),
+        ("guest-panicked", S.PAUSED, C.CRASH),
+        ("internal-error", S.PAUSED, C.CRASH),
         ("postmigrate", S.OFF, C.MIGRATED),
         ("inmigrate", S.CHANGING, C.UNKNOWN),
         ("finish-migrate", S.CHANGING, C.UNKNOWN),

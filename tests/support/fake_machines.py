@@ -460,6 +460,7 @@ class FakeMachines:
 _OBSERVED = {
     MachineState.RUNNING: ObservedState.RUNNING,
     MachineState.PAUSED: ObservedState.PAUSED,
+    MachineState.HALTED: ObservedState.PAUSED,
     MachineState.OFF: ObservedState.OFF,
     MachineState.SENT: ObservedState.OFF,
 }

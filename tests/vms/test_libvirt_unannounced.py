@@ -21,8 +21,7 @@ from forewarn.hypervisor.libvirt.driver import LibvirtDriver
 from forewarn.hypervisor.machines.driver import HostUnreachable
 from tests.support.service_process import ServiceProcess, eventually
 from tests.vms.hosts import VM
-from tests.vms.libvirt_hosts import TIMEOUT_S, LibvirtDaemon
-from tests.vms.test_libvirt_driver import domain, driver_of
+from tests.vms.libvirt_hosts import TIMEOUT_S, LibvirtDaemon, domain, driver_of
 
 pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
 HOOK = Path(__file__).parents[2] / "deploy" / "libvirt" / "qemu.d" / "forewarn"
@@ -206,8 +205,8 @@ def test_a_crash_a_pause_and_a_lost_daemon_are_recorded_at_once() -> None:
 def test_a_migration_with_virsh_is_recorded_the_fleet_follows_and_the_hook_can_refuse_it() -> None:
     with running_site("kvm-a", "kvm-b", hook_on="kvm-b") as site:
         service, target = site.service, site.daemons["kvm-b"].uri
-        to_b = ("migrate", "--live", "--persistent", "--undefinesource", "--migrateuri")
-        to_b += (f"unix://{site.directory}/m.sock", VM, target)
+        how = ("--live", "--persistent", "--undefinesource", "--migrateuri", f"unix://{site.directory}/m.sock")
+        to_b = ("migrate", *how, VM, target)
         site.set_hook_mode("refuse")
         assert "no started event of forewarn announces it: refused" in site.virsh("kvm-a", *to_b, fails=True)
         before = site.recorded()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.access import owner_principal
-from forewarn.core.fleet import LastSeen, VmCondition
+from forewarn.core.fleet import LastSeen, PowerState, VmCondition
 from forewarn.core.observation import StateCause
 from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.machines.driver import MachineState
@@ -60,16 +60,19 @@ def test_an_explanation_has_unannounced_changes_between_the_events(world: Machin
 
 
 @pytest.mark.parametrize(
-    ("condition", "sentence"),
+    ("power", "condition", "sentence"),
     [
-        (VmCondition.PAUSED, "It is paused, and not by an act."),
-        (VmCondition.CRASHED, "It stopped without being asked to: start it."),
-        (VmCondition.MISSING, "No host has it: define it again"),
-        (VmCondition.DUPLICATE, "Several hosts have it in memory: end all but one now"),
+        (PowerState.RUNNING, VmCondition.PAUSED, "It is paused, and not by an act."),
+        (PowerState.RUNNING, VmCondition.CRASHED, "Its guest has crashed and does not run: restart it."),
+        (PowerState.STOPPED, VmCondition.CRASHED, "It stopped without being asked to: start it."),
+        (PowerState.STOPPED, VmCondition.MISSING, "No host has it: define it again"),
+        (PowerState.RUNNING, VmCondition.DUPLICATE, "Several hosts have it in memory: end all but one now"),
     ],
 )
-def test_an_explanation_says_what_is_unusual_about_a_vm(tmp_path: Path, condition: VmCondition, sentence: str) -> None:
-    world = MachineWorld(tmp_path, [a_vm("web", seen=LastSeen(condition=condition))])
+def test_an_explanation_says_what_is_unusual_about_a_vm(
+    tmp_path: Path, power: PowerState, condition: VmCondition, sentence: str
+) -> None:
+    world = MachineWorld(tmp_path, [a_vm("web", power=power, seen=LastSeen(condition=condition))])
     assert Api(world).get("/explain/web")["now"][1].startswith(sentence)
     world.close()
 

@@ -30,7 +30,7 @@ class VmCondition(StrEnum):
 
     NORMAL = "normal"
     PAUSED = "paused"  # not by an act
-    CRASHED = "crashed"  # it is off, and nobody is known to have asked for that
+    CRASHED = "crashed"  # stopped: it is off, and nobody is known to have asked for that; running: halted in memory
     MISSING = "missing"  # no host has it
     DUPLICATE = "duplicate"  # several hosts have it in memory
 

@@ -114,7 +114,7 @@ def _next_finding(vm: VmFacts, reports: VmReports) -> VmFinding | None:
 
 def _on_several_hosts(vm: VmFacts, hosts: list[str]) -> VmFinding | None:
     if _condition(vm) is VmCondition.DUPLICATE:
-        return None
+        return _still_so(vm)
     names = f"{', '.join(hosts[:-1])} and {hosts[-1]}"
     return VmFinding(
         vm=replace(vm, seen=LastSeen(condition=VmCondition.DUPLICATE)),
@@ -144,12 +144,18 @@ _PAUSE_REASONS = {
 
 
 def _paused(vm: VmFacts, machine: ObservedMachine) -> VmFinding | None:
-    if _condition(vm) is VmCondition.PAUSED:
-        return None
+    """Compare a VM that is in memory where it should run, and does not run."""
+    has_crashed = machine.cause is StateCause.CRASH
+    condition = VmCondition.CRASHED if has_crashed else VmCondition.PAUSED
+    if _condition(vm) is condition:
+        return _still_so(vm)
+    text = f"is paused on {vm.host}: paused {_PAUSE_REASONS.get(machine.cause, NOT_BY_US)}"
+    if has_crashed:
+        text = f"does not run on {vm.host}: its guest crashed, without notice"
     return VmFinding(
-        vm=replace(vm, seen=LastSeen(condition=VmCondition.PAUSED, instance=machine.instance)),
-        kind=UnannouncedKind.PAUSED,
-        text=f"{vm.name} is paused on {vm.host}: paused {_PAUSE_REASONS.get(machine.cause, NOT_BY_US)}",
+        vm=replace(vm, seen=LastSeen(condition=condition, instance=machine.instance)),
+        kind=UnannouncedKind.CRASHED if has_crashed else UnannouncedKind.PAUSED,
+        text=f"{vm.name} {text}",
     )
 
 
@@ -160,7 +166,7 @@ def _running(vm: VmFacts, now: VmFacts) -> VmFinding | None:
         text = f"{vm.name} was restarted on {vm.host}: it crashed or was stopped, and was started {NOT_BY_US}"
         return VmFinding(vm=now, kind=UnannouncedKind.RESTARTED, text=text)
     match _condition(vm):
-        case VmCondition.PAUSED:
+        case VmCondition.PAUSED | VmCondition.CRASHED:
             text = f"{vm.name} runs again on {vm.host}: resumed {NOT_BY_US}"
             return VmFinding(vm=now, kind=UnannouncedKind.RESUMED, text=text)
         case VmCondition.DUPLICATE:
@@ -198,7 +204,7 @@ def _not_on_its_host(vm: VmFacts, reports: VmReports) -> VmFinding | None:
         moved = replace(vm, host=elsewhere[0], seen=LastSeen(condition=_condition(vm)))
         return VmFinding(vm=moved, kind=UnannouncedKind.MOVED, text=text, compares_hosts=True, needs_all_hosts=True)
     if _condition(vm) is VmCondition.MISSING:
-        return None
+        return _still_so(vm)
     return VmFinding(
         vm=replace(vm, power=PowerState.STOPPED, seen=LastSeen(condition=VmCondition.MISSING)),
         kind=UnannouncedKind.REMOVED,
@@ -255,6 +261,8 @@ def _without_blame(vm: VmFacts, finding: VmFinding, *, off_on_purpose: bool) -> 
             text = f"no host has {vm.name}: define it on {now.host}, or correct the fleet"
         case UnannouncedKind.PAUSED:
             text = f"{vm.name} is paused on {now.host}"
+        case UnannouncedKind.CRASHED if now.power is PowerState.RUNNING:
+            text = f"{vm.name} does not run on {now.host}: its guest has crashed"
         case UnannouncedKind.STARTED | UnannouncedKind.RESTARTED | UnannouncedKind.RESUMED:
             text = f"{vm.name} runs on {now.host}: the fleet follows its hosts"
         case _:
@@ -262,6 +270,13 @@ def _without_blame(vm: VmFacts, finding: VmFinding, *, off_on_purpose: bool) -> 
             condition = VmCondition.NORMAL if off_on_purpose else VmCondition.CRASHED
             now = replace(now, seen=LastSeen(condition=condition))
     return replace(finding, vm=now, kind=None, text=text)
+
+
+def _still_so(vm: VmFacts) -> VmFinding | None:
+    """Record that a failed act has not changed what was known about the VM; None if that was certain."""
+    if vm.seen is None or not vm.seen.is_uncertain:
+        return None
+    return VmFinding(vm=replace(vm, seen=replace(vm.seen, is_uncertain=False)))
 
 
 def _condition(vm: VmFacts) -> VmCondition:

@@ -436,7 +436,9 @@ def _condition_sentences(vm: Vm, facts: ScopeFacts) -> Iterator[str]:
     """What its hosts report about a VM beside its power state, and whether its host answers at all."""
     if vm.removed_at is not None:
         return
-    if vm.condition in _CONDITION_TEXTS:
+    if vm.condition is VmCondition.CRASHED and vm.power is PowerState.RUNNING:
+        yield "Its guest has crashed and does not run: restart it."
+    elif vm.condition in _CONDITION_TEXTS:
         yield _CONDITION_TEXTS[vm.condition]
     if (since := facts.unreachable_since.get(vm.host)) is not None:
         silent = duration_text(facts.now - since)

@@ -91,7 +91,7 @@ def test_a_lifecycle_event_is_one_change_or_a_step_of_one(event: int, detail: in
         (PAUSED, 3, ObservedState.CHANGING, StateCause.UNKNOWN),  # it is being saved
         (PAUSED, 5, ObservedState.PAUSED, StateCause.DISK_ERROR),
         (PAUSED, 6, ObservedState.PAUSED, StateCause.WATCHDOG),
-        (PAUSED, 10, ObservedState.OFF, StateCause.CRASH),  # the guest panicked
+        (PAUSED, 10, ObservedState.PAUSED, StateCause.CRASH),  # the guest's kernel has crashed
         (PAUSED, 11, ObservedState.CHANGING, StateCause.UNKNOWN),  # it is starting, or being received
         (OFF, 0, ObservedState.OFF, StateCause.UNKNOWN),
         (OFF, 1, ObservedState.OFF, StateCause.GUEST),
@@ -101,6 +101,7 @@ def test_a_lifecycle_event_is_one_change_or_a_step_of_one(event: int, detail: in
         (OFF, 5, ObservedState.OFF, StateCause.OPERATOR),  # saved to a file
         (OFF, 6, ObservedState.OFF, StateCause.CRASH),  # it could not be started
         (CRASHED, 1, ObservedState.OFF, StateCause.CRASH),
+        (CRASHED, 1, ObservedState.PAUSED, StateCause.CRASH),  # and its process is kept
     ],
 )
 def test_a_listed_domain_is_observed_with_the_cause_that_libvirt_names(

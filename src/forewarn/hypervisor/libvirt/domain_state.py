@@ -57,14 +57,14 @@ _PAUSES = {  # by the reason of DomainState.PAUSED; None: a step of something th
     PAUSED_FOR_MIGRATION: None,
     3: None,  # being saved
     4: None,  # being dumped
-    5: StateCause.DISK_ERROR,
+    PAUSED_BY_DISK: StateCause.DISK_ERROR,
     6: StateCause.WATCHDOG,
     8: None,  # shutting down
     9: None,  # being snapshotted
+    10: StateCause.CRASH,  # the guest's kernel has crashed
     11: None,  # starting
     12: None,  # in the last phase of a post-copy migration
 }
-_PAUSED_AFTER_PANIC = 10
 _OFF_CAUSES = {  # by the reason of DomainState.OFF
     1: StateCause.GUEST,
     2: StateCause.OPERATOR,  # destroyed
@@ -79,8 +79,6 @@ def observed_machine(domain: ListedDomain) -> ObservedMachine:
     """Return what a domain's state and reason in a list say about the VM, without our own metadata."""
     instance = str(domain.number) if domain.number >= 0 else ""
     match domain.state:
-        case DomainState.PAUSED if domain.reason == _PAUSED_AFTER_PANIC:
-            return ObservedMachine(state=ObservedState.OFF, cause=StateCause.CRASH)
         case DomainState.PAUSED:
             cause = _PAUSES.get(domain.reason, StateCause.OPERATOR)
             if cause is None:
@@ -88,8 +86,9 @@ def observed_machine(domain: ListedDomain) -> ObservedMachine:
             return ObservedMachine(state=ObservedState.PAUSED, cause=cause, instance=instance)
         case DomainState.OFF:
             return ObservedMachine(state=ObservedState.OFF, cause=_OFF_CAUSES.get(domain.reason, StateCause.UNKNOWN))
-        case DomainState.CRASHED:
-            return ObservedMachine(state=ObservedState.OFF, cause=StateCause.CRASH)
+        case DomainState.CRASHED:  # its process may be kept, for a look at its memory
+            state = ObservedState.PAUSED if instance else ObservedState.OFF
+            return ObservedMachine(state=state, cause=StateCause.CRASH, instance=instance)
         case _:
             return ObservedMachine(state=ObservedState.RUNNING, instance=instance)
 

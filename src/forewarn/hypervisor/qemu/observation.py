@@ -31,8 +31,8 @@ _STATES = {  # by QEMU's run state
     "io-error": (ObservedState.PAUSED, StateCause.DISK_ERROR),
     "watchdog": (ObservedState.PAUSED, StateCause.WATCHDOG),
     "shutdown": (ObservedState.OFF, StateCause.GUEST),  # the process stays because of -no-shutdown
-    "guest-panicked": (ObservedState.OFF, StateCause.CRASH),
-    "internal-error": (ObservedState.OFF, StateCause.CRASH),
+    "guest-panicked": (ObservedState.PAUSED, StateCause.CRASH),
+    "internal-error": (ObservedState.PAUSED, StateCause.CRASH),
     "postmigrate": (ObservedState.OFF, StateCause.MIGRATED),
 }  # all others are steps of a migration, or of saving and loading
 _CHANGES = frozenset({"SHUTDOWN", "STOP", "RESUME", "RESET", "SUSPEND", "WAKEUP", "GUEST_PANICKED", "BLOCK_IO_ERROR"})
