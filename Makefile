@@ -72,7 +72,7 @@ test-vms-long: $(STAMP) ## kill the service at every step of moves of real VMs, 
 
 test-cluster: $(STAMP) ## run tests with real servers of PostgreSQL: a primary, a standby and a pooler (as root; installs them)
 	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)
-	PATH="$(CURDIR)/$(CLUSTER)/debian/usr/sbin:$$PATH" $(PYTEST) -m cluster tests
+	PATH="$(CURDIR)/$(CLUSTER)/debian/usr/sbin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m cluster tests
 
 test-crash: $(STAMP) ## run handlers of our own through the crash test (in namespaces where the machine allows them)
 	@tests/crash_test/install_toolchains.sh

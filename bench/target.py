@@ -83,6 +83,8 @@ TARGETS: tuple[Target, ...] = (
     Target(name="approval-rate", title="durable approvals, 64 clients : single SQLite commits", at_least=2),
     Target(name="approval-start-rate", title="the same, approvals that start an event"),
     Target(name="approval-cpu", title="CPU per approval over HTTP : of the store alone", at_most=1.5),
+    Target(name="record-rate", title="durable commits, 64 callers, PostgreSQL with a standby : SQLite alone"),
+    Target(name="record-alone", title="the same, one caller"),
     Target(name="schedule-growth", title="scheduling one event, 100,000 VMs : 10 VMs", at_most=1.3),
     Target(name="start-time", title="start with 100,000 VMs", unit="s", at_most=10),
     Target(name="start-memory", title="the same, peak memory", unit="MiB", at_most=1024),

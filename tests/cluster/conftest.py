@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.server_pair import ServerPair
+from tests.support.postgres_pair import ServerPair
 from tests.support.postgres_server import is_installed
 
 

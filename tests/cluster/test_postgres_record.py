@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from forewarn.conformance.record import RecordConformance
+from forewarn.store import postgres_record
 from forewarn.store.postgres_record import open_record
 from forewarn.store.record import LeaseRow, SharedRecord
-from tests.cluster.server_pair import ServerPair
+from tests.support.postgres_pair import ServerPair
 
 pytestmark = pytest.mark.cluster
 
@@ -40,3 +41,9 @@ class TestPostgresRecord(RecordConformance):
             f"SELECT n, {lease.term}, '', 0, 0, '\\x90' FROM generate_series(1, {count}) AS numbers (n); "
             f"UPDATE lease SET n = {count}"
         )
+
+    def test_the_suite_finds_a_fence_that_is_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for condition in ("term = %s", "n = %s"):
+            monkeypatch.setattr(postgres_record, "_FENCE", postgres_record._FENCE.replace(condition, "%s > -1"))
+        with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+            self.test_a_deposed_node_writes_nothing()

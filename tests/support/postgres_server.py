@@ -52,13 +52,14 @@ def free_port() -> int:
         return port
 
 
-def _user() -> str | None:
+def owner() -> str | None:
+    """Return the user that runs the servers; None: this user."""
     return "postgres" if os.geteuid() == 0 else None
 
 
 def _run(program: str, *arguments: str) -> str:
     """Run one of PostgreSQL's programs, as the user that owns the servers."""
-    user = _user()
+    user = owner()
     path = PROGRAMS[-1].with_name(program)
     done = subprocess.run(
         [str(path), *arguments], capture_output=True, text=True, user=user, cwd="/", timeout=LIMIT_S, check=False
@@ -70,7 +71,7 @@ def _run(program: str, *arguments: str) -> str:
 def new_directory() -> Path:
     """Return a new directory of the user that owns the servers."""
     directory = Path(tempfile.mkdtemp(prefix="forewarn-postgres-"))
-    if (user := _user()) is not None:
+    if (user := owner()) is not None:
         found = pwd.getpwnam(user)
         os.chown(directory, found.pw_uid, found.pw_gid)
     return directory
@@ -120,7 +121,7 @@ class PostgresServer:
         program = PROGRAMS[-1].with_name("postgres")
         log = (self.directory / "log").open("ab")
         self._process = subprocess.Popen(
-            [str(program), "-D", str(self.data), "-p", str(self.port)], stdout=log, stderr=log, user=_user(), cwd="/"
+            [str(program), "-D", str(self.data), "-p", str(self.port)], stdout=log, stderr=log, user=owner(), cwd="/"
         )
         log.close()
         wait_until(self._is_ready, f"{self.data} starts")
@@ -160,7 +161,8 @@ class PostgresServer:
         assert self._process is not None
         assert self._process.poll() is None, (self.directory / "log").read_text()
         status = self.data / "postmaster.pid"
-        return status.exists() and status.read_text().splitlines()[-1].strip() == "ready"
+        lines = status.read_text().splitlines() if status.exists() else []
+        return len(lines) == 8 and lines[7].strip() in ("ready", "standby")  # written step by step
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:

@@ -7,7 +7,7 @@ in different ways.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
@@ -54,16 +54,17 @@ def snapshot_digests(snapshot: RecordSnapshot) -> dict[str, TableDigest]:
 
 def copy_digests(path: Path) -> dict[str, TableDigest]:
     """Return the digests of the tables of a SQLite store, which may be in use; raises sqlite3.Error."""
+    return digest_tables(read_rows(path))
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Sequence[SqlValues]]]:
+    """Return an iterator over all rows of a SQLite store in pieces, as of one moment; raises sqlite3.Error."""
     with closing(sqlite_file.connect(path, mode="ro")) as db:
         db.execute("BEGIN")
-
-        def pieces() -> Iterable[tuple[str, Sequence[SqlValues]]]:
-            for table in REPLICATED_TABLES.values():
-                cursor = db.execute(f"SELECT {', '.join(map(quote, table.columns))} FROM {quote(table.name)}")
-                while rows := cursor.fetchmany(_ROWS_PER_FETCH):
-                    yield table.name, rows
-
-        return digest_tables(pieces())
+        for table in REPLICATED_TABLES.values():
+            cursor = db.execute(f"SELECT {', '.join(map(quote, table.columns))} FROM {quote(table.name)}")
+            while rows := cursor.fetchmany(_ROWS_PER_FETCH):
+                yield table.name, rows
 
 
 def _digest_row(row: SqlValues, left_out: int | None) -> int:

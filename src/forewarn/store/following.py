@@ -57,6 +57,14 @@ def write_position(db: sqlite3.Connection, position: CopyPosition) -> None:
     db.execute("UPDATE record_position SET term = ?, number = ?", (position.term, position.number))
 
 
+def forget_position(path: Path) -> None:
+    """Make a copy that no process uses a store of its own; durable on return. Raises sqlite3.Error."""
+    with closing(sqlite_file.connect(path, mode="rw")) as db:
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(_FORGET_POSITION)
+    sqlite_file.sync_to_disk(path)
+
+
 class CopyFollower:
     """A copy that follows its record. It owns the file: no other connection may be open.
 
@@ -126,8 +134,7 @@ class CopyFollower:
         if reason is not None:
             self.rebuilt.append(reason)
             build_copy(self._path, self._record)
-        else:
-            sqlite_file.prepare_store_file(self._path, as_copy=True)
+        sqlite_file.prepare_store_file(self._path, as_copy=True)
         self._opened = sqlite_file.connect_copy_writer(self._path)
 
     def _apply_log(self, position: CopyPosition) -> None:

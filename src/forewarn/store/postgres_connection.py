@@ -38,6 +38,10 @@ _CONNECTION_STATE = """
     SELECT pg_backend_pid(), pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool,
            current_setting('server_encoding'), current_setting('synchronous_commit'),
            current_setting('server_version_num')::int"""
+# So that the server notices a node that has lost power, and releases its locks. Not for the connections of a pooler.
+_SERVER_KEEPALIVES = """
+    SELECT set_config('tcp_keepalives_idle', '2', false), set_config('tcp_keepalives_interval', '1', false),
+           set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '3000', false)"""
 _OLDEST_VERSION = 130000
 # What PostgreSQL says, in English, if a later try will not help either.
 _DRIVER_WORDS = re.compile(
@@ -67,6 +71,9 @@ def parse_url(url: str) -> dict[str, Any]:
         raise Rejected(
             f"the URL of PostgreSQL is not valid ({reason}): give it as postgresql://USER@HOST/DATABASE"
         ) from None
+    for port in str(given.get("port") or "5432").split(","):
+        if port and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise Rejected(f"the URL of PostgreSQL has the port {port!r}: give a number from 1 to 65535")
     return {**_DEFAULTS, **given}
 
 
@@ -151,6 +158,8 @@ def _check_server(name: str, db: LimitedConnection) -> None:
     # transaction, which does not know the statements that were prepared before.
     db.is_pooled = backend != db.info.backend_pid
     db.prepare_threshold = None if db.is_pooled else 0
+    if not db.is_pooled:
+        db.execute(_SERVER_KEEPALIVES)
     if is_read_only:
         raise RecordUnavailable(
             f"{name} is read-only, such as a standby: give the primary server, or several hosts, as in "
@@ -181,7 +190,7 @@ def _connection_error(name: str, error: psycopg.Error) -> ForewarnError:
 def failure_text(error: psycopg.Error) -> str:
     """Return what PostgreSQL or its driver says, on one line."""
     text = error.diag.message_primary or str(error) or type(error).__name__
-    lines = [_DRIVER_WORDS.sub("", line).strip() for line in text.splitlines()]
+    lines = [_DRIVER_WORDS.sub("", line.strip()).strip() for line in text.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line)).removesuffix(".")
 
 

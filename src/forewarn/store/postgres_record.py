@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors
 
-from forewarn.errors import Refused, Unavailable
+from forewarn.errors import ForewarnError, Refused, Unavailable
 from forewarn.store import postgres_connection
 from forewarn.store.postgres_connection import CALL_LIMIT_S, LimitedConnection, failure_text, transaction_settings
 from forewarn.store.record import (
@@ -108,6 +108,7 @@ class PostgresRecord(SharedRecord):
         self._db: LimitedConnection | None = None
         self._is_closed = False
         self._wait_was_cancelled = False
+        self._is_committing = False  # a COMMIT was sent, and not answered yet
 
     def connect(self) -> PostgresRecord:
         """Return another connection to the same record; it connects with its first call."""
@@ -160,8 +161,19 @@ class PostgresRecord(SharedRecord):
 
     def commit(self, group: RecordGroup) -> None:
         """Write a group, all of it or nothing, and renew the lease; durable on return."""
-        self._call(lambda db: self._prepare_group(db, group))
-        self._commit_prepared(group)
+        db = self._connected()
+        self._is_committing = self._wait_was_cancelled = False
+        try:
+            with db.pipeline() as pipeline:
+                _send_group(db, group)
+                pipeline.sync()  # the first round trip: only now the COMMIT is sent
+                self._is_committing = True
+                self._begin_call(db)
+                db.execute("COMMIT", prepare=False)
+        except psycopg.Error as error:
+            raise self._commit_error(group, db, error) from error
+        if self._wait_was_cancelled:
+            raise self._not_replicated(group)
 
     def was_committed(self, term: int, number: int) -> bool:
         """Return whether the group with this term and number was committed.
@@ -231,7 +243,7 @@ class PostgresRecord(SharedRecord):
             )
         finally:
             with self._errors():
-                db.execute("ROLLBACK")
+                db.execute("ROLLBACK", prepare=False)
 
     def waits_for_standby(self) -> bool:
         """Return whether a COMMIT waits now for the answer of the server's synchronous standby."""
@@ -260,45 +272,24 @@ class PostgresRecord(SharedRecord):
         self._is_closed = True
         self._disconnect()
 
-    def _prepare_group(self, db: LimitedConnection, group: RecordGroup) -> None:
-        """Do everything but the COMMIT, in one round trip."""
-        fence = (group.seq, group.clock, group.term, group.number - 1)
-        entry = (group.number, group.term, group.revision, group.seq, group.clock, encode_changes(group.changes))
-        try:
-            with db.pipeline():
-                db.execute("BEGIN")
-                db.execute(_WRITE_LIMITS)
-                db.execute(_FENCE, fence)
-                cursor = db.cursor()
-                for sql, rows in statements_of(group.changes, "%s"):
-                    cursor.executemany(sql, rows)
-                db.execute(_ADD_TO_LOG, entry)
-        except errors.DivisionByZero:
-            db.execute("ROLLBACK")
-            raise self._fence_error(group) from None
-        except psycopg.DataError as error:
-            db.execute("ROLLBACK")
-            raise RowsRejected(f"{self._name} cannot store a value of this change ({failure_text(error)})") from error
-        except psycopg.IntegrityError as error:
-            db.execute("ROLLBACK")
-            raise RecordMismatch(f"{self._name} differs from the copy of this node: {failure_text(error)}") from error
-
-    def _commit_prepared(self, group: RecordGroup) -> None:
-        db = self._db
-        assert db is not None
-        self._wait_was_cancelled = False
-        try:
-            self._begin_call(db)
-            db.execute("COMMIT")
-        except psycopg.Error as error:
+    def _commit_error(self, group: RecordGroup, db: LimitedConnection, error: psycopg.Error) -> ForewarnError:
+        """Return what a failed commit raises; leaves no transaction open."""
+        if self._is_committing:
             self._disconnect()
             if self._wait_was_cancelled:
-                raise self._not_replicated(group) from error
-            raise OutcomeUnknown(
+                return self._not_replicated(group)
+            return OutcomeUnknown(
                 f"the answer of {self._name} to the COMMIT of group {group.number} was lost ({failure_text(error)})"
-            ) from error
-        if self._wait_was_cancelled:
-            raise self._not_replicated(group)
+            )
+        with self._errors():
+            if not isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+                raise error
+            db.execute("ROLLBACK", prepare=False)
+        if isinstance(error, errors.DivisionByZero):
+            return self._fence_error(group)
+        if isinstance(error, psycopg.DataError):
+            return RowsRejected(f"{self._name} cannot store a value of this change ({failure_text(error)})")
+        return RecordMismatch(f"{self._name} differs from the copy of this node: {failure_text(error)}")
 
     def _not_replicated(self, group: RecordGroup) -> NotReplicated:
         return NotReplicated(
@@ -382,6 +373,18 @@ class PostgresRecord(SharedRecord):
         # servers of all languages name the function of their source.
         if notice.source_function == "SyncRepWaitForLSN":
             self._wait_was_cancelled = True
+
+
+def _send_group(db: LimitedConnection, group: RecordGroup) -> None:
+    """Queue everything but the COMMIT in the pipeline of the connection."""
+    db.execute("BEGIN")
+    db.execute(_WRITE_LIMITS)
+    db.execute(_FENCE, (group.seq, group.clock, group.term, group.number - 1))
+    cursor = db.cursor()
+    for sql, rows in statements_of(group.changes, "%s"):
+        cursor.executemany(sql, rows)
+    body = encode_changes(group.changes)
+    db.execute(_ADD_TO_LOG, (group.number, group.term, group.revision, group.seq, group.clock, body))
 
 
 def _lease_row(rows: RowList) -> LeaseRow:

@@ -1,32 +1,64 @@
-"""What an administrator does with a record: migrate it."""
+"""What an administrator does with a record: migrate it, copy a site there and back, renew its epochs.
+
+Each is one transaction. All but `migrate_record` take the lease, so that no control node is active meanwhile.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
 import psycopg
+from psycopg import errors
+from sqlalchemy import Float, LargeBinary, String
 from sqlalchemy.exc import DBAPIError
 
-from forewarn.errors import Refused
-from forewarn.store import postgres_connection
-from forewarn.store.postgres_connection import failure_text
-from forewarn.store.postgres_record import open_record
-from forewarn.store.record import RecordUnavailable
-from forewarn.store.schema import REVISION, REVISIONS
+from forewarn.errors import Refused, Unavailable
+from forewarn.store import postgres_connection, sqlite_file
+from forewarn.store.digests import TableDigest, copy_digests, digest_tables, read_rows
+from forewarn.store.following import build_copy, forget_position
+from forewarn.store.lease import HeldLease
+from forewarn.store.postgres_connection import LimitedConnection, failure_text
+from forewarn.store.postgres_record import PostgresRecord, open_record
+from forewarn.store.purpose import StorePurpose, read_purpose
+from forewarn.store.record import LeaseRow, RecordUnavailable, SqlValues
+from forewarn.store.row_changes import REPLICATED_TABLES, quote
+from forewarn.store.schema import REVISION, REVISIONS, metadata
+from forewarn.store.sqlite_file import MOVED_NAME
 
+_ROWS_PER_FETCH = 5000
 _LOCK_LIMIT = "SET LOCAL lock_timeout = '5s'"
+_REVISION_TABLE = "SELECT to_regclass('alembic_version')::text"
+_READ_REVISION = "SELECT version_num FROM alembic_version"
+# The group before the COMMIT: nobody may have taken the lease meanwhile. Its log entry has no body: a copy of an
+# earlier group cannot continue with it, and is built again.
+_FENCE = """
+    UPDATE lease SET n = n + 1, seq = greatest(seq, %s), clock = greatest(clock, %s),
+                     record_id = gen_random_uuid()::text
+    WHERE shard = 0 AND term = %s AND n = %s RETURNING n"""
+_ADD_TO_LOG = "INSERT INTO log (n, term, revision, seq, clock, body) VALUES (%s, %s, %s, %s, %s, NULL)"
+_DEMANDED_STANDBY = """
+    SELECT current_setting('synchronous_standby_names'), count(*), count(sync_state),
+           count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) FROM pg_stat_replication"""
+_PUT_SAVED = "INSERT INTO saved (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 
 def migrate_record(url: str) -> str | None:
     """Create the tables of a record, or migrate them to the newest revision; return that before, or None.
 
     Blocks; durable on return. Control nodes of the release before may be active: a migration only adds. Raises Refused
-    for a database of a newer release, Rejected and RecordUnavailable as `postgres_connection.connect`; then nothing
-    has changed.
+    for a database of a newer release or without its standby, Rejected and RecordUnavailable as
+    `postgres_connection.connect`; then nothing has changed.
     """
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
     db = postgres_connection.connect(url)
     name = postgres_connection.describe_url(url)
     try:
+        require_standby(name, db)
         found = _read_revision(db)
         if found is not None and found not in REVISIONS:
             raise Refused(
@@ -36,22 +68,206 @@ def migrate_record(url: str) -> str | None:
         if found != REVISION:
             db.autocommit = False
             migrations.migrate_record_to_newest(db)
-    except DBAPIError as error:
-        reason = failure_text(error.orig) if isinstance(error.orig, psycopg.Error) else str(error.orig)
+    except (DBAPIError, psycopg.Error) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        reason = failure_text(cause) if isinstance(cause, psycopg.Error) else str(cause)
         raise RecordUnavailable(f"{name} was not migrated ({reason}): nothing has changed there") from error
-    except psycopg.Error as error:
-        raise RecordUnavailable(
-            f"{name} was not migrated ({failure_text(error)}): nothing has changed there"
-        ) from error
     finally:
         db.close()
     open_record(url).close()  # checks the result
     return found
 
 
-def _read_revision(db: psycopg.Connection[tuple[object, ...]]) -> str | None:
+def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, TableDigest]:
+    """Move the site of the SQLite store `source` to an empty record; return what is there now, by table.
+
+    Epochs, incarnations, tags and history stay the same; only polls are left behind. No service may use the store. It
+    is marked as moved, so that it is not opened again. If a record has the same rows already, as after a crash, only
+    the mark is written. `now` is real time. Raises Refused if the record is not empty or in use, Unavailable; then the
+    record is empty, and the store as it was.
+    """
+    if not source.exists():
+        raise Refused(f"there is no store {str(source)!r}: give the data directory of a service that was in use")
+    sqlite_file.prepare_store_file(source)
+    if read_purpose(source) is StorePurpose.LAB:
+        raise Refused(
+            f"the store {str(source)!r} is of a lab, whose clock can be moved: a lab runs on one machine only"
+        )
+    with sqlite_file.file_errors_as_unavailable(source, "read"):
+        wanted = copy_digests(source)
+        with _exclusive(url, "store copy") as (record, lease):
+            if _snapshot_digests(record) != wanted:
+                _require_empty(record, lease)
+                seq = _last_seq(source)
+                _rewrite(url, lease, seq, now, lambda db: _load(url, db, source, wanted))
+    _mark_moved(source, postgres_connection.describe_url(url))
+    return wanted
+
+
+def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
+    """Move the site of a record to the new SQLite store `target`; return what is there now, by table.
+
+    The record is marked as moved, so that no control node starts on it. Raises Refused if there is a file `target` or
+    the record is in use, Unavailable; then there is no file `target`.
+    """
+    if not sqlite_file.is_new_file(target):
+        raise Refused(f"there is a store {str(target)!r} already, and it is not overwritten: give another path")
+    with sqlite_file.file_errors_as_unavailable(target, "written"):
+        with _exclusive(url, "store copy") as (record, lease):
+            build_copy(target, record)
+            try:
+                if copy_digests(target) != _snapshot_digests(record):
+                    raise Unavailable(f"the copy {str(target)!r} differs from the record and was deleted: try again")
+                mark = str(target.absolute()).encode()
+                _rewrite(url, lease, lease.seq, lease.clock, lambda db: db.execute(_PUT_SAVED, (MOVED_NAME, mark)))
+            except BaseException:
+                target.unlink(missing_ok=True)
+                raise
+        forget_position(target)
+    return copy_digests(target)
+
+
+def renew_epochs(url: str, *, now: float) -> int:
+    """Give every scope of a record a new epoch, after a backup was restored there; return that epoch.
+
+    It is larger than all epochs there and than `now` (real time in POSIX seconds): an ETag from the lost history never
+    matches again (spec §4.3). Every copy is built again. Raises Refused if the record is in use, Unavailable.
+    """
+    with _exclusive(url, "store renew") as (record, lease):
+        with record.snapshot() as snapshot:
+            epochs = [int(row[2]) for table, rows in snapshot.tables if table == "scopes" for row in rows]
+        epoch = max([int(now), *epochs]) + 1
+        _rewrite(url, lease, lease.seq, now, lambda db: db.execute("UPDATE scopes SET epoch = %s", (epoch,)))
+    return epoch
+
+
+def require_standby(name: str, db: LimitedConnection) -> None:
+    """Raise Refused if the server demands a synchronous standby and none is connected: every COMMIT would wait."""
+    rows = db.execute(_DEMANDED_STANDBY).fetchall()
+    ((names, connected, visible, synchronous),) = rows
+    if names and (connected == 0 or (visible == connected and synchronous == 0)):
+        raise Refused(
+            f"{name} demands the synchronous standby {names!r}, which is not connected, so that nothing can be "
+            "committed: start the standby, or change synchronous_standby_names"
+        )
+
+
+@contextmanager
+def _exclusive(url: str, purpose: str) -> Iterator[tuple[PostgresRecord, LeaseRow]]:
+    """Open a record and hold its lease; Refused if a control node is active."""
+    name = postgres_connection.describe_url(url)
+    with closing(open_record(url)) as record:
+        with closing(postgres_connection.connect(url)) as db:
+            require_standby(name, db)
+        sent_at = time.monotonic()
+        lease = record.take_lease(f"forewarn {purpose}", "")
+        if lease is None:
+            holder = record.read_lease().holder
+            raise Refused(f"{name} is in use by {holder!r}: stop all control nodes first, and try again after 5 s")
+        held = HeldLease(record, lease, sent_at=sent_at)
+        held.start()
+        try:
+            yield record, lease
+        finally:
+            held.release()
+
+
+def _rewrite(url: str, lease: LeaseRow, seq: int, clock: float, write: Callable[[LimitedConnection], object]) -> None:
+    """Write to the record in one transaction that every copy is built again after."""
+    name = postgres_connection.describe_url(url)
+    was_cancelled: list[errors.Diagnostic] = []
+    with closing(postgres_connection.connect(url, on_notice=was_cancelled.append)) as db:
+        try:
+            with db.transaction():
+                write(db)
+                db.execute(_LOCK_LIMIT)
+                fenced = db.execute(_FENCE, (seq, clock, lease.term, lease.number)).fetchall()
+                if not fenced:
+                    raise Refused(f"a control node has begun to use {name}: nothing was changed there")
+                number = fenced[0][0]
+                db.execute(_ADD_TO_LOG, (number, lease.term, REVISION, max(seq, lease.seq), clock))
+        except psycopg.DataError as error:
+            raise Refused(
+                f"{name} cannot store a value, and nothing was changed there ({failure_text(error)})"
+            ) from error
+        except psycopg.Error as error:
+            raise RecordUnavailable(
+                f"{name} has not confirmed the change ({failure_text(error)}): try again, which finds out what is there"
+            ) from error
+    if any(notice.source_function == "SyncRepWaitForLSN" for notice in was_cancelled):
+        raise RecordUnavailable(f"somebody cancelled the wait of {name} for its standby, which may lack the change")
+
+
+def _load(url: str, db: LimitedConnection, source: Path, wanted: dict[str, TableDigest]) -> None:
+    """Write all rows of a SQLite store to the empty tables, and compare."""
+    for table, rows in read_rows(source):
+        known = REPLICATED_TABLES[table]
+        columns = ", ".join(map(quote, known.columns))
+        with (
+            db.cursor() as cursor,
+            cursor.copy(f"COPY {quote(table)} ({columns}) FROM STDIN (FORMAT BINARY)".encode()) as copy,
+        ):
+            copy.set_types([_postgres_type(column.type) for column in metadata.tables[table].columns])
+            for row in rows:
+                copy.write_row(row)
+    if digest_tables(_rows_of(db)) != wanted:
+        raise Unavailable(
+            f"the rows in {postgres_connection.describe_url(url)} differ from those in {str(source)!r}, and nothing "
+            "was changed there: check that no service uses the store"
+        )
+
+
+def _rows_of(db: LimitedConnection) -> Iterator[tuple[str, Sequence[SqlValues]]]:
+    for table in REPLICATED_TABLES.values():
+        columns = ", ".join(map(quote, table.columns))
+        with db.cursor(name="written") as cursor:
+            cursor.execute(f"SELECT {columns} FROM {quote(table.name)}".encode(), binary=True)
+            while rows := cursor.fetchmany(_ROWS_PER_FETCH):
+                yield table.name, rows
+
+
+def _postgres_type(kind: Any) -> str:
+    if isinstance(kind, Float):
+        return "float8"
+    if isinstance(kind, LargeBinary):
+        return "bytea"
+    return "text" if isinstance(kind, String) else "int8"
+
+
+def _snapshot_digests(record: PostgresRecord) -> dict[str, TableDigest]:
+    with record.snapshot() as snapshot:
+        return digest_tables(snapshot.tables)
+
+
+def _require_empty(record: PostgresRecord, lease: LeaseRow) -> None:
+    found = {table: digest.rows for table, digest in _snapshot_digests(record).items() if digest.rows}
+    if found or lease.number:
+        rows = ", ".join(f"{count} {table}" for table, count in found.items()) or "no rows now"
+        raise Refused(f"the record has been used already ({rows}) and is not overwritten: give an empty database")
+
+
+def _last_seq(source: Path) -> int:
+    with closing(sqlite_file.connect(source, mode="ro")) as db:
+        row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'history'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _mark_moved(source: Path, target: str) -> None:
+    with (
+        sqlite_file.file_errors_as_unavailable(source, "marked as moved"),
+        closing(sqlite_file.connect(source, mode="rw")) as db,
+    ):
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(
+            "INSERT INTO saved (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (MOVED_NAME, target.encode()),
+        )
+    sqlite_file.sync_to_disk(source)
+
+
+def _read_revision(db: psycopg.Connection[tuple[Any, ...]]) -> str | None:
     """Return the revision of the schema; None if there is no schema."""
-    ((table,),) = db.execute("SELECT to_regclass('alembic_version')::text").fetchall()
+    ((table,),) = db.execute(_REVISION_TABLE).fetchall()
     if table is None:
         return None
-    return "/".join(str(number) for (number,) in db.execute("SELECT version_num FROM alembic_version"))
+    return "/".join(str(number) for (number,) in db.execute(_READ_REVISION).fetchall())

@@ -16,16 +16,33 @@ DATABASE = "forewarn"
 class ServerPair:
     """A primary with a synchronous standby, and a database with our tables."""
 
-    def __init__(self) -> None:
-        self.primary = PostgresServer.create()
+    def __init__(self, *, fsync: bool = False) -> None:
+        self.primary = PostgresServer.create(fsync=fsync)
+        self._standby: PostgresServer | None = None
+        try:
+            self._start()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _start(self) -> None:
         self.primary.start()
         self.query(f"CREATE DATABASE {DATABASE}", database="postgres")
         migrate_record(self.url)
-        self.standby = self.primary.new_standby("s1")
+        self.add_standby()
+
+    def add_standby(self) -> None:
+        """Start a synchronous standby of the primary."""
+        self._standby = self.primary.new_standby("s1")
         self.standby.start()
         self.primary.configure("synchronous_standby_names = 's1'\n")
         self.primary.reload()
         wait_until(self.is_synchronous, "the standby follows")
+
+    @property
+    def standby(self) -> PostgresServer:
+        assert self._standby is not None
+        return self._standby
 
     @property
     def url(self) -> str:
@@ -72,5 +89,6 @@ class ServerPair:
         )
 
     def remove(self) -> None:
-        self.standby.remove()
+        if self._standby is not None:
+            self._standby.remove()
         self.primary.remove()
