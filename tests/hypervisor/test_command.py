@@ -70,6 +70,7 @@ def test_a_command_gets_the_act_in_its_environment_and_on_stdin(tmp_path: Path) 
         "host": "host-1",
         "to_host": "host-2",
         "duration": "5",
+        "step": "",
     }
     assert json.loads(first) == facts
     assert {f"FOREWARN_{name.upper()}={text}" for name, text in facts.items()} <= set(lines)

@@ -27,11 +27,13 @@ from forewarn.hypervisor.command_run import (
     end_orphaned_command,
 )
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
+from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport, release_of, step_act
 from forewarn.protocol.document import Kind
 
 log = logging.getLogger(__name__)
 PERFORM_WAIT_S = 1.0  # real time: how long one `perform` waits for its command
 _RETRY_AFTER_S = 1.0  # lab time
+_COMMAND_STEPS = (MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.UNDO)
 ANY_VERB = "*"  # the command for verbs that have none of their own
 _CHECK_DONE, _CHECK_NOT_DONE = 0, 1  # exit codes of a check; any other: the check does not know
 EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {  # the event type that announces a verb; others have none
@@ -50,6 +52,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     run: tuple[str, ...]  # program and arguments; exit code 0 means that the act succeeded
     timeout_s: float = 300  # real time, for `run` and for `check`; after it they are killed
     check: tuple[str, ...] = ()  # whether an earlier run did it: exit code 0 yes, 1 no, else unknown; (): no check
+    steps: tuple[MoveStep, ...] = (MoveStep.RELEASE,)  # of a move between host nodes, those that the command performs
 
 
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
@@ -66,6 +69,11 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
             raise Rejected(f"setting 'commands.{name}.run' is empty: name a program and its arguments")
         if spec.timeout_s <= 0:
             raise Rejected(f"setting 'commands.{name}.timeout_s' is {spec.timeout_s:g}: give more than 0 seconds")
+        if MoveStep.RELEASE not in spec.steps or not set(spec.steps) <= set(_COMMAND_STEPS):
+            raise Rejected(
+                f"setting 'commands.{name}.steps' is {', '.join(spec.steps) or 'empty'}: give release, and any of "
+                "prepare, activate and undo"
+            )
 
 
 class CommandHypervisor:
@@ -108,6 +116,46 @@ class CommandHypervisor:
         Unavailable if a check does not know whether the act was done, or if a command of an earlier service does not
         end; ActNotTried if the journal cannot be used.
         """
+        return await self._perform(act, "", now)
+
+    async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
+        """Perform this step of a move to or from another host, if the act's command has the step.
+
+        By default a command performs a whole move, on the source; if the source is down, on the destination. Raises as
+        `perform`.
+        """
+        done = StepReport.of(ActDone(True))
+        match step:
+            case MoveStep.WITHDRAW:
+                return await self._withdraw(act, now)
+            case MoveStep.FENCE:
+                return StepReport.of(ActDone(False, "commands fence no hosts"))
+            case MoveStep.ACTIVATE if self._journal.find(step_act(act, MoveStep.UNDO).id) is not None:
+                return StepReport.of(ActDone(False, f"what {act.to_host} had prepared for {act.name} was undone"))
+            case MoveStep.UNDO if self._journal.find(step_act(act, MoveStep.ACTIVATE).id) is not None:
+                return StepReport.of(ActDone(False, f"{act.name} was started on {act.to_host}"))
+        spec = self._commands.get(act.verb) or self._commands.get(ANY_VERB)
+        is_whole_move_here = step is MoveStep.ACTIVATE and given.release is MoveRelease.FENCED
+        if spec is not None and step not in spec.steps and not is_whole_move_here:
+            if step in _COMMAND_STEPS:
+                self._journal.begin(step_act(act, step).id, now)
+                self._journal.end(step_act(act, step).id, ok=True, note="")
+            return done
+        return self._release_report(act, step, await self._perform(step_act(act, step), step, now))
+
+    async def _withdraw(self, act: Act, now: float) -> StepReport:
+        """Refuse the release from now on, or return how it is going if its command has begun."""
+        release = step_act(act, MoveStep.RELEASE)
+        if self._journal.find(release.id) is None:
+            self._journal.fail_without_run(release.id, now, note=f"{act.name} was not released")
+            return StepReport.of(ActDone(True))
+        return self._release_report(act, MoveStep.RELEASE, await self._perform(release, MoveStep.RELEASE, now))
+
+    def _release_report(self, act: Act, step: MoveStep, answer: ActDone | ActUnderWay) -> StepReport:
+        is_released = step is MoveStep.RELEASE and isinstance(answer, ActDone) and answer.ok
+        return StepReport.of(answer, MoveHandover(release=release_of(act)) if is_released else MoveHandover())
+
+    async def _perform(self, act: Act, step: str, now: float) -> ActDone | ActUnderWay:
         task = self._tasks.get(act.id)
         if task is None:
             if (done := _recorded_outcome(self._journal.find(act.id))) is not None:
@@ -117,7 +165,7 @@ class CommandHypervisor:
                 note = f"no command is set for {act.verb}: add [commands.{act.verb}] with run = […] to the settings"
                 self._journal.fail_without_run(act.id, now, note=note)
                 return ActDone(ok=False, note=note)
-            task = self._tasks[act.id] = asyncio.create_task(self._run_act(act, spec, now))
+            task = self._tasks[act.id] = asyncio.create_task(self._run_act(act, step, spec, now))
         await asyncio.wait({task}, timeout=self._perform_wait_s)
         if not task.done():
             return ActUnderWay(at=now + _RETRY_AFTER_S)
@@ -139,9 +187,9 @@ class CommandHypervisor:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._journal.close()
 
-    async def _run_act(self, act: Act, spec: CommandSpec, now: float) -> ActDone:
+    async def _run_act(self, act: Act, step: str, spec: CommandSpec, now: float) -> ActDone:
         """Perform the act, and try to record its outcome; see `_unrecorded`."""
-        done = await self._outcome_of_act(act, spec, now)
+        done = await self._outcome_of_act(act, step, spec, now)
         self._unrecorded.add(act.id)
         try:
             self._record_outcome(act, done)
@@ -149,7 +197,7 @@ class CommandHypervisor:
             log.warning("the outcome of %s of VM %s cannot be recorded yet: %s", act.verb, act.name, error)
         return done
 
-    async def _outcome_of_act(self, act: Act, spec: CommandSpec, now: float) -> ActDone:
+    async def _outcome_of_act(self, act: Act, step: str, spec: CommandSpec, now: float) -> ActDone:
         before = self._journal.find(act.id)
         if before is not None:
             if not await end_orphaned_command(before, self._output_file(act, "run"), within_s=spec.timeout_s):
@@ -158,11 +206,11 @@ class CommandHypervisor:
                     "end it by hand"
                 )
             self._output_file(act, "run").unlink(missing_ok=True)
-            if spec.check and await self._is_already_done(act, spec):
+            if spec.check and await self._is_already_done(act, step, spec):
                 return ActDone(ok=True, note=f"{act.verb} was done already, according to {spec.check[0]!r}")
         self._journal.begin(act.id, now)
         try:
-            command_run = self._start_command(act, spec.run, "run")
+            command_run = self._start_command(act, step, spec.run, "run")
         except OSError as error:
             return ActDone(ok=False, note=_start_failure_text(spec.run, error))
         try:
@@ -173,9 +221,9 @@ class CommandHypervisor:
         is_repeated = before is not None and not spec.check
         return ActDone(ok=result.code == 0, note=_outcome_text(spec, result, is_repeated=is_repeated))
 
-    async def _is_already_done(self, act: Act, spec: CommandSpec) -> bool:
+    async def _is_already_done(self, act: Act, step: str, spec: CommandSpec) -> bool:
         try:
-            result = await self._start_command(act, spec.check, "check").wait(within_s=spec.timeout_s)
+            result = await self._start_command(act, step, spec.check, "check").wait(within_s=spec.timeout_s)
         except OSError as error:
             raise Unavailable(_start_failure_text(spec.check, error)) from error
         if result.code not in (_CHECK_DONE, _CHECK_NOT_DONE):
@@ -186,8 +234,8 @@ class CommandHypervisor:
             )
         return result.code == _CHECK_DONE
 
-    def _start_command(self, act: Act, argv: tuple[str, ...], what: str) -> CommandRun:
-        facts = command_input(act)
+    def _start_command(self, act: Act, step: str, argv: tuple[str, ...], what: str) -> CommandRun:
+        facts = command_input(act, step)
         environment = os.environ | {f"FOREWARN_{name.upper()}": text for name, text in facts.items()}
         stdin = msgspec.json.encode(facts) + b"\n"
         return CommandRun.start(argv, environment=environment, stdin=stdin, output=self._output_file(act, what))
@@ -201,11 +249,12 @@ class CommandHypervisor:
         self._unrecorded.discard(act.id)
 
 
-def command_input(act: Act) -> dict[str, str]:
+def command_input(act: Act, step: str = "") -> dict[str, str]:
     """The input of a command: each value as FOREWARN_NAME in its environment, and all as JSON on stdin.
 
     The keys are act (its id), vm (the name), key (of the VM), verb, kind (the event type; "" if the verb has none),
-    event (the id), host (where the VM is), to_host ("": none) and duration (in seconds; -1: not known).
+    event (the id), host (where the VM is), to_host ("": none), duration (in seconds; -1: not known) and step (of a move
+    between host nodes, which has an act id of its own; "": the whole act).
     """
     return {
         "act": act.id,
@@ -217,6 +266,7 @@ def command_input(act: Act) -> dict[str, str]:
         "host": act.from_host,
         "to_host": act.to_host,
         "duration": str(act.duration_s),
+        "step": step,
     }
 
 

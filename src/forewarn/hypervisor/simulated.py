@@ -18,6 +18,7 @@ from forewarn.duration import exact_duration_text
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.ledger import Effect, EffectLedger
+from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport, release_of, step_act
 
 
 class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="then"):
@@ -215,6 +216,55 @@ class SimulatedHypervisor:
             return None
         self._ledger.record_outcome(act.id, outcome, now)
         return outcome
+
+    async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
+        """Record this step of a move to or from another host, or return how it is going.
+
+        The release takes as long as the act, and rules apply to it. The effect of the act is recorded where the VM
+        arrives. Raises as `perform`.
+        """
+        report = await self._ledger.write_in_group(lambda: self._step_in_ledger(act, step, now))
+        if report is None:
+            raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}")
+        return report
+
+    def _step_in_ledger(self, act: Act, step: MoveStep, now: float) -> StepReport | None:
+        match step:
+            case MoveStep.RELEASE:
+                answer = self._perform_in_ledger(step_act(act, step), now)
+                return None if answer is None else self._release_report(act, answer)
+            case MoveStep.WITHDRAW:
+                return self._withdraw(act, now)
+            case MoveStep.ACTIVATE:
+                return StepReport.of(self._activate(act, now))
+            case MoveStep.UNDO:
+                if self._ledger.find(act.id) is not None:
+                    return StepReport.of(ActDone(False, f"{act.name} has arrived on {act.to_host}"))
+                self._ledger.record_outcome(step_act(act, step).id, ActDone(True), now)
+            case MoveStep.FENCE:
+                return StepReport.of(ActDone(False, "the simulated hypervisor fences no hosts"))
+            case _:
+                self._ledger.record_outcome(step_act(act, step).id, ActDone(True), now)
+        return StepReport.of(ActDone(True))
+
+    def _release_report(self, act: Act, answer: ActDone | ActUnderWay) -> StepReport:
+        is_released = isinstance(answer, ActDone) and answer.ok
+        return StepReport.of(answer, MoveHandover(release=release_of(act)) if is_released else MoveHandover())
+
+    def _withdraw(self, act: Act, now: float) -> StepReport:
+        """Refuse the release from now on, or return how it is going if it has begun."""
+        release = step_act(act, MoveStep.RELEASE)
+        if self._ledger.find(release.id) is not None:
+            return self._release_report(act, self._perform_reachable(release, now))
+        self._ledger.record_outcome(release.id, ActDone(False, f"{act.name} was not released"), now)
+        return StepReport.of(ActDone(True))
+
+    def _activate(self, act: Act, now: float) -> ActDone:
+        if self._ledger.find_outcome(step_act(act, MoveStep.UNDO).id) is not None:
+            return ActDone(False, f"what {act.to_host} had prepared for {act.name} was undone")
+        if self._ledger.find(act.id) is None:
+            self._ledger.record_effect(msgspec.structs.replace(self._new_effect(act, now), ends_at=now, ended=True))
+        return ActDone(True)
 
     def _new_effect(self, act: Act, now: float) -> Effect:
         usual_s = float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]

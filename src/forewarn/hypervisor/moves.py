@@ -1,0 +1,91 @@
+"""Moves between two hosts with a hypervisor each: their steps, and what they hand over.
+
+On one machine, a hypervisor moves a VM in one act. With a hypervisor on each host, a move is *prepare* (destination),
+*release* (source) and *activate* (destination), each durable in the ledger of the host that performs it. The VM runs on
+the destination only after a release.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from forewarn.core.cause import Verb
+from forewarn.core.event import Act
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+
+
+class MoveStep(StrEnum):
+    """A step of a move over two hosts. All may be repeated."""
+
+    DESCRIBE = "describe"  # source: says what the destination must know; changes nothing
+    PREPARE = "prepare"  # destination: gets ready to take the VM
+    RELEASE = "release"  # source: stops or sends the VM, or refuses, in which case the VM continues there
+    WITHDRAW = "withdraw"  # source: from now on it refuses the release, unless it has given it already
+    FENCE = "fence"  # destination: cuts the source off, which does not answer
+    ACTIVATE = "activate"  # destination: the VM continues here
+    UNDO = "undo"  # destination: forgets what was prepared, and refuses to activate it; fails if that was done
+    CLEAN_UP = "clean-up"  # source: forgets the VM
+
+
+class MoveRelease(StrEnum):
+    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere."""
+
+    STOPPED = "stopped"  # the source reported that it is off
+    SENT = "sent"  # the source reported that its live migration has completed
+    FENCED = "fenced"  # the source was fenced, or the operator confirmed that it is down
+
+
+class MoveHandover(msgspec.Struct, frozen=True, array_like=True):
+    """What the hosts of a move hand over to each other, as far as it is known."""
+
+    definition: bytes = b""  # of the VM, in the form of its hypervisor; b"": not known, or not needed
+    address: str = ""  # where the destination waits for a live migration; "": not needed
+    release: MoveRelease | None = None  # None: the VM may run on the source
+
+
+class StepReport(msgspec.Struct, frozen=True, array_like=True):
+    """How a step is going, and what it hands over once it is done. It has one of `done` and `under_way`."""
+
+    done: ActDone | None = None  # with `ok` False: the step failed, and had no effect
+    under_way: ActUnderWay | None = None
+    handover: MoveHandover = MoveHandover()
+
+    @classmethod
+    def of(cls, answer: ActDone | ActUnderWay, handover: MoveHandover = MoveHandover()) -> StepReport:  # noqa: B008
+        """Return the report with this answer."""
+        return cls(answer, None, handover) if isinstance(answer, ActDone) else cls(None, answer, handover)
+
+    @property
+    def answer(self) -> ActDone | ActUnderWay:
+        """How the step ended, or that it is under way."""
+        return self.done or self.under_way or ActUnderWay(at=0.0)
+
+
+@runtime_checkable
+class SteppedHypervisor(Protocol):
+    """A hypervisor of one host that takes part in moves to and from other hosts."""
+
+    async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
+        """Begin this step of a move, or return how it is going; does not wait for lab time.
+
+        A step, known by the act's id, takes effect at most once. `now` is lab time. Raises Unavailable if the outcome
+        is unknown: call it again later; ActNotTried if the attempt does not count.
+        """
+
+
+def is_move(act: Act) -> bool:
+    """Return whether the act brings a VM from one host to another, so that two hosts take part."""
+    return act.verb in (Verb.MIGRATE, Verb.REDEPLOY) and bool(act.from_host and act.to_host)
+
+
+def release_of(act: Act) -> MoveRelease:
+    """Return what the source of this move reports when it has released the VM without a failure."""
+    return MoveRelease.SENT if act.verb is Verb.MIGRATE else MoveRelease.STOPPED
+
+
+def step_act(act: Act, step: MoveStep) -> Act:
+    """Return the step as an act of its own, for ledgers that know whole acts only."""
+    return msgspec.structs.replace(act, id=f"{act.id}/{step}")
