@@ -65,8 +65,10 @@ class ServiceProcess:
         arguments: tuple[str, ...] = (),
         environment: Mapping[str, str] = _NO_VARIABLES,
         start_s: float = START_TIMEOUT_S,
+        bus: str = "",
     ) -> None:
         self.data = data
+        self._bus = bus  # with it, host nodes answer the VMs
         self.port = port or free_port()
         self.environment = environment
         self._start_s = start_s
@@ -83,6 +85,8 @@ class ServiceProcess:
     def _listen_options(self) -> tuple[str, ...]:
         if self._is_lab:
             return ("--port", str(self.port))
+        if self._bus:
+            return ("--bus", self._bus)
         return ("--hypervisor", "simulated", "--listen", f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> ServiceProcess:

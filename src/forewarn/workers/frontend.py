@@ -57,6 +57,7 @@ class MetadataFrontend:
 
     Call `network_listeners.bind`, `prepare`, `publish` for each scope, `serve`, and at the end `drain`. `callers` says
     which VM calls from where; its owner changes it at any time. `clock` is passed on to workers if it is a lab's.
+    `network_listeners`: those of the configuration, if they were made before; None: make them.
     """
 
     def __init__(
@@ -66,9 +67,12 @@ class MetadataFrontend:
         callers: CallerDirectory,
         clock: Clock,
         real_time: Callable[[], float] = read_real_time,
+        network_listeners: NetworkListeners | None = None,
     ) -> None:
         self.callers = callers
-        self.network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
+        self.network_listeners = network_listeners or NetworkListeners(
+            config.listeners, helper_socket=config.helper_socket
+        )
         self._config = config
         self._clock = clock
         self._real_time = real_time

@@ -8,7 +8,7 @@ state again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
@@ -297,13 +297,14 @@ def encode_message(message: ChannelMessage) -> bytes:
     return _encode(message)
 
 
-def scope_message(scope: PublishedScope) -> ScopeUpdate:
+def scope_message(scope: PublishedScope, *, only: Collection[str] | None = None) -> ScopeUpdate:
     """Make the message that publishes this scope to a worker; only for `encode_message`.
 
     The facts of its VMs are plain dictionaries without default values, to be short. Decoding gives a proper
-    `ScopeUpdate`.
+    `ScopeUpdate`. `only`: leave out all other VMs than these (keys); None: leave out none.
     """
-    facts: Any = {vm: _non_default_facts(result) for vm, result in scope.vms.items()}
+    shown = scope.vms.items() if only is None else ((vm, scope.vms[vm]) for vm in only if vm in scope.vms)
+    facts: Any = {vm: _non_default_facts(result) for vm, result in shown}
     return ScopeUpdate(
         scope.scope_id,
         scope.enabled,

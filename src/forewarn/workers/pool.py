@@ -24,11 +24,11 @@ from forewarn.metadata.fault_quota import SharedFaultQuota
 from forewarn.metadata.published_documents import StaleDocuments
 from forewarn.metadata.request_counters import RequestTotals, sum_totals
 from forewarn.metadata.transport_faults import FaultTable
-from forewarn.protocol.managed_identity import ManagedIdentityToken, WrongResource
 from forewarn.workers import messages
 from forewarn.workers.channel import MessageKey
 from forewarn.workers.handle import WorkerHandle
 from forewarn.workers.listener_sharing import SharedListeners
+from forewarn.workers.request_handling import perform_request
 
 log = logging.getLogger(__name__)
 _HEARTBEAT_S = 0.25
@@ -373,25 +373,13 @@ class WorkerPool:
         """
         reply: messages.OwnerReply
         try:
-            reply = messages.reply_message(request.id, await self._perform_request(request))
+            reply = messages.reply_message(request.id, await perform_request(self._backend, request))
         except ForewarnError as error:
             reply = messages.failure_message(request.id, error)
         except Exception:
             log.exception("a request of a worker failed with an internal error")
             reply = messages.failure_message(request.id, Rejected("the service failed with an internal error"))
         worker.send(reply)
-
-    async def _perform_request(
-        self, request: messages.WorkerRequest
-    ) -> str | ManagedIdentityToken | WrongResource | None:
-        match request:
-            case messages.EnableRequest(vm=vm):
-                await self._backend.enable(vm)
-                return None
-            case messages.ApproveRequest(vm=vm, event_ids=event_ids):
-                return await self._backend.approve(vm, event_ids)
-            case messages.WorkerTokenRequest(identity=identity, resource=resource):
-                return await self._backend.token(identity, resource)
 
     async def _heartbeat_forever(self) -> None:
         while True:

@@ -10,12 +10,14 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from forewarn.auth.token_service import VmTokens
 from forewarn.control.control_plane import ControlPlane
+from forewarn.core.commit import Commit
+from forewarn.core.faults import Fault
 from forewarn.core.fleet import Vm
 from forewarn.core.projection import document_for, instance_facts
 from forewarn.core.replay import ReplayedAnswer
@@ -65,6 +67,19 @@ class GuestBackend:
         self.now = control.clock.now
 
 
+class ScopeSink(Protocol):
+    """What gets published scopes in place of the frontend in this process: the streams of host nodes."""
+
+    def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
+        """Show this scope to its VMs. Called with all scopes at the start, then at each change."""
+
+    def set_faults(self, faults: Sequence[Fault]) -> None:
+        """Replace the active faults; those that are not transport faults are ignored."""
+
+    async def wait_until_published(self) -> None:
+        """Wait until all that was published is on its way, for at most a second."""
+
+
 class MetadataPublisher:
     """Keeps what VMs see, and where they call from, equal to the store: store in, facts out.
 
@@ -90,6 +105,7 @@ class MetadataPublisher:
         self._published_versions: dict[str, PublishedVersion] = {}
         self._publish_queue = PublishQueue(self._publish_committed)
         self._listener_tasks: set[asyncio.Task[None]] = set()
+        self._sink: ScopeSink | None = None
 
     @classmethod
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
@@ -116,21 +132,29 @@ class MetadataPublisher:
             raise
         return cls(config, control, lab, frontend)
 
-    async def start(self, backend: GuestBackend, metrics_sockets: tuple[socket.socket, ...] = ()) -> None:
+    async def start(
+        self,
+        backend: GuestBackend,
+        metrics_sockets: tuple[socket.socket, ...] = (),
+        make_sink: Callable[[str], ScopeSink] | None = None,
+    ) -> None:
         """Publish all scopes, follow every commit and fault change, and serve; returns when VMs are served.
 
-        Continues the stored poll counts. `metrics_sockets`: one per worker, or none. Raises Unavailable if a worker
-        fails to start or the store cannot be written. Most other methods work only after `start`.
+        Continues the stored poll counts. `metrics_sockets`: one per worker, or none. If other processes answer the VMs,
+        `make_sink` makes, from the store's tag, what gets the scopes. Raises Unavailable if a worker fails to start or
+        the store cannot be written. Most other methods work only after `start`.
         """
         store_tag = await load_store_tag(self._store)
         await self.frontend.prepare(backend, store_tag=store_tag, metrics_sockets=metrics_sockets)
         polls = self._store.last_polls()
         self.frontend.observations.restore_counts(polls)
         self._removed_vms = {poll.vm for poll in polls}.difference(self._placement.vm_keys())
+        if make_sink is not None:
+            self._sink = make_sink(store_tag)
         for scope in self._store.scopes():
             self._publish(scope)
         self._store.subscribe(self._on_commit)
-        self._faults.subscribe(self.frontend.set_faults)
+        self._faults.subscribe((self._sink or self.frontend).set_faults)
         await self.frontend.serve(self._listeners)
 
     async def drain(self, timeout_s: float) -> None:
@@ -147,7 +171,7 @@ class MetadataPublisher:
         Does not say whether that was enough.
         """
         await self._publish_queue.wait_until_empty()
-        await self.frontend.wait_until_published()
+        await (self._sink or self.frontend).wait_until_published()
 
     def describe_listeners(self) -> list[dict[str, Any]]:
         """One dictionary for each listening socket, as in `GET /service`; those inside VMs are left out.
@@ -174,8 +198,13 @@ class MetadataPublisher:
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
 
+    def published(self, scope: Scope) -> PublishedScope:
+        """Return the scope as its VMs see it: with its own document, or what a running replay answers."""
+        vms = {vm.key: vm for vm in scope.present_vms}
+        return _published_scope(scope, vms, self._replays.current_answer(scope))
+
     def _on_commit(self, committed: AppliedCommit) -> None:
-        """Publish the scopes whose document or VMs may have changed.
+        """Publish the scopes whose document, VMs or hosts may have changed.
 
         An approval or the outcome of one VM changes an event, but not the document.
         """
@@ -183,7 +212,7 @@ class MetadataPublisher:
         for vm in commit.vms:
             self._track_removal(vm)
         rows = {scope.id: scope for scope in commit.scopes}
-        if not (commit.requests or commit.vms):
+        if not (commit.requests or commit.vms or (self._sink is not None and _moves_vms(commit))):
             rows = {
                 id_: row for id_, row in rows.items() if self._published_versions.get(id_) != _published_version(row)
             }
@@ -196,10 +225,13 @@ class MetadataPublisher:
             self._published_versions[scope_id] = _published_version(scope)
 
     def _publish(self, scope: Scope) -> None:
-        vms = {vm.key: vm for vm in scope.present_vms}
-        self.frontend.publish(_published_scope(scope, vms, self._replays.current_answer(scope)))
-        for key, vm in vms.items():
-            self._assign_places(key, vm)
+        published = self.published(scope)
+        if self._sink is not None:
+            self._sink.publish_scope(scope, published)
+            return
+        self.frontend.publish(published)
+        for vm in scope.present_vms:
+            self._assign_places(vm.key, vm)
 
     def _track_removal(self, vm: Vm) -> None:
         """Forget the polls of a removed VM when another one is added under its key."""
@@ -270,6 +302,11 @@ async def load_store_tag(store: Store) -> str:
         saved = secrets.token_hex(_STORE_TAG_BYTES).encode()
         await store.save(_STORE_TAG_SAVED_AS, saved)
     return saved.decode()
+
+
+def _moves_vms(commit: Commit) -> bool:
+    """Whether a move begins or ends in this commit: then other hosts than before must know the VM."""
+    return any(act.to_host for event in commit.events for act in event.acts)
 
 
 def _published_version(scope: Scope) -> PublishedVersion:

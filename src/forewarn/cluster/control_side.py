@@ -1,0 +1,139 @@
+"""The active control node's part of a cluster: the streams of hosts, and the remote hypervisor.
+
+Built in two steps, because the control plane needs a hypervisor before there is anything to publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from forewarn.clock import read_real_time
+from forewarn.cluster.bus import Bus, Subjects
+from forewarn.cluster.fleet_facts import CommittedFleet
+from forewarn.cluster.host_projection import host_id
+from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService
+from forewarn.cluster.messages import HostScope
+from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
+from forewarn.control.control_plane import ControlPlane
+from forewarn.core.event import Act
+from forewarn.core.fleet import HostHealth
+from forewarn.hypervisor.moves import is_move
+from forewarn.metadata import MetadataBackend
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.workers.frontend import FrontendConfig
+from forewarn.workers.messages import BeginServing, ObservationReport
+from forewarn.workers.publisher import MetadataPublisher
+
+_MAX_EARLIER_EVENTS = 50  # of a scope; older moves are settled
+
+
+class ClusterControl:
+    """The bus side of the active node. Create it inside a running event loop.
+
+    `hypervisor` is for the control plane. Then call `attach`, pass `make_streams` to the publisher's start, and `start`
+    at last. `session` tells this process apart from others of the same term.
+    """
+
+    def __init__(
+        self, bus: Bus, subjects: Subjects, *, session: str, name: str = "", term: ActiveTerm | None = None
+    ) -> None:
+        self._bus, self._subjects, self._session, self._name = bus, subjects, session, name
+        self._term: ActiveTerm = term or OnlyService()
+        self._control: ControlPlane
+        self._publisher: MetadataPublisher
+        self._backend: MetadataBackend
+        self._config: FrontendConfig
+        self._store_tag = ""
+        self.streams: HostStreams
+        self.hypervisor = RemoteHypervisor(bus, subjects, self._view())
+
+    def attach(
+        self, control: ControlPlane, publisher: MetadataPublisher, backend: MetadataBackend, config: FrontendConfig
+    ) -> None:
+        """Take over what the streams read and call."""
+        self._control, self._publisher, self._backend, self._config = control, publisher, backend, config
+
+    def make_streams(self, store_tag: str) -> HostStreams:
+        """Make the streams, to which the publisher publishes."""
+        config, control = self._config, self._control
+        self._store_tag = store_tag
+        self.streams = HostStreams(
+            self._bus,
+            self._subjects,
+            fleet=CommittedFleet(control.store, control.placement, self._publisher.published),
+            backend=self._backend,
+            begin=BeginServing(
+                config.rules,
+                dict(config.rules_by_location),
+                config.first_answer_delay_s,
+                config.requests_per_s,
+                store_tag,
+            ),
+            merge=self._merge,
+            session=self._session,
+            name=self._name,
+            term=self._term,
+        )
+        return self.streams
+
+    async def start(self) -> None:
+        """Answer host nodes from now on. Raises Refused if the bus does not permit it."""
+        await self.streams.start()
+
+    async def close(self) -> None:
+        """Stop answering host nodes; the bus stays open."""
+        await self.streams.close()
+
+    def describe_nodes(self) -> list[dict[str, Any]]:
+        """Return one dictionary per host node that has joined; see `NodeRegistry.describe`."""
+        return self.streams.registry.describe(asyncio.get_running_loop().time())
+
+    def request_totals(self) -> RequestTotals:
+        """Return the counts of requests of VMs at all nodes that have joined, as of their last reports."""
+        return self.streams.registry.request_totals()
+
+    def _merge(self, report: ObservationReport) -> None:
+        frontend = self._publisher.frontend
+        frontend.observations.merge_increments(report.polls, report.deliveries)
+        frontend.faults.add_hits(report.hits)
+
+    def _view(self) -> ClusterView:
+        return ClusterView(
+            term=lambda: self._term.number,
+            is_held=lambda: self._term.is_held,
+            store_tag=lambda: self._store_tag,
+            hosts=lambda: [
+                host.name for host in self._control.placement.hosts() if host.health is not HostHealth.FAILED
+            ],
+            is_confirmed_down=lambda host: self._control.placement.is_confirmed_down(host),
+            silence_text=self._silence_text,
+            host_scopes=self._host_scopes,
+            real_time=read_real_time,
+            failed_moves=self._failed_moves,
+        )
+
+    def _silence_text(self, host: str) -> str:
+        return self.streams.registry.wait_text(host_id(host), host, asyncio.get_running_loop().time())
+
+    def _host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
+        return self.streams.host_scopes(host_key, vm_key)
+
+    def _failed_moves(self, act: Act) -> Iterator[Act]:
+        """The moves of the act's VM that have failed since the last one that succeeded, oldest first."""
+        placement, store = self._control.placement, self._control.store
+        if not placement.has_vm(act.vm):
+            return
+        events = store.events(scope_id=placement.scope_of(act.vm), limit=_MAX_EARLIER_EVENTS)
+        acts = [
+            other
+            for event in events
+            for other in event.acts
+            if other.vm == act.vm and other.id != act.id and other.to_host and other.outcome is not None
+        ]
+        acts.sort(key=lambda other: other.outcome.at if other.outcome else 0.0)
+        arrived = max((index for index, other in enumerate(acts) if other.outcome and other.outcome.ok), default=-1)
+        for failed in acts[arrived + 1 :]:
+            if is_move(failed) and placement.host(failed.to_host) is not None:
+                yield failed

@@ -1,0 +1,133 @@
+"""The acts of a host node: carries out orders of the active node with the hypervisor of this host.
+
+Orders carry the term of their sender. The highest term is stored before the first order of it is carried out, and
+orders of older terms are refused: their sender was deposed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from forewarn.cluster.bus import BusMessage
+from forewarn.cluster.messages import (
+    ActOrder,
+    HostFact,
+    OrderRefused,
+    OrderReport,
+    decode_order,
+    encode_bus_message,
+)
+from forewarn.errors import Rejected, Unavailable, full_message
+from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay, Hypervisor
+from forewarn.hypervisor.moves import MoveStep, SteppedHypervisor, StepReport
+
+log = logging.getLogger(__name__)
+_ANSWER_S = 1.5  # real time: an order that takes longer is answered as under way, and continues
+_RETRY_AFTER_S = 1.0  # lab time
+
+
+class TermMemory(Protocol):
+    """The highest term of each store that this host has obeyed, durable."""
+
+    def term_of(self, store_tag: str) -> int:
+        """Return the highest term of this store; 0 if none is known."""
+
+    def store_term(self, store_tag: str, term: int) -> None:
+        """Store a higher term, durably. Raises OSError if that fails."""
+
+
+class HostActs:
+    """Carries out orders; `on_order` handles the messages of `act.<host>`. It needs a running event loop.
+
+    `show` gets the scopes that come with an order, before it is carried out, so that a VM that arrives here never sees
+    an older document than on its source. Orders for the same act or step that arrive meanwhile share its answer.
+    """
+
+    def __init__(
+        self, hypervisor: Hypervisor, terms: TermMemory, *, show: Callable[[Sequence[HostFact]], None]
+    ) -> None:
+        self._hypervisor, self._terms, self._show = hypervisor, terms, show
+        self._running: dict[tuple[str, MoveStep | None], asyncio.Task[StepReport]] = {}
+        self._answers: set[asyncio.Task[None]] = set()
+        self.refused_for_term = 0  # orders so far
+
+    def on_order(self, message: BusMessage) -> None:
+        """Carry out an order and answer it, now or after it has run for a while."""
+        try:
+            order = decode_order(message.payload)
+        except Rejected as error:
+            log.warning("%s", error)
+            return
+        refusal = self._check_term(order)
+        if refusal is not None:
+            message.respond(encode_bus_message(refusal))
+            return
+        if order.scopes:
+            self._show(order.scopes)
+        key = (order.act.id, order.step)
+        task = self._running.get(key)
+        if task is None:
+            task = self._running[key] = asyncio.get_running_loop().create_task(self._carry_out(order))
+        answering = asyncio.get_running_loop().create_task(self._answer(order, key, task, message))
+        self._answers.add(answering)
+        answering.add_done_callback(self._answers.discard)
+
+    async def close(self) -> None:
+        """Stop waiting for acts under way; what they are doing continues or not, as the hypervisor says."""
+        tasks = [*self._running.values(), *self._answers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _check_term(self, order: ActOrder) -> OrderRefused | None:
+        known = self._terms.term_of(order.store_tag)
+        if order.term < known:
+            self.refused_for_term += 1
+            return OrderRefused(f"this order has term {order.term}, and the host obeys term {known} already", known)
+        if order.term > known:
+            try:
+                self._terms.store_term(order.store_tag, order.term)
+            except OSError as error:
+                return OrderRefused(f"the term cannot be stored on this host ({error.strerror}): free some space")
+        return None
+
+    async def _carry_out(self, order: ActOrder) -> StepReport:
+        if order.step is None:
+            return StepReport.of(await self._hypervisor.perform(order.act, order.now))
+        if not isinstance(self._hypervisor, SteppedHypervisor):
+            return StepReport.of(ActDone(False, "the hypervisor of this host cannot move VMs to or from other hosts"))
+        return await self._hypervisor.perform_step(order.act, order.step, order.given, order.now)
+
+    async def _answer(
+        self,
+        order: ActOrder,
+        key: tuple[str, MoveStep | None],
+        task: asyncio.Task[StepReport],
+        message: BusMessage,
+    ) -> None:
+        await asyncio.wait({task}, timeout=_ANSWER_S)
+        reply: OrderReport | OrderRefused
+        if not task.done():
+            reply = OrderReport(StepReport.of(ActUnderWay(at=order.now + _RETRY_AFTER_S)))
+        else:
+            self._running.pop(key, None)
+            reply = _reply_of(task)
+        message.respond(encode_bus_message(reply))
+
+
+def _reply_of(task: asyncio.Task[StepReport]) -> OrderReport | OrderRefused:
+    match None if task.cancelled() else task.exception():
+        case None if task.cancelled():
+            return OrderRefused("the node of this host stops")
+        case None:
+            return OrderReport(task.result())
+        case ActNotTried() as error:
+            return OrderRefused(full_message(error))
+        case Unavailable() as error:
+            return OrderRefused(full_message(error), counts=True)
+        case error:
+            log.error("an act failed with an internal error", exc_info=error)
+            return OrderRefused(f"{type(error).__name__}: {error}", counts=True)

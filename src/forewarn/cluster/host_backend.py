@@ -1,0 +1,94 @@
+"""The `MetadataBackend` of a host node: sends what VMs ask for to the active node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from forewarn.clock import Clock
+from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
+from forewarn.cluster.messages import (
+    HostScope,
+    NodeDenied,
+    VmCall,
+    VmCallReply,
+    decode_from_active,
+    encode_bus_message,
+)
+from forewarn.errors import Rejected, Unavailable
+from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
+from forewarn.workers.messages import (
+    ApproveRequest,
+    EnableRequest,
+    RequestDone,
+    RequestFailed,
+    TokenDenied,
+    TokenGranted,
+    WorkerRequest,
+    WorkerTokenRequest,
+)
+
+CALL_TIMEOUT_S = 5.0
+
+
+class HostBackend:
+    """Carries out requests of VMs through the active node. A call is repeated for 5 s.
+
+    Then it raises Unavailable: the call may have taken effect, which does no harm when the VM repeats it. `show` gets
+    the scopes that come with a reply, before the VM gets its answer; `on_denied` gets the active node's reason if it
+    does not work with this node.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        host: str,
+        node_id: str,
+        *,
+        clock: Clock,
+        show: Callable[[Sequence[HostScope]], None],
+        on_denied: Callable[[NodeDenied], None],
+    ) -> None:
+        self._bus, self._subject, self._node_id = bus, subjects.ask(host), node_id
+        self._show, self._on_denied = show, on_denied
+        self._ids = count(1)
+        self._clock = clock
+
+    def now(self) -> float:
+        """Return the time of this machine, in POSIX seconds."""
+        return self._clock.now()
+
+    async def enable(self, vm: str) -> None:
+        """Have the scope of this VM (its key) enabled; on return it is shown as enabled."""
+        await self._call(EnableRequest(next(self._ids), vm))
+
+    async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
+        """Have these events approved for this VM (its key); return None, or the id of an unknown event."""
+        unknown = await self._call(ApproveRequest(next(self._ids), vm, event_ids))
+        return unknown.unknown if isinstance(unknown, RequestDone) else None
+
+    async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
+        """Have a token of this identity issued; WrongResource if there are none for this resource."""
+        reply = await self._call(WorkerTokenRequest(next(self._ids), identity, resource))
+        if isinstance(reply, TokenGranted):
+            return reply.token
+        assert isinstance(reply, TokenDenied)
+        return WrongResource(accepted=reply.accepted)
+
+    async def _call(self, request: WorkerRequest) -> RequestDone | TokenGranted | TokenDenied:
+        payload = encode_bus_message(VmCall(self._node_id, request))
+        try:
+            answer = decode_from_active(
+                await request_repeatedly(self._bus, self._subject, payload, within_s=CALL_TIMEOUT_S)
+            )
+        except (NoAnswer, Rejected) as error:
+            raise Unavailable("the service does not answer: try again later") from error
+        if isinstance(answer, NodeDenied):
+            self._on_denied(answer)
+        if not isinstance(answer, VmCallReply):
+            raise Unavailable("the service does not work with this node now: try again later")
+        self._show(answer.scopes)
+        if isinstance(answer.reply, RequestFailed):
+            raise answer.reply.to_error()
+        return answer.reply

@@ -1,0 +1,404 @@
+"""The host node: answers the VMs of one host from the stream of that host, without a database.
+
+It is an owner of the metadata server, or of workers, whose facts come from the bus instead of a store. Polls are
+answered from memory, also while the active node is silent; everything that must be stored goes to the active node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from forewarn.clock import Clock, SystemClock
+from forewarn.cluster.bus import Bus, BusMessage, NoAnswer, NoResponders, Subjects, request_repeatedly
+from forewarn.cluster.host_acts import HostActs, TermMemory
+from forewarn.cluster.host_backend import HostBackend
+from forewarn.cluster.host_facts import HostFacts
+from forewarn.cluster.host_server import HostServer
+from forewarn.cluster.messages import (
+    SEEN_INTERVAL_S,
+    DenialReason,
+    FromActive,
+    Heartbeat,
+    HostFact,
+    HostUpdate,
+    JoinAccepted,
+    JoinRequest,
+    NodeDenied,
+    NodeInfo,
+    SeenReply,
+    SeenReport,
+    StatePart,
+    StatePartRequest,
+    decode_from_active,
+    encode_bus_message,
+)
+from forewarn.cluster.stream_follower import (
+    ApplyFacts,
+    AskPart,
+    FollowerAction,
+    InstallState,
+    SendJoin,
+    StreamFollower,
+)
+from forewarn.errors import Refused, Rejected
+from forewarn.hypervisor.interface import Hypervisor
+from forewarn.metadata import CallerDirectory
+from forewarn.metadata.observations import BATCH_SIZE, REPORT_INTERVAL_S
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.workers.frontend import FrontendConfig, MetadataFrontend
+from forewarn.workers.messages import BeginServing, ObservationReport
+from forewarn.workers.network_listeners import NetworkListeners
+
+log = logging.getLogger(__name__)
+_TICK_S = 0.05
+_SILENT_S = 1.0  # without a heartbeat; then the active node counts as silent
+_REQUEST_S = 2.0  # of one join or part request
+_DRAIN_S = 5.0
+_LEAVE_S = 1.0
+_CLOCK_WARNING_S = 2.0
+_FATAL_DENIALS = (DenialReason.OCCUPIED, DenialReason.REPLACED)
+
+
+class RulesChanged(Exception):
+    """The active node serves by other rules, or another store, than when this node joined: start it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNodeConfig:
+    """What a host node needs besides the bus."""
+
+    host: str  # the name in the fleet
+    info: NodeInfo
+    frontend: FrontendConfig  # its rules come from the active node
+    subjects: Subjects = field(default_factory=Subjects)
+    stale_s: float = 600.0  # after this time without the active node, polls get 503
+
+
+class HostNode:
+    """A host node. Create it inside a running event loop; `run` serves until `stop` is called.
+
+    `hypervisor` performs the acts on the VMs of this host, and stays the caller's; `terms` remembers the highest term
+    that ordered any. `on_serving` is called once, when VMs are answered. `metrics_sockets`: one per worker, or none.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        config: HostNodeConfig,
+        *,
+        on_serving: Callable[[], None] = lambda: None,
+        hypervisor: Hypervisor,
+        terms: TermMemory,
+        clock: Clock | None = None,
+        metrics_sockets: tuple[socket.socket, ...] = (),
+    ) -> None:
+        self.facts = HostFacts()
+        self.follower = StreamFollower()
+        self.frontend: MetadataFrontend | None = None
+        self.is_serving = False
+        self.config = config
+        self._bus, self._config, self._subjects = bus, config, config.subjects
+        self._metrics_sockets = metrics_sockets
+        self._on_serving = on_serving
+        self.acts = HostActs(hypervisor, terms, show=self.show)
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock or SystemClock()
+        self._server: HostServer | None = None
+        self._begin: BeginServing | None = None
+        self._finished: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._report_number = 0
+        self._warned = ""
+        self._is_silent = False
+        self._clock_ahead_s = 0.0
+        listeners, helper = config.frontend.listeners, config.frontend.helper_socket
+        self._network_listeners = NetworkListeners(listeners, helper_socket=helper)
+
+    async def run(self) -> None:
+        """Bind the sockets, join, serve, and return after `stop`.
+
+        Raises Rejected if a socket cannot be bound, Refused if the active node does not work with this node,
+        RulesChanged if it must be started again, and Unavailable if a worker fails to start.
+        """
+        self._network_listeners.bind()
+        unsubscribe = [
+            await self._bus.subscribe(self._subjects.heartbeat, self._on_message),
+            await self._bus.subscribe(self._subjects.host(self._config.host), self._on_message),
+            await self._bus.subscribe(self._subjects.act(self._config.host), self.acts.on_order),
+        ]
+        self._bus.subscribe_doubts(lambda reason: self._do(self.follower.on_doubt(reason, self._loop.time())))
+        try:
+            self._do(self.follower.start(self._loop.time()))
+            self._spawn(self._tick_forever())
+            self._spawn(self._report_forever())
+            await self._finished
+        finally:
+            for each in unsubscribe:
+                each()
+            await self._shut_down()
+
+    def stop(self) -> None:
+        """Let `run` end in order: answer the requests in progress, and send the last report."""
+        self._finish(None)
+
+    def show(self, facts: Sequence[HostFact]) -> None:
+        """Show facts that came with the reply to a call or with an order, unless newer ones are shown."""
+        self._show(self.facts.apply(facts))
+
+    def silent_s(self) -> float:
+        """Return for how long the active node was not heard, in seconds; infinite if never."""
+        return self.follower.silent_s(self._loop.time())
+
+    def reload_workers(self, timeout_s: float) -> None:
+        """Replace the worker processes, one after the other, in the background; does nothing without workers."""
+        if self.frontend is not None and self.is_serving:
+            self._spawn(self.frontend.reload_workers(timeout_s))
+
+    def describe_listeners(self) -> list[dict[str, Any]]:
+        """Return one dictionary for each listener; see `NetworkListeners.describe`."""
+        return self._network_listeners.describe()
+
+    def request_totals(self) -> RequestTotals:
+        """Return the counts of requests of VMs since this node began to serve."""
+        return self.frontend.request_totals() if self.frontend is not None and self.is_serving else RequestTotals()
+
+    @property
+    def joins(self) -> dict[str, int]:
+        """How often it asked for the complete state, by reason."""
+        return self.follower.joins
+
+    @property
+    def vm_count(self) -> int:
+        """How many VMs it serves."""
+        return len(self.facts.vm_keys)
+
+    @property
+    def orders_refused(self) -> int:
+        """How many orders it refused because their sender was deposed."""
+        return self.acts.refused_for_term
+
+    def _on_message(self, message: BusMessage) -> None:
+        received = _decoded(message.payload)
+        now = self._loop.time()
+        if isinstance(received, Heartbeat):
+            self._check_clock(received.now)
+            self._do(self.follower.on_heartbeat(received, now))
+        elif isinstance(received, HostUpdate):
+            self._do(self.follower.on_update(received, now))
+
+    def _do(self, actions: Iterable[FollowerAction]) -> None:
+        for action in actions:
+            match action:
+                case SendJoin(reason=reason):
+                    if reason != "start":
+                        log.info("asking for the state of this host again: %s", reason)
+                    self._spawn(self._join())
+                case AskPart(join_id=join_id, index=index):
+                    self._spawn(self._ask_part(join_id, index))
+                case InstallState(begin=begin, facts=facts):
+                    self._install(begin, facts)
+                case ApplyFacts(facts=facts):
+                    self._show(self.facts.apply(facts))
+
+    async def _join(self) -> None:
+        config = self._config
+        reply = await self._request(JoinRequest(config.info, config.host, self.follower.record_number))
+        if isinstance(reply, JoinAccepted):
+            self._do(self.follower.on_joined(reply, self._loop.time()))
+        elif isinstance(reply, NodeDenied):
+            self._on_denied(reply)
+
+    async def _ask_part(self, join_id: str, index: int) -> None:
+        reply = await self._request(StatePartRequest(join_id, index))
+        if isinstance(reply, StatePart):
+            self._do(self.follower.on_part(reply, self._loop.time()))
+        elif isinstance(reply, NodeDenied):
+            self._do(self.follower.on_state_gone(join_id, self._loop.time()))
+
+    async def _request(self, message: JoinRequest | StatePartRequest) -> FromActive | None:
+        """Send one request to the active node; None without an answer: the follower repeats it."""
+        subject = self._subjects.ask(self._config.host)
+        try:
+            return _decoded(await self._bus.request(subject, encode_bus_message(message), timeout_s=_REQUEST_S))
+        except NoResponders:
+            if isinstance(message, JoinRequest):
+                self.follower.on_join_unanswered()
+        except NoAnswer:
+            pass
+        return None
+
+    def _on_denied(self, denied: NodeDenied) -> None:
+        is_fatal = denied.reason in _FATAL_DENIALS
+        is_fatal |= denied.reason is DenialReason.VERSION and self.follower.position is None
+        if is_fatal:
+            self._finish(Refused(denied.text))
+        elif denied.reason is DenialReason.NOT_JOINED:
+            self._do(self.follower.on_doubt("not joined", self._loop.time()))
+        elif denied.text != self._warned:
+            self._warned = denied.text
+            log.warning("%s", denied.text)
+
+    def _install(self, begin: BeginServing, facts: Sequence[HostFact]) -> None:
+        if self._begin is not None and begin != self._begin:
+            self._finish(RulesChanged())
+            return
+        changes = self.facts.install(facts)
+        if self._begin is None:
+            self._begin = begin
+            self._spawn(self._begin_to_serve(begin))
+        else:
+            self._show(changes)
+
+    def _show(self, changes: Sequence[HostFact]) -> None:
+        if self._server is not None and changes:
+            self._server.show(changes)
+
+    async def _begin_to_serve(self, begin: BeginServing) -> None:
+        """Open the frontend with the rules of the active node, show all facts, and accept connections."""
+        try:
+            config = _frontend_config(self._config.frontend, begin)
+            frontend = self.frontend = MetadataFrontend(
+                config, callers=CallerDirectory(), clock=self._clock, network_listeners=self._network_listeners
+            )
+            backend = HostBackend(
+                self._bus,
+                self._subjects,
+                self._config.host,
+                self._config.info.id,
+                clock=self._clock,
+                show=self.show,
+                on_denied=self._on_denied,
+            )
+            await frontend.prepare(backend, store_tag=begin.store_tag, metrics_sockets=self._metrics_sockets)
+            self._server = HostServer(frontend, self.facts, config.listeners)
+            self._server.show_all()
+            await frontend.serve()
+        except Exception as error:
+            self._finish(error)
+            return
+        self.is_serving = True
+        self._on_serving()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._do(self.follower.on_tick(self._loop.time()))
+            if self._bus.problem and self.follower.position is None:
+                self._finish(Refused(self._bus.problem))
+            self._check_silence()
+
+    def _check_silence(self) -> None:
+        if not self.is_serving or self._server is None:
+            return
+        silent_s = self.silent_s()
+        if (silent_s > _SILENT_S) != self._is_silent:
+            self._is_silent = not self._is_silent
+            if self._is_silent:
+                log.warning("the service is silent: polls are answered from memory, and approvals wait for it")
+            else:
+                log.warning("the service answers again")
+        self._server.set_stale(silent_s > self._config.stale_s)
+
+    def _check_clock(self, their_time: float) -> None:
+        was_far = abs(self._clock_ahead_s) > _CLOCK_WARNING_S
+        self._clock_ahead_s = self._clock.now() - their_time if their_time else 0.0
+        if abs(self._clock_ahead_s) > _CLOCK_WARNING_S and not was_far:
+            log.warning("the clock of this host is %+.1f s off the service's: set it with NTP", self._clock_ahead_s)
+
+    async def _report_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SEEN_INTERVAL_S)
+            while self.is_serving and self.follower.position is not None:
+                report = self._next_report()
+                while not await self._send_report(report, within_s=SEEN_INTERVAL_S):
+                    await asyncio.sleep(_TICK_S)  # the same report again, with the same number
+                if len(report.report.polls) < BATCH_SIZE:
+                    break
+
+    def _next_report(self, *, is_leaving: bool = False) -> SeenReport:
+        assert self.frontend is not None
+        self._report_number += 1
+        polls, deliveries = self.frontend.observations.take_increments(0.0 if is_leaving else REPORT_INTERVAL_S)
+        hits = self.frontend.faults.take_hits()
+        return SeenReport(
+            self._config.info.id,
+            self._report_number,
+            ObservationReport(polls, deliveries, hits, counted=self.frontend.request_totals()),
+            self.follower.position,
+            self.vm_count,
+            is_leaving,
+            self._config.frontend.workers,
+            self._clock_ahead_s,
+        )
+
+    async def _send_report(self, report: SeenReport, *, within_s: float) -> bool:
+        """Send a report until it is answered; False if it was not, and must be sent again."""
+        subject = self._subjects.seen(self._config.host)
+        try:
+            answer = _decoded(
+                await request_repeatedly(self._bus, subject, encode_bus_message(report), within_s=within_s)
+            )
+        except NoAnswer:
+            return False
+        if isinstance(answer, SeenReply):
+            self._do(self.follower.on_position(answer.position, self._loop.time()))
+            return True
+        if isinstance(answer, NodeDenied):
+            self._on_denied(answer)
+            await asyncio.sleep(_TICK_S)
+        return False
+
+    async def _shut_down(self) -> None:
+        self.is_serving = False
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.acts.close()
+        if self.frontend is None or self._server is None:
+            self._network_listeners.close()
+            return
+        await self.frontend.drain(_DRAIN_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await self._send_report(self._next_report(is_leaving=True), within_s=_LEAVE_S)
+
+    def _finish(self, error: Exception | None) -> None:
+        if self._finished.done():
+            return
+        if error is None:
+            self._finished.set_result(None)
+        else:
+            self._finished.set_exception(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _decoded(payload: bytes) -> FromActive | None:
+    try:
+        return decode_from_active(payload)
+    except Rejected as error:
+        log.warning("%s", error)
+        return None
+
+
+def _frontend_config(own: FrontendConfig, begin: BeginServing) -> FrontendConfig:
+    """Return this node's own settings of sockets and workers, with the rules of the active node."""
+    return FrontendConfig(
+        workers=own.workers,
+        listeners=own.listeners,
+        helper_socket=own.helper_socket,
+        first_answer_delay_s=begin.first_answer_delay_s,
+        requests_per_s=int(begin.requests_per_s) if begin.requests_per_s else None,
+        rules=begin.rules,
+        rules_by_location=begin.rules_by_location,
+    )

@@ -1,0 +1,42 @@
+"""What one host must know of a scope: its own VMs, and those that an act is bringing to it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from forewarn.cluster.messages import HostScope
+from forewarn.core.event import EventState
+from forewarn.core.scope import Scope
+from forewarn.metadata import PublishedScope
+from forewarn.workers.messages import scope_message
+
+
+def host_id(name: str) -> str:
+    """Return the key of a host: its name in lower case, as `Host.id`."""
+    return name.casefold()
+
+
+def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
+    """Return host key → keys of the scope's VMs on the host, or that an unfinished act brings to it.
+
+    So the destination of a move knows the VM before it arrives. VMs on no host are left out.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for vm in scope.present_vms:
+        if vm.host:
+            found.setdefault(host_id(vm.host), {})[vm.key] = None
+    for event in scope.live_events(EventState.STARTED):
+        for act in event.unfinished_acts:
+            if act.to_host:
+                found.setdefault(host_id(act.to_host), {})[act.vm] = None
+    return {host: tuple(vms) for host, vms in found.items()}
+
+
+def host_scope(scope: Scope, published: PublishedScope, vms: Collection[str]) -> HostScope:
+    """Return the fact about this scope for a host with these VMs (keys); only for `encode_bus_message`.
+
+    `published` is what all VMs of the scope see. Its facts are plain dictionaries, see `scope_message`.
+    """
+    update = scope_message(published, only=vms)
+    addresses: Mapping[str, str] = {vm.key: vm.address for vm in scope.present_vms if vm.address and vm.key in vms}
+    return HostScope(update, scope.version, dict(addresses))

@@ -1,0 +1,399 @@
+"""The active node's side of the bus: a numbered stream per host, joins, calls and reports of nodes.
+
+A stream begins when a node joins; until then nothing is sent to its host. The state that a joining node gets is read
+from the store, which may be ahead of the stream: nodes ignore what is older than what they show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, Protocol, cast
+from urllib.parse import unquote
+
+import msgspec
+
+from forewarn.cluster.bus import Bus, BusMessage, NoAnswer, Subjects
+from forewarn.cluster.host_projection import host_id, host_scope, vms_by_host
+from forewarn.cluster.messages import (
+    HEARTBEAT_INTERVAL_S,
+    DenialReason,
+    Heartbeat,
+    HostScope,
+    HostUpdate,
+    JoinAccepted,
+    JoinRequest,
+    NodeDenied,
+    SeenReply,
+    SeenReport,
+    StatePart,
+    StatePartRequest,
+    StreamPosition,
+    StreamSource,
+    VmCall,
+    VmCallReply,
+    decode_from_active,
+    decode_to_active,
+    encode_bus_message,
+)
+from forewarn.cluster.node_registry import NodeRegistry
+from forewarn.core.faults import Fault, FaultCategory
+from forewarn.core.scope import Scope
+from forewarn.errors import ForewarnError, Refused, Rejected
+from forewarn.metadata import MetadataBackend, PublishedScope
+from forewarn.workers.messages import (
+    BeginServing,
+    FaultsUpdate,
+    ObservationReport,
+    OwnerReply,
+    WorkerRequest,
+    failure_message,
+    reply_message,
+)
+from forewarn.workers.request_handling import perform_request, vm_of_request
+
+log = logging.getLogger(__name__)
+MAX_PART_BYTES = 256 * 1024  # of facts in one message; a single fact may be larger
+_LEFT_S = 60.0  # how long a host may ask about a VM that has left it
+_Placements = frozenset[tuple[str, str]]  # pairs of host key and VM key
+
+
+class ActiveTerm(Protocol):
+    """The lease of the active control node, as far as host nodes must know it."""
+
+    @property
+    def number(self) -> int:
+        """The term; greater for each later holder of the lease."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease is certainly held now; else no heartbeat, order or refusal is sent."""
+
+    @property
+    def record_number(self) -> int:
+        """The number of the last commit to the record; 0 if the store has no record."""
+
+
+class OnlyService:
+    """The term of a service without a lease, which is the only one on its bus."""
+
+    number = 1
+    is_held = True
+    record_number = 0
+
+
+class FleetFacts(Protocol):
+    """What the streams read of the committed fleet; hosts are named by key (`host_id`)."""
+
+    def host_name(self, host_key: str) -> str | None:
+        """Return the name of this host; None if the fleet does not have it."""
+
+    def scopes_on(self, host_key: str) -> Iterable[Scope]:
+        """Return the scopes with a VM on this host, or with one that an act brings to it."""
+
+    def scope_of(self, vm_key: str) -> Scope | None:
+        """Return the scope of a present VM; None for any other key."""
+
+    def published(self, scope: Scope) -> PublishedScope:
+        """Return what the VMs of this scope see."""
+
+
+class _Stream:
+    """The stream of one host. `pending` facts get the next number with the next flush."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.pending: list[bytes] = []
+        self.join_id = ""
+        self.parts: list[list[bytes]] = []  # of the latest state that was asked for
+
+
+class HostStreams:
+    """Publishes the streams of all hosts, and answers host nodes. Create it inside a running event loop.
+
+    `session` tells this process apart from others of the same term. `backend` carries out what VMs ask for; `merge`
+    takes what nodes observed. Call `publish_scope` for each scope and `set_faults`, then `start`; both again at every
+    change. `registry` has the nodes that have joined.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        *,
+        fleet: FleetFacts,
+        backend: MetadataBackend,
+        begin: BeginServing,
+        merge: Callable[[ObservationReport], None],
+        session: str,
+        name: str = "",
+        term: ActiveTerm | None = None,
+    ) -> None:
+        self.registry = NodeRegistry()
+        self.highest_record_number = 0  # that a node knew when it joined
+        self._bus, self._subjects, self._fleet, self._backend = bus, subjects, fleet, backend
+        self._begin, self._merge, self._session, self._name = begin, merge, session, name
+        self._term = term or OnlyService()
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, _Stream] = {}
+        self._placements: dict[str, _Placements] = {}  # by scope id
+        self._left: dict[tuple[str, str], float] = {}  # (host key, VM key) → when the VM left, by the loop's clock
+        self._faults = encode_bus_message(FaultsUpdate(()))
+        self._calls: dict[tuple[str, bytes], list[BusMessage]] = {}  # in progress, by host and content
+        self._join_ids = count(1)
+        self._is_flush_scheduled = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._other_session = ""  # of another process with this term, once it was heard
+
+    @property
+    def source(self) -> StreamSource:
+        """What the messages of this process are marked with."""
+        return StreamSource(self._term.number, self._session)
+
+    async def start(self) -> None:
+        """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted."""
+        for subject, handler in (
+            (self._subjects.ask("*"), self._on_ask),
+            (self._subjects.seen("*"), self._on_seen),
+            (self._subjects.heartbeat, self._on_heartbeat),
+        ):
+            self._unsubscribe.append(await self._bus.subscribe(subject, handler))
+        self._bus.publish(self._subjects.heartbeat, encode_bus_message(self._heartbeat()))
+        await self._bus.flush()
+        if self._bus.problem:
+            raise Refused(self._bus.problem)
+        self._spawn(self._send_heartbeats())
+
+    async def close(self) -> None:
+        """Stop answering and publishing; may be called twice. The bus stays open."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe.clear()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
+        """Send what changed of this scope to the hosts of its VMs, and to those that its VMs have left."""
+        by_host = vms_by_host(scope)
+        placements = frozenset((host, vm) for host, vms in by_host.items() for vm in vms)
+        before = self._placements.get(scope.id, frozenset())
+        if placements != before:
+            self._placements[scope.id] = placements
+            now = self._loop.time()
+            self._left.update(dict.fromkeys(before - placements, now))
+        for host in {host for host, _ in placements | before}:
+            stream = self._streams.get(host)
+            if stream is not None:
+                stream.pending.append(encode_bus_message(host_scope(scope, published, by_host.get(host, ()))))
+                self._schedule_flush()
+
+    def set_faults(self, faults: Sequence[Fault]) -> None:
+        """Replace the active faults on all hosts; those that are not transport faults are ignored."""
+        transport = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
+        self._faults = encode_bus_message(FaultsUpdate(transport))
+        for stream in self._streams.values():
+            stream.pending.append(self._faults)
+            self._schedule_flush()
+
+    async def wait_until_published(self) -> None:
+        """Wait until the bus has taken everything that was published, for at most a second."""
+        self._flush()
+        with suppress(NoAnswer, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._bus.flush()
+
+    def host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
+        """Return the current fact about the scope of this VM for this host, encoded; () for an unknown VM."""
+        scope = self._fleet.scope_of(vm_key)
+        if scope is None:
+            return ()
+        vms = vms_by_host(scope).get(host_key, ())
+        return _raw([encode_bus_message(host_scope(scope, self._fleet.published(scope), vms))])
+
+    def _schedule_flush(self) -> None:
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_scheduled = False
+        for host, stream in self._streams.items():
+            if stream.pending:
+                self._flush_stream(host, stream)
+
+    def _flush_stream(self, host: str, stream: _Stream) -> None:
+        pending, stream.pending = stream.pending, []
+        for facts in _in_parts(pending):
+            stream.number += 1
+            update = HostUpdate(StreamPosition(self.source, stream.number), _raw(facts))
+            self._bus.publish(self._subjects.host(host), encode_bus_message(update))
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            if self._term.is_held:
+                self._bus.publish(self._subjects.heartbeat, encode_bus_message(self._heartbeat()))
+            now = self._loop.time()
+            self._left = {pair: at for pair, at in self._left.items() if now - at < _LEFT_S}
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self.source, self._name, self._backend.now(), self._term.record_number)
+
+    def _on_heartbeat(self, message: BusMessage) -> None:
+        """Warn about another process that takes itself for the active one of this term."""
+        try:
+            heard = decode_from_active(message.payload)
+        except Rejected:
+            return
+        if not isinstance(heard, Heartbeat) or heard.source.session == self._session:
+            return
+        if heard.source.term == self._term.number and heard.source.session != self._other_session:
+            self._other_session = heard.source.session
+            log.error(
+                "another service%s uses the same bus with the prefix %r: stop one of them, or give it another bus",
+                f" ({heard.name})" if heard.name else "",
+                self._subjects.prefix,
+            )
+
+    def _on_ask(self, message: BusMessage) -> None:
+        request = _decoded(message)
+        host = _host_key(message.subject)
+        if isinstance(request, JoinRequest):
+            message.respond(encode_bus_message(self._answer_join(host, request)))
+        elif isinstance(request, StatePartRequest):
+            message.respond(encode_bus_message(self._answer_part(host, request)))
+        elif isinstance(request, VmCall):
+            self._on_call(host, request, message)
+
+    def _answer_join(self, host: str, request: JoinRequest) -> JoinAccepted | NodeDenied:
+        name = self._fleet.host_name(host)
+        if name is None or host_id(request.host) != host:
+            return NodeDenied(
+                DenialReason.UNKNOWN_HOST,
+                f"host {request.host!r} is not in the fleet: add it to the fleet, or give the node another --host",
+            )
+        denied = self.registry.admit(host, name, request, self._loop.time())
+        if denied is not None:
+            return denied
+        self.highest_record_number = max(self.highest_record_number, request.record_number)
+        stream = self._streams.setdefault(host, _Stream())
+        if stream.pending:
+            self._flush_stream(host, stream)
+        stream.parts = list(_in_parts([self._faults, *self._state_of(host)]))
+        stream.join_id = f"{self._session}-{next(self._join_ids)}"
+        position = StreamPosition(self.source, stream.number)
+        return JoinAccepted(position, self._begin, stream.join_id, len(stream.parts), _raw(stream.parts[0]))
+
+    def _state_of(self, host: str) -> Iterator[bytes]:
+        for scope in self._fleet.scopes_on(host):
+            vms = vms_by_host(scope).get(host, ())
+            yield encode_bus_message(host_scope(scope, self._fleet.published(scope), vms))
+
+    def _answer_part(self, host: str, request: StatePartRequest) -> StatePart | NodeDenied:
+        stream = self._streams.get(host)
+        if stream is None or stream.join_id != request.join_id or not 0 <= request.index < len(stream.parts):
+            return NodeDenied(DenialReason.PART_GONE, "this state is no longer kept: join again")
+        return StatePart(request.join_id, request.index, _raw(stream.parts[request.index]))
+
+    def _on_call(self, host: str, call: VmCall, message: BusMessage) -> None:
+        """Carry out a call; one that is repeated while it is in progress gets the same answer."""
+        if self.registry.find(host) is not None:
+            denied = self.registry.check(host, call.node_id, self._loop.time())
+            if denied is not None:
+                message.respond(encode_bus_message(denied))
+                return
+        key = (host, encode_bus_message(call))
+        waiting = self._calls.setdefault(key, [])
+        waiting.append(message)
+        if len(waiting) == 1:
+            self._spawn(self._answer_call(key, call.request))
+
+    async def _answer_call(self, key: tuple[str, bytes], request: WorkerRequest) -> None:
+        try:
+            payload = await self._call_reply(key[0], request)
+        finally:
+            waiting = self._calls.pop(key)
+        for message in waiting if payload else ():
+            message.respond(payload)
+
+    async def _call_reply(self, host: str, request: WorkerRequest) -> bytes:
+        """Carry out a request of a VM and return the reply; b"" if there must be none."""
+        vm = vm_of_request(request)
+        if not self._may_ask_about(host, vm):
+            refused = Rejected(f"VM {vm!r} is not on host {host!r}: its node may not act for it")
+            return encode_bus_message(VmCallReply(failure_message(request.id, refused)))
+        reply = await self._carry_out(request)
+        return b"" if reply is None else encode_bus_message(VmCallReply(reply, self.host_scopes(host, vm)))
+
+    async def _carry_out(self, request: WorkerRequest) -> OwnerReply | None:
+        """Return the reply; None if there must be none: only the holder of the lease may refuse something."""
+        try:
+            result = await perform_request(self._backend, request)
+        except ForewarnError as error:
+            return failure_message(request.id, error) if self._term.is_held else None
+        except Exception:
+            log.exception("a request of a host node failed with an internal error")
+            return failure_message(request.id, Rejected("the service failed with an internal error"))
+        return reply_message(request.id, result) if result is None or self._term.is_held else None
+
+    def _may_ask_about(self, host: str, vm: str) -> bool:
+        """Whether the VM is on this host, on its way to it, or left it less than a minute ago."""
+        scope = self._fleet.scope_of(vm)
+        if scope is not None and vm in vms_by_host(scope).get(host, ()):
+            return True
+        left_at = self._left.get((host, vm))
+        return left_at is not None and self._loop.time() - left_at < _LEFT_S
+
+    def _on_seen(self, message: BusMessage) -> None:
+        report, host = _decoded(message), _host_key(message.subject)
+        if not isinstance(report, SeenReport):
+            return
+        denied = self.registry.check(host, report.node_id, self._loop.time())
+        if denied is not None:
+            message.respond(encode_bus_message(denied))
+            return
+        if self.registry.record_report(host, report):
+            self._merge(report.report)
+        stream = self._streams[host]
+        message.respond(encode_bus_message(SeenReply(StreamPosition(self.source, stream.number))))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _decoded(message: BusMessage) -> Any:
+    try:
+        return decode_to_active(message.payload)
+    except Rejected as error:
+        log.warning("%s, on %s", error, message.subject)
+        return None
+
+
+def _host_key(subject: str) -> str:
+    return unquote(subject.rpartition(".")[2])
+
+
+def _in_parts(facts: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Divide encoded facts into parts of about MAX_PART_BYTES; without facts there is one empty part."""
+    part: list[bytes] = []
+    size = 0
+    for fact in facts:
+        if part and size + len(fact) > MAX_PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(fact)
+        size += len(fact)
+    yield part
+
+
+def _raw(facts: Iterable[bytes]) -> tuple[Any, ...]:
+    """The facts as parts of a message, without encoding them again."""
+    return tuple(cast(Any, msgspec.Raw(fact)) for fact in facts)

@@ -1,0 +1,256 @@
+"""Messages between the active control node and host nodes, as values and as bytes. No I/O.
+
+Facts for VMs are those of `workers.messages`. A host's facts are numbered updates of its stream; a node that misses a
+number asks for the complete state again. New fields are added at the end, with a default, so that older releases can
+read newer messages; `PROTOCOL` changes only if they cannot.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from forewarn.core.event import Act
+from forewarn.errors import Rejected
+from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport
+from forewarn.workers.messages import (
+    ApproveRequest,
+    BeginServing,
+    EnableRequest,
+    FaultsUpdate,
+    ObservationReport,
+    RequestDone,
+    RequestFailed,
+    ScopeUpdate,
+    TokenDenied,
+    TokenGranted,
+    WorkerTokenRequest,
+)
+
+PROTOCOL = 1  # of these messages: nodes with another one are refused
+HEARTBEAT_INTERVAL_S = 0.25
+SEEN_INTERVAL_S = 1.0
+
+
+class _BusMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Encoded as a list: the name of its class, then its fields in order."""
+
+
+class StreamSource(msgspec.Struct, frozen=True, array_like=True):
+    """The process that numbers a stream: its term, and what tells processes of one term apart."""
+
+    term: int
+    session: str
+
+
+class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
+    """A position in the stream of a host: everything up to this number."""
+
+    source: StreamSource
+    number: int  # of the last update; 0: none
+
+
+class Heartbeat(_BusMessage, frozen=True):
+    """From the active node to all, every HEARTBEAT_INTERVAL_S: it holds the lease."""
+
+    source: StreamSource
+    name: str = ""  # of the control node, for people
+    now: float = 0.0  # its time, in POSIX seconds
+    record_number: int = 0  # of the last commit to the record; 0: the store has none
+
+
+class HostScope(_BusMessage, frozen=True):
+    """What the VMs of one scope on one host see from now on. Without VMs, the scope has left the host.
+
+    Of two of one scope, the one with the greater (epoch, version) is the newer.
+    """
+
+    update: ScopeUpdate  # with the VMs of this host, and those on their way to it
+    version: int  # of the stored scope
+    addresses: dict[str, str] = {}  # VM key → its source address; only VMs with one
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Greater for a newer state of the same scope."""
+        return self.update.epoch, self.version
+
+
+HostFact: TypeAlias = HostScope | FaultsUpdate
+
+
+class HostUpdate(_BusMessage, frozen=True):
+    """From the active node to the node of one host: the facts that have changed."""
+
+    position: StreamPosition  # its number is one more than that of the update before
+    facts: tuple[HostFact, ...]
+
+
+class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
+    """Which process a host node is, and what it can do."""
+
+    id: str  # of its data directory, which one process uses at a time
+    boot: int  # counts the processes with this id
+    version: str  # of forewarn
+    protocol: int = PROTOCOL
+    machine: str = ""  # its host name, for people
+    pid: int = 0
+    hypervisor: str = ""  # what performs acts there
+
+
+class JoinRequest(_BusMessage, frozen=True):
+    """From a host node: send the complete state of this host."""
+
+    node: NodeInfo
+    host: str
+    record_number: int = 0  # the highest that this node knows
+
+
+class JoinAccepted(_BusMessage, frozen=True):
+    """The reply to `JoinRequest`: how to serve, and the first part of the state as of one position."""
+
+    position: StreamPosition
+    begin: BeginServing
+    join_id: str
+    parts: int  # 1 or more; the others are asked for with `StatePartRequest`
+    facts: tuple[HostFact, ...]  # of the first part
+
+
+class StatePartRequest(_BusMessage, frozen=True):
+    """From a host node: send this part of the state."""
+
+    join_id: str
+    index: int  # from 1
+
+
+class StatePart(_BusMessage, frozen=True):
+    """The reply to `StatePartRequest`."""
+
+    join_id: str
+    index: int
+    facts: tuple[HostFact, ...]
+
+
+class DenialReason(StrEnum):
+    """Why the active node does not work with a host node."""
+
+    VERSION = "version"  # its messages have another protocol
+    OCCUPIED = "occupied"  # another node of this host is alive
+    REPLACED = "replaced"  # another node of this host has joined since
+    UNKNOWN_HOST = "unknown-host"  # the fleet has no such host
+    NOT_JOINED = "not-joined"  # it must join first: the active node is a new process
+    PART_GONE = "part-gone"  # that state is no longer kept: join again
+
+
+class NodeDenied(_BusMessage, frozen=True):
+    """The reply to a request of a host node that the active node does not work with."""
+
+    reason: DenialReason
+    text: str  # one sentence for people: what is wrong, and what to do
+
+
+class VmCall(_BusMessage, frozen=True):
+    """From a host node: what a VM asked for and memory cannot answer. It may be repeated."""
+
+    node_id: str
+    request: EnableRequest | ApproveRequest | WorkerTokenRequest
+
+
+class VmCallReply(_BusMessage, frozen=True):
+    """The reply to `VmCall`, with the scope of the VM as it is then, so that the VM sees what it caused."""
+
+    reply: RequestDone | TokenGranted | TokenDenied | RequestFailed
+    scopes: tuple[HostScope, ...] = ()
+
+
+class SeenReport(_BusMessage, frozen=True):
+    """From a host node, every SEEN_INTERVAL_S: what it observed. It is repeated until it is answered."""
+
+    node_id: str
+    number: int  # of this report; the same if it is repeated
+    report: ObservationReport
+    position: StreamPosition | None = None  # what it shows; None: it has no complete state
+    vms: int = 0  # that it serves
+    is_leaving: bool = False  # the node stops; this is its last report
+    workers: int = 0  # that answer VMs there; 0: the node itself
+    clock_ahead_s: float = 0.0  # how far its clock is ahead of the active node's
+
+
+class SeenReply(_BusMessage, frozen=True):
+    """The reply to `SeenReport`: the position of the host's stream."""
+
+    position: StreamPosition
+
+
+class ActOrder(_BusMessage, frozen=True):
+    """From the active node, a request to the node of a host: perform an act, or a step of a move."""
+
+    term: int  # orders of an older term than the node knows are refused
+    store_tag: str  # of the store, whose terms these are
+    act: Act
+    now: float  # lab time
+    step: MoveStep | None = None  # None: the whole act
+    given: MoveHandover = MoveHandover()
+    scopes: tuple[HostScope, ...] = ()  # of the VM, to be shown before the order is carried out
+
+
+class OrderReport(_BusMessage, frozen=True):
+    """The reply to `ActOrder`: how the act or step is going."""
+
+    report: StepReport
+
+
+class OrderRefused(_BusMessage, frozen=True):
+    """The reply to an `ActOrder` that was not carried out: it is of a deposed node, or impossible now."""
+
+    text: str  # for people
+    term: int = 0  # the newer one that the node knows; 0: the term is not the reason
+    counts: bool = False  # whether it counts as an attempt at the act
+
+
+ToActive: TypeAlias = JoinRequest | StatePartRequest | VmCall | SeenReport
+FromActive: TypeAlias = JoinAccepted | StatePart | NodeDenied | VmCallReply | SeenReply | Heartbeat | HostUpdate
+
+ToHost: TypeAlias = ActOrder
+FromHost: TypeAlias = OrderReport | OrderRefused
+
+_encode = msgspec.msgpack.Encoder().encode
+_DECODERS: dict[object, Any] = {
+    ToActive: msgspec.msgpack.Decoder(cast(Any, ToActive)),
+    FromActive: msgspec.msgpack.Decoder(cast(Any, FromActive)),
+    ToHost: msgspec.msgpack.Decoder(cast(Any, ToHost)),
+    FromHost: msgspec.msgpack.Decoder(cast(Any, FromHost)),
+}
+
+
+def encode_bus_message(message: msgspec.Struct) -> bytes:
+    """Return the message as the payload of a bus message."""
+    return _encode(message)
+
+
+def decode_to_active(payload: bytes) -> ToActive:
+    """Return the message that a host node sent. Rejected if it is none."""
+    return cast(ToActive, _decode(ToActive, payload))
+
+
+def decode_from_active(payload: bytes) -> FromActive:
+    """Return the message that the active node sent. Rejected if it is none."""
+    return cast(FromActive, _decode(FromActive, payload))
+
+
+def decode_order(payload: bytes) -> ActOrder:
+    """Return the order that the active node sent. Rejected if it is none."""
+    return cast(ActOrder, _decode(ToHost, payload))
+
+
+def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
+    """Return the reply of a host node to an order. Rejected if it is none."""
+    return cast("OrderReport | OrderRefused", _decode(FromHost, payload))
+
+
+def _decode(kind: object, payload: bytes) -> object:
+    try:
+        return _DECODERS[kind].decode(payload)
+    except msgspec.MsgspecError as error:
+        raise Rejected(f"a message on the bus cannot be read: {error}") from error

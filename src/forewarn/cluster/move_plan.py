@@ -1,0 +1,157 @@
+"""What a move over two host nodes does next, as a pure function of what the nodes have answered.
+
+The active node keeps no durable state of a move: after a restart it asks for each step again, and the ledgers of the
+hosts answer what was done. Precedence: never two running copies, then never lost, then never left behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from forewarn.core.cause import Verb
+from forewarn.core.event import Act
+from forewarn.hypervisor.interface import ActDone
+from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
+
+CLEAN_UP_S = 60.0  # of real time: how long a move waits for a silent source to forget the VM
+_ON_SOURCE = (MoveStep.DESCRIBE, MoveStep.RELEASE, MoveStep.CLEAN_UP)
+_STEPS_WITH_NOTES = (MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.CLEAN_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """Order a step from the node of this host."""
+
+    host: str
+    step: MoveStep
+    given: MoveHandover
+
+
+@dataclass(frozen=True, slots=True)
+class StepWait:
+    """Nothing can be ordered now: a person or a host must do something first."""
+
+    note: str
+    host: str = ""  # that does not answer; "": none
+
+
+@dataclass(slots=True)
+class MoveProgress:
+    """What is known about one move, in memory. `given` collects what the hosts hand over."""
+
+    act: Act
+    reports: dict[MoveStep, StepReport] = field(default_factory=dict)  # of steps that are over
+    given: MoveHandover = field(default_factory=MoveHandover)
+    clean_up_since: float | None = None  # real time of the first attempt
+
+    @property
+    def answers(self) -> dict[MoveStep, ActDone]:
+        """How each step that is over ended, in a new dict."""
+        return {step: report.done for step, report in self.reports.items() if report.done is not None}
+
+    def record(self, step: MoveStep, report: StepReport) -> None:
+        """Take over the report of a step that is over, and what it handed over."""
+        assert report.done is not None
+        self.reports[step] = report
+        found = report.handover
+        self.given = MoveHandover(
+            found.definition or self.given.definition,
+            found.address or self.given.address,
+            found.release or self.given.release,
+        )
+
+
+def next_step(progress: MoveProgress) -> StepOrder | ActDone:
+    """Return what to order next, or how the move ended."""
+    step = _next_in_order(progress)
+    if step is None:
+        return _outcome(progress)
+    act = progress.act
+    return StepOrder(act.from_host if step in _ON_SOURCE else act.to_host, step, progress.given)
+
+
+def _next_in_order(progress: MoveProgress) -> MoveStep | None:
+    reports, release = progress.reports, progress.given.release
+    for step in (MoveStep.DESCRIBE, MoveStep.PREPARE):
+        if step not in reports:
+            return step
+        if not _is_ok(progress, step):
+            return None
+    if release is None:
+        if MoveStep.RELEASE not in reports:
+            return MoveStep.RELEASE
+        return MoveStep.UNDO if MoveStep.UNDO not in reports else None
+    if MoveStep.ACTIVATE not in reports:
+        return MoveStep.ACTIVATE
+    if release is MoveRelease.FENCED or not _is_ok(progress, MoveStep.ACTIVATE):
+        return None
+    return MoveStep.CLEAN_UP if MoveStep.CLEAN_UP not in reports else None
+
+
+def after_silence(
+    progress: MoveProgress, order: StepOrder, text: str, *, is_down: bool, may_fence: bool, real_now: float
+) -> StepOrder | StepWait | ActDone:
+    """Return what follows if the node of an order does not answer; `text` says so, for people.
+
+    `is_down`: the operator confirmed that the source is down. `may_fence`: it is time to fence it, if it has failed.
+    """
+    act, step = progress.act, order.step
+    if step is MoveStep.DESCRIBE and (is_down or act.abrupt):
+        progress.record(step, StepReport.of(ActDone(True)))  # the destination has a copy of the definition, or refuses
+        return next_step(progress)
+    if step is MoveStep.RELEASE:
+        if is_down:
+            progress.given = replace(progress.given, release=MoveRelease.FENCED)
+            return next_step(progress)
+        if act.abrupt and may_fence:
+            return StepOrder(act.to_host, MoveStep.FENCE, progress.given)
+        return StepWait(
+            f"{text}, and {act.name} may still run there: fence {act.from_host}, or confirm that it is down once it is "
+            f"certain that {act.name} does not run there",
+            act.from_host,
+        )
+    if step is MoveStep.ACTIVATE:
+        return StepWait(f"{text}: {act.name} has left {act.from_host}", act.to_host)
+    if step is MoveStep.CLEAN_UP:
+        progress.clean_up_since = real_now if progress.clean_up_since is None else progress.clean_up_since
+        if is_down or real_now - progress.clean_up_since >= CLEAN_UP_S:
+            note = f"{act.from_host} did not answer, and still has its definition of {act.name}"
+            progress.record(step, StepReport.of(ActDone(True, note)))
+            return next_step(progress)
+    return StepWait(text, order.host)
+
+
+def after_fencing(progress: MoveProgress, answer: ActDone) -> StepOrder | StepWait | ActDone:
+    """Return what follows the attempt of the destination to fence the source."""
+    act = progress.act
+    if answer.ok:
+        progress.given = replace(progress.given, release=MoveRelease.FENCED)
+        return next_step(progress)
+    return StepWait(
+        f"{act.from_host} could not be fenced ({answer.note}), and {act.name} may still run there: confirm that it is "
+        f"down once it is certain that {act.name} does not run there",
+        act.from_host,
+    )
+
+
+def _is_ok(progress: MoveProgress, step: MoveStep) -> bool:
+    return progress.answers[step].ok
+
+
+def _outcome(progress: MoveProgress) -> ActDone:
+    """Return how the move ended: what the failed step says, else what the steps of a success say."""
+    answers = progress.answers
+    for step in (MoveStep.DESCRIBE, MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE):
+        if step in answers and not answers[step].ok:
+            undo = answers.get(MoveStep.UNDO)
+            return ActDone(False, _joined(answers[step].note, undo.note if undo else ""))
+    act = progress.act
+    verb = "migrated" if act.verb is Verb.MIGRATE else "redeployed"
+    notes = [answers[step].note for step in _STEPS_WITH_NOTES if step in answers]
+    return ActDone(True, _joined(*notes) or f"{verb} to {act.to_host}")
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(dict.fromkeys(note for note in notes if note))

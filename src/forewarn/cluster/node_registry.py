@@ -1,0 +1,156 @@
+"""Which host nodes have joined, and when each was heard last. Without I/O.
+
+A host has one node at a time. A node is known by the id of its data directory, which one process uses at a time, so a
+node that is started again takes over at once, and a node elsewhere only when the first one is silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from forewarn.cluster.messages import (
+    PROTOCOL,
+    DenialReason,
+    JoinRequest,
+    NodeDenied,
+    NodeInfo,
+    SeenReport,
+    StreamPosition,
+)
+from forewarn.duration import duration_text
+from forewarn.metadata.request_counters import RequestTotals, sum_totals
+
+_COARSE_AFTER_S = 10.0  # longer silences are shown in steps of this, so that pages do not change all the time
+OCCUPIED_S = 3.0  # a node that was heard within this time keeps its host
+
+
+@dataclass(slots=True, kw_only=True)
+class JoinedNode:
+    """A host node that has joined. Times are of a monotonic clock."""
+
+    info: NodeInfo
+    host: str  # the name in the fleet
+    joined_at: float
+    heard_at: float
+    seen_number: int = 0  # of its last report; 0: none
+    position: StreamPosition | None = None  # what it showed in its last report
+    vms: int = 0  # that it served then
+    workers: int = 0
+    clock_ahead_s: float = 0.0
+    has_left: bool = False  # it stopped, and said so
+    request_totals: RequestTotals = field(default_factory=RequestTotals)  # since it was started, as of its last report
+
+
+class NodeRegistry:
+    """The nodes of all hosts, by the key of the host. `now` is the time of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, JoinedNode] = {}
+        self._totals_of_replaced = RequestTotals()
+
+    def admit(self, host_key: str, host: str, join: JoinRequest, now: float) -> NodeDenied | None:
+        """Record that this node serves the host from now on; return why not, if it must not."""
+        info, current = join.node, self._nodes.get(host_key)
+        if info.protocol != PROTOCOL:
+            return NodeDenied(
+                DenialReason.VERSION,
+                f"the node of host {host!r} (forewarn {info.version}) speaks version {info.protocol} of the bus "
+                f"protocol, and the service version {PROTOCOL}: install the same release on both",
+            )
+        if current is not None and current.info.id == info.id and info.boot < current.info.boot:
+            return _replaced(host, current)
+        if current is not None and current.info.id != info.id and not current.has_left:
+            silent_s = now - current.heard_at
+            if silent_s < OCCUPIED_S:
+                return NodeDenied(
+                    DenialReason.OCCUPIED,
+                    f"host {host!r} already has a node ({_process(current)}): stop it first, or give this node "
+                    "another host",
+                )
+        if current is None or (current.info.id, current.info.boot) != (info.id, info.boot):
+            if current is not None:
+                gone = current.request_totals.without_gauges()
+                self._totals_of_replaced = sum_totals(self._totals_of_replaced, gone)
+            current = self._nodes[host_key] = JoinedNode(info=info, host=host, joined_at=now, heard_at=now)
+        current.heard_at = now
+        current.has_left = False
+        return None
+
+    def check(self, host_key: str, node_id: str, now: float) -> NodeDenied | None:
+        """Note that the node with this id was heard; return why it is not served, if it is not the one."""
+        current = self._nodes.get(host_key)
+        if current is None:
+            return NodeDenied(DenialReason.NOT_JOINED, "this node has not joined since the service started: join again")
+        if current.info.id != node_id:
+            return _replaced(current.host, current)
+        current.heard_at = now
+        return None
+
+    def record_report(self, host_key: str, report: SeenReport) -> bool:
+        """Record what a report says about its node; return False if the report was received before."""
+        node = self._nodes[host_key]
+        is_new = node.seen_number != report.number
+        node.request_totals = report.report.counted or node.request_totals
+        node.seen_number, node.position, node.vms = report.number, report.position, report.vms
+        node.workers, node.clock_ahead_s, node.has_left = report.workers, report.clock_ahead_s, report.is_leaving
+        return is_new
+
+    def find(self, host_key: str) -> JoinedNode | None:
+        """Return the node of this host; None if none has joined."""
+        return self._nodes.get(host_key)
+
+    def nodes(self) -> list[JoinedNode]:
+        """Return all nodes that have joined, also those that have left, in a new list."""
+        return list(self._nodes.values())
+
+    def request_totals(self) -> RequestTotals:
+        """Return the counts of requests of VMs at all nodes since this registry was made, as of their reports."""
+        return sum_totals(self._totals_of_replaced, *(node.request_totals for node in self._nodes.values()))
+
+    def wait_text(self, host_key: str, host: str, now: float) -> str:
+        """Return what an act waits for whose node does not answer, for people."""
+        node = self._nodes.get(host_key)
+        if node is None:
+            return f"waits for the node of host {host}, which has not joined"
+        if node.has_left:
+            return f"waits for the node of host {host}, which was stopped"
+        silent_s = now - node.heard_at
+        shown_s = silent_s if silent_s < _COARSE_AFTER_S else silent_s - silent_s % _COARSE_AFTER_S
+        return f"waits for the node of host {host}, silent for {duration_text(round(shown_s))}"
+
+    def describe(self, now: float) -> list[dict[str, Any]]:
+        """Return one dictionary per node for people and programs, sorted by host.
+
+        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s, term, position, clock_ahead_s and
+        left (it was stopped).
+        """
+        return [
+            {
+                "host": node.host,
+                "id": node.info.id,
+                "version": node.info.version,
+                "machine": node.info.machine,
+                "pid": node.info.pid,
+                "hypervisor": node.info.hypervisor,
+                "workers": node.workers,
+                "vms": node.vms,
+                "silent_s": round(now - node.heard_at, 3),
+                "term": node.position.source.term if node.position else None,
+                "position": node.position.number if node.position else None,
+                "clock_ahead_s": round(node.clock_ahead_s, 3),
+                "left": node.has_left,
+            }
+            for _, node in sorted(self._nodes.items())
+        ]
+
+
+def _replaced(host: str, current: JoinedNode) -> NodeDenied:
+    return NodeDenied(
+        DenialReason.REPLACED, f"host {host!r} has another node now ({_process(current)}): this one is no longer needed"
+    )
+
+
+def _process(node: JoinedNode) -> str:
+    where = f" on {node.info.machine}" if node.info.machine else ""
+    return f"process {node.info.pid}{where}"

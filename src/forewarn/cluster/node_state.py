@@ -1,0 +1,85 @@
+"""What a host node remembers on its disk: its id, its starts, and the highest terms it obeyed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from forewarn.errors import Rejected
+
+_ID_BYTES = 8
+
+
+class _StoredState(msgspec.Struct, kw_only=True):
+    id: str
+    boot: int = 0
+    terms: dict[str, int] = {}  # by store tag
+
+
+class NodeState:
+    """The state file of a host node. `load` makes it; one process may use it at a time.
+
+    A node without it is another node: it takes its host over only when the first one is silent, and obeys any term.
+    """
+
+    def __init__(self, path: Path, stored: _StoredState) -> None:
+        self._path, self._stored = path, stored
+
+    @classmethod
+    def load(cls, path: Path) -> NodeState:
+        """Read the file, or create it; counts this start, durably. Rejected if it cannot be read or written."""
+        try:
+            stored = msgspec.json.decode(path.read_bytes(), type=_StoredState)
+        except FileNotFoundError:
+            stored = _StoredState(id=secrets.token_hex(_ID_BYTES))
+        except (OSError, msgspec.DecodeError) as error:
+            raise Rejected(
+                f"the state of this node {str(path)!r} cannot be read ({error}): restore the file"
+            ) from error
+        state = cls(path, stored)
+        stored.boot += 1
+        try:
+            state._write()
+        except OSError as error:
+            raise Rejected(f"the state of this node in {str(path)!r} cannot be written: {error.strerror}") from error
+        return state
+
+    @property
+    def id(self) -> str:
+        """The id of this node, the same for ever."""
+        return self._stored.id
+
+    @property
+    def boot(self) -> int:
+        """How often the node was started, this time included."""
+        return self._stored.boot
+
+    def term_of(self, store_tag: str) -> int:
+        """Return the highest term of this store that the node has obeyed; 0 if none."""
+        return self._stored.terms.get(store_tag, 0)
+
+    def store_term(self, store_tag: str, term: int) -> None:
+        """Store a higher term of this store, durably. Raises OSError if that fails; then the old one stays."""
+        before = dict(self._stored.terms)
+        self._stored.terms[store_tag] = term
+        try:
+            self._write()
+        except OSError:
+            self._stored.terms = before
+            raise
+
+    def _write(self) -> None:
+        draft = self._path.with_suffix(".new")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(self._stored) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,227 @@
+"""The hypervisor of the active node of a cluster: orders acts from host nodes, and waits for them.
+
+An act on one host belongs to the node of that host for ever, so that a repeated order always meets the same ledger. A
+move is ordered step by step from two nodes (`move_plan`). A node that does not answer is waited for: the act stays
+under way, and its note says for how long the node has been silent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
+from forewarn.cluster.host_projection import host_id
+from forewarn.cluster.messages import (
+    ActOrder,
+    HostScope,
+    OrderRefused,
+    decode_order_reply,
+    encode_bus_message,
+)
+from forewarn.cluster.move_plan import (
+    MoveProgress,
+    StepOrder,
+    StepWait,
+    after_fencing,
+    after_silence,
+    next_step,
+)
+from forewarn.core.event import Act
+from forewarn.errors import Rejected, Unavailable
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport, is_move
+
+log = logging.getLogger(__name__)
+_ORDER_S = 3.0  # real time: how long one order is repeated
+_REPEAT_S = 1.0
+_RETRY_AFTER_S = 1.0  # lab time
+_FENCE_INTERVAL_S = 30.0  # real time, between attempts to fence a host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """What the remote hypervisor asks the rest of the active node. Hosts are named as in the fleet."""
+
+    term: Callable[[], int]
+    is_held: Callable[[], bool]  # whether the lease is certainly held: else nothing is ordered
+    store_tag: Callable[[], str]
+    hosts: Callable[[], Iterable[str]]  # the hosts that have not failed
+    is_confirmed_down: Callable[[str], bool]
+    silence_text: Callable[[str], str]  # `waits for the node of host h7, silent for 40 s`
+    host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # of a host (its key) and a VM (its key), encoded
+    real_time: Callable[[], float]
+    failed_moves: Callable[[Act], Iterable[Act]]  # of the act's VM since it last changed hosts, oldest first
+
+
+class _NodeSilent(Exception):
+    """The node of a host does not answer; the text says so, for people."""
+
+
+class RemoteHypervisor:
+    """Performs acts by ordering them from host nodes: implements `Hypervisor`."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, view: ClusterView) -> None:
+        self._bus, self._subjects, self._view = bus, subjects, view
+        self._moves: dict[str, MoveProgress] = {}  # by act id; those under way, after failed ones were settled
+        self._fenced_at: dict[str, float] = {}  # host → real time of the last attempt
+
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Order the act from its host, or the next step of a move from one of its two hosts.
+
+        A node that does not answer makes the act wait. Raises Unavailable if the node says that the outcome is unknown.
+        """
+        if not self._view.is_held():
+            return ActUnderWay(at=now + _RETRY_AFTER_S, note="waits until this control node is active again")
+        try:
+            if is_move(act):
+                return await self._move(act, now)
+            return (await self._order(self._host_of(act), act, now)).answer
+        except _NodeSilent as silent:
+            return ActUnderWay(at=now + _RETRY_AFTER_S, note=str(silent), waits_for_host=self._host_of(act))
+
+    async def close(self) -> None:
+        """Forget moves under way; may be called twice. Their nodes remember them. The bus stays open."""
+        self._moves.clear()
+
+    def _host_of(self, act: Act) -> str:
+        """The host whose node performs the act: where the VM is or goes to, else one that stays the same."""
+        named = act.from_host or act.to_host
+        if named:
+            return named
+        hosts = sorted(self._view.hosts(), key=lambda name: hashlib.sha256(f"{act.id}/{name}".encode()).digest())
+        if not hosts:
+            raise Unavailable(f"{act.name} is on no host, and the fleet has no host whose node could {act.verb} it")
+        return hosts[0]
+
+    async def _move(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Order steps until one is under way, the move is over, or it must wait."""
+        progress = self._moves.get(act.id)
+        if progress is None:
+            source = await self._settle_failed_moves(act, now)
+            if isinstance(source, StepWait):
+                return ActUnderWay(at=now + _RETRY_AFTER_S, note=source.note, waits_for_host=source.host)
+            if source == act.to_host:
+                return ActDone(True, f"{act.name} has arrived on {act.to_host} with an earlier move")
+            progress = self._moves[act.id] = MoveProgress(replace(act, from_host=source))
+        following: StepOrder | StepWait | ActDone = next_step(progress)
+        while isinstance(following, StepOrder):
+            order = following
+            try:
+                report = await self._order(order.host, progress.act, now, order.step, order.given)
+            except _NodeSilent as silent:
+                following = self._after_silence(progress, order, str(silent))
+                continue
+            if report.done is None:
+                return report.answer
+            if order.step is MoveStep.FENCE:
+                following = after_fencing(progress, report.done)
+            else:
+                progress.record(order.step, report)
+                following = next_step(progress)
+        if isinstance(following, StepWait):
+            return ActUnderWay(at=now + _RETRY_AFTER_S, note=following.note, waits_for_host=following.host)
+        self._moves.pop(act.id, None)
+        return following
+
+    async def _settle_failed_moves(self, act: Act, now: float) -> str | StepWait:
+        """Make sure that given-up moves of this VM never complete later; return the host that it is on.
+
+        A move is given up if one of its hosts fails; a node that was out of reach may still have completed it.
+        """
+        source = act.from_host
+        for failed in self._view.failed_moves(act):
+            self._moves.pop(failed.id, None)
+            found = await self._settle(failed, now)
+            if isinstance(found, StepWait):
+                return found
+            source = found or source
+        return source
+
+    async def _settle(self, failed: Act, now: float) -> str | StepWait:
+        """Undo a move that was given up, or complete it; return where the VM is then, "" if it did not move."""
+        try:
+            released = await self._order(failed.from_host, failed, now, MoveStep.WITHDRAW)
+        except _NodeSilent:
+            return await self._settle_without_source(failed, now)
+        if released.done is None:
+            return StepWait(f"an earlier move of {failed.name} must end first", failed.from_host)
+        if released.handover.release is None:
+            with suppress(_NodeSilent):  # it cannot run there: its source has not released it, and never will
+                await self._order(failed.to_host, failed, now, MoveStep.UNDO)
+            return ""
+        try:
+            arrived = await self._order(failed.to_host, failed, now, MoveStep.ACTIVATE, released.handover)
+        except _NodeSilent as silent:
+            if self._view.is_confirmed_down(failed.to_host):
+                return ""
+            return StepWait(f"{silent}: {failed.name} was moved there", failed.to_host)
+        if arrived.done is None:
+            return StepWait(f"an earlier move of {failed.name} must end first", failed.to_host)
+        return failed.to_host if arrived.done.ok else ""
+
+    async def _settle_without_source(self, failed: Act, now: float) -> str | StepWait:
+        """Decide by the destination alone: what was not activated there never will be."""
+        try:
+            undone = await self._order(failed.to_host, failed, now, MoveStep.UNDO)
+        except _NodeSilent as silent:
+            if self._view.is_confirmed_down(failed.to_host):
+                return ""
+            return StepWait(f"{silent}: {failed.name} may have been moved there", failed.to_host)
+        if undone.done is None:
+            return StepWait(f"an earlier move of {failed.name} must end first", failed.to_host)
+        return "" if undone.done.ok else failed.to_host
+
+    def _after_silence(self, progress: MoveProgress, order: StepOrder, text: str) -> StepOrder | StepWait | ActDone:
+        if order.step is MoveStep.FENCE:
+            return StepWait(text, order.host)
+        real_now, source = self._view.real_time(), progress.act.from_host
+        may_fence = real_now - self._fenced_at.get(source, -_FENCE_INTERVAL_S) >= _FENCE_INTERVAL_S
+        following = after_silence(
+            progress,
+            order,
+            text,
+            is_down=self._view.is_confirmed_down(source),
+            may_fence=may_fence,
+            real_now=real_now,
+        )
+        if isinstance(following, StepOrder) and following.step is MoveStep.FENCE:
+            self._fenced_at[source] = real_now
+        return following
+
+    async def _order(
+        self,
+        host: str,
+        act: Act,
+        now: float,
+        step: MoveStep | None = None,
+        given: MoveHandover = MoveHandover(),  # noqa: B008 (frozen)
+    ) -> StepReport:
+        """Send an order to the node of a host and return its report. _NodeSilent if it does not answer."""
+        view = self._view
+        scopes = view.host_scopes(host_id(host), act.vm)
+        order = ActOrder(view.term(), view.store_tag(), act, now, step, given, scopes)
+        try:
+            reply = decode_order_reply(
+                await request_repeatedly(
+                    self._bus,
+                    self._subjects.act(host),
+                    encode_bus_message(order),
+                    within_s=_ORDER_S,
+                    every_s=_REPEAT_S,
+                )
+            )
+        except (NoAnswer, Rejected):
+            raise _NodeSilent(view.silence_text(host)) from None
+        if not isinstance(reply, OrderRefused):
+            return reply.report
+        if reply.counts:
+            raise Unavailable(reply.text)
+        if reply.term > order.term:
+            log.error("the node of host %s knows term %d, and this control node has %d", host, reply.term, order.term)
+        return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S, note=reply.text, waits_for_host=host))

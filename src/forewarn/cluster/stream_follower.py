@@ -1,0 +1,272 @@
+"""How a host node follows the stream of its host, as a state machine without I/O.
+
+It applies updates in the order of their numbers, and asks for the complete state again after any doubt: a missing
+number, a new source, a reconnect, or a stream that has been ahead for a while. Updates that arrive while it waits for
+the state follow it. Messages of an older term are ignored: their sender was deposed.
+
+Each method takes the time of a monotonic clock and returns what to do: requests to send, and facts to show.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from forewarn.cluster.bus import RETRY_S
+from forewarn.cluster.messages import (
+    Heartbeat,
+    HostFact,
+    HostUpdate,
+    JoinAccepted,
+    StatePart,
+    StreamPosition,
+    StreamSource,
+)
+from forewarn.workers.messages import BeginServing
+
+_BEHIND_S = 0.25  # how long the stream may be ahead before the state is asked for again
+_PARTS_TIMEOUT_S = 5.0  # without progress; then it joins again
+JOIN_REASONS = ("start", "gap", "new source", "behind", "reconnected", "too slow", "not joined")
+_MAX_WAITING_UPDATES = 10_000  # while it waits for the state; more are dropped, and it joins again
+
+
+@dataclass(frozen=True, slots=True)
+class SendJoin:
+    """Ask the active node for the complete state, and pass its reply to `on_joined`."""
+
+    reason: str  # for people
+
+
+@dataclass(frozen=True, slots=True)
+class AskPart:
+    """Ask the active node for a part of the state, and pass its reply to `on_part`."""
+
+    join_id: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstallState:
+    """Show these facts, and no others, in place of all earlier ones."""
+
+    begin: BeginServing
+    facts: tuple[HostFact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFacts:
+    """Show these facts in place of earlier ones of the same scope or kind."""
+
+    facts: tuple[HostFact, ...]
+
+
+FollowerAction: TypeAlias = SendJoin | AskPart | InstallState | ApplyFacts
+
+
+@dataclass(slots=True)
+class _PartialState:
+    """A state of which not all parts have arrived."""
+
+    accepted: JoinAccepted
+    parts: dict[int, tuple[HostFact, ...]]
+    progress_at: float
+    asked_at: float = -math.inf
+
+    @property
+    def next_missing(self) -> int | None:
+        return next((index for index in range(self.accepted.parts) if index not in self.parts), None)
+
+
+@dataclass(slots=True)
+class StreamFollower:
+    """Follows the stream of one host. Call `start`, then the other methods as messages arrive.
+
+    `position` is what the node shows, None before the first complete state. `joins` counts the times that it asked for
+    the state, by reason.
+    """
+
+    position: StreamPosition | None = None
+    record_number: int = 0  # the highest that a heartbeat had
+    joins: dict[str, int] = field(default_factory=lambda: dict.fromkeys(JOIN_REASONS, 0))
+    _source: StreamSource | None = None  # the latest that was heard of
+    _heard_at: float = -math.inf
+    _join_reason: str = ""  # "": it follows the stream
+    _join_sent_at: float = -math.inf
+    _state: _PartialState | None = None
+    _waiting: dict[int, HostUpdate] = field(default_factory=dict)  # by number, of `_source`
+    _behind: tuple[int, float] | None = None  # a number that the stream had reached, and when that was heard
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether it waits for a complete state; what it shows may be old."""
+        return bool(self._join_reason)
+
+    def silent_s(self, now: float) -> float:
+        """Return for how long the active node was not heard; infinite if never."""
+        return now - self._heard_at
+
+    def start(self, now: float) -> list[FollowerAction]:
+        """Ask for the complete state for the first time."""
+        return self._join("start", now)
+
+    def on_doubt(self, reason: str, now: float) -> list[FollowerAction]:
+        """Ask for the complete state, because messages may have been lost."""
+        return self._join(reason, now)
+
+    def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
+        """Note that the active node is alive; a new one makes this node join again."""
+        if self._is_deposed(heartbeat.source):
+            return []
+        self._heard_at = now
+        self.record_number = max(self.record_number, heartbeat.record_number)
+        return self._follow_source(heartbeat.source, now)
+
+    def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:
+        """Apply an update if it is the next one; keep it if the state is awaited; else ask for the state."""
+        source, number = update.position.source, update.position.number
+        if self._is_deposed(source):
+            return []
+        self._heard_at = now
+        actions = self._follow_source(source, now)
+        if not self.is_joining:
+            assert self.position is not None
+            if number <= self.position.number:
+                return actions
+            if number == self.position.number + 1:
+                self.position = update.position
+                return [*actions, ApplyFacts(update.facts)]
+            actions += self._join("gap", now)
+        if len(self._waiting) >= _MAX_WAITING_UPDATES:
+            self._waiting.clear()
+        self._waiting[number] = update
+        return actions
+
+    def on_joined(self, accepted: JoinAccepted, now: float) -> list[FollowerAction]:
+        """Take over the state of a reply, or ask for its next part; ignore one that is not awaited or old."""
+        source = accepted.position.source
+        if self._is_deposed(source):
+            return []
+        self._heard_at = now
+        actions = self._follow_source(source, now)
+        if not self.is_joining or self._is_older_than_shown(accepted.position):
+            return actions
+        if self._state is not None and self._state.accepted.position.source == source:
+            return actions  # the parts of an earlier reply are on their way
+        self._state = _PartialState(accepted, {0: accepted.facts}, progress_at=now)
+        return [*actions, *self._continue_state(now)]
+
+    def on_part(self, part: StatePart, now: float) -> list[FollowerAction]:
+        """Take over a part of the state; with the last one, the state is complete."""
+        state = self._state
+        if state is None or part.join_id != state.accepted.join_id or part.index in state.parts:
+            return []
+        state.parts[part.index] = part.facts
+        state.progress_at, state.asked_at = now, -math.inf
+        return self._continue_state(now)
+
+    def on_state_gone(self, join_id: str, now: float) -> list[FollowerAction]:
+        """Join again, because the active node no longer has the parts of this state."""
+        if self._state is None or self._state.accepted.join_id != join_id:
+            return []
+        self._state = None
+        self._join_sent_at = -math.inf
+        return self.on_tick(now)
+
+    def on_join_unanswered(self) -> None:
+        """Repeat the request at the next tick: nobody received it."""
+        self._join_sent_at = -math.inf
+
+    def on_position(self, position: StreamPosition, now: float) -> list[FollowerAction]:
+        """Compare with the position of the stream that the active node reported.
+
+        That is no sign that it holds the lease, so it counts as silent all the same.
+        """
+        if self._is_deposed(position.source):
+            return []
+        actions = self._follow_source(position.source, now)
+        if self.is_joining or self.position is None or position.number <= self.position.number:
+            return actions
+        if self._behind is None or self._behind[0] <= self.position.number:
+            self._behind = (position.number, now)
+        return actions
+
+    def on_tick(self, now: float) -> list[FollowerAction]:
+        """Repeat requests that were not answered, and notice that the stream stays ahead. Call it often."""
+        if not self.is_joining:
+            if self._behind is None or self.position is None:
+                return []
+            number, since = self._behind
+            if self.position.number >= number:
+                self._behind = None
+            elif now - since >= _BEHIND_S:
+                return self._join("behind", now)
+            return []
+        if self._state is not None:
+            if now - self._state.progress_at < _PARTS_TIMEOUT_S:
+                return self._continue_state(now)
+            self._state = None
+        if now - self._join_sent_at < RETRY_S:
+            return []
+        self._join_sent_at = now
+        return [SendJoin(self._join_reason)]
+
+    def _is_deposed(self, source: StreamSource) -> bool:
+        return self._source is not None and source.term < self._source.term
+
+    def _is_older_than_shown(self, position: StreamPosition) -> bool:
+        shown = self.position
+        return shown is not None and shown.source == position.source and position.number < shown.number
+
+    def _follow_source(self, source: StreamSource, now: float) -> list[FollowerAction]:
+        if source == self._source:
+            return []
+        is_first = self._source is None
+        self._source, self._state, self._behind = source, None, None
+        self._waiting.clear()
+        if is_first and self.is_joining:
+            return []
+        self._join_reason = ""  # the new source has not been asked yet
+        return self._join("new source", now)
+
+    def _join(self, reason: str, now: float) -> list[FollowerAction]:
+        """Ask for the state. While it is awaited already, a further doubt makes the awaited one useless."""
+        self._behind = None
+        self.joins[reason] = self.joins.get(reason, 0) + 1
+        if not self.is_joining:
+            self._join_reason = reason
+        elif reason != "gap":
+            self._state = None
+        if now - self._join_sent_at < RETRY_S:
+            return []
+        self._join_sent_at = now
+        return [SendJoin(self._join_reason)]
+
+    def _continue_state(self, now: float) -> list[FollowerAction]:
+        state = self._state
+        assert state is not None
+        missing = state.next_missing
+        if missing is None:
+            return self._complete(state, now)
+        if now - state.asked_at < RETRY_S:
+            return []
+        state.asked_at = now
+        return [AskPart(state.accepted.join_id, missing)]
+
+    def _complete(self, state: _PartialState, now: float) -> list[FollowerAction]:
+        """Show the state, then the updates that came after it. If one of them is missing, join again."""
+        accepted = state.accepted
+        facts = tuple(fact for index in range(accepted.parts) for fact in state.parts[index])
+        self.position, self._state, self._join_reason = accepted.position, None, ""
+        actions: list[FollowerAction] = [InstallState(accepted.begin, facts)]
+        waiting, self._waiting = self._waiting, {}
+        for number in sorted(waiting):
+            if number <= self.position.number:
+                continue
+            if number != self.position.number + 1:
+                self._waiting = {later: waiting[later] for later in waiting if later >= number}
+                actions += self._join("gap", now)
+                break
+            self.position = waiting[number].position
+            actions.append(ApplyFacts(waiting[number].facts))
+        return actions

@@ -1,0 +1,41 @@
+"""Metrics of host nodes: every documented series exists, and says what it means."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from forewarn.metrics.node_metrics import HostNodesCollector, NodeMetrics
+from forewarn.metrics.registry import render_text
+from tests.support.cluster_world import ClusterWorld, run_cluster
+from tests.support.markdown_pages import ROOT
+from tests.support.world import a_host, a_vm
+
+
+def test_a_node_and_its_service_export_the_documented_metrics() -> None:
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(forewarn_(?:node|host_node)\w*)` \|", page, re.MULTILINE))
+
+    async def scenario(world: ClusterWorld) -> None:
+        node = await world.start_node("h1")
+        await world.poll(node, "web")
+        await asyncio.sleep(2)
+        own = (await NodeMetrics(lambda: node.node).render()).decode()
+        assert 'forewarn_node_joins_total{reason="start"} 1.0' in own
+        assert "forewarn_node_vms 1.0" in own
+        assert 'forewarn_polls_total{outcome="200",version="2020-07-01"} 1.0' in own
+        nodes = render_text(HostNodesCollector(world.active.cluster.describe_nodes)).decode()
+        assert 'forewarn_host_nodes{state="answering"} 1.0' in nodes
+        exported = set(re.findall(r"^(forewarn_(?:node|host_node)\w*)", own + nodes, re.MULTILINE))
+        assert exported == documented
+        counted = world.active.cluster.request_totals()
+        assert sum(row[-1] for row in counted.answered) == 1
+        await node.kill()
+        world.nodes.remove(node)
+        await asyncio.sleep(30)
+        nodes = render_text(HostNodesCollector(world.active.cluster.describe_nodes)).decode()
+        assert 'forewarn_host_nodes{state="silent"} 1.0' in nodes
+        await world.start_node("h1")
+        assert sum(row[-1] for row in world.active.cluster.request_totals().answered) == 1
+
+    run_cluster(scenario, vms=[a_vm("web", host="h1", address="10.0.0.1")], hosts=[a_host("h1")])
