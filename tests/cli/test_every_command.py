@@ -78,6 +78,7 @@ _ELSEWHERE = {
     "down",
     "reset",
     "serve",
+    "node run",
     "sockets",
     "restore",
     "completion",

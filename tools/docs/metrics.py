@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from forewarn.agent.metrics import AgentMetrics
 from forewarn.agent.status import MaintenanceStatus
 from forewarn.clock import ClockSetting, LabClock
+from forewarn.cluster.stream_follower import JOIN_REASONS
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.http_client import HttpClient, LocalTargets
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.metadata.request_counters import RequestTotals
-from forewarn.metrics.registry import WorkerMetrics
+from forewarn.metrics.node_metrics import HostNodesCollector, NodeMetrics
+from forewarn.metrics.registry import WorkerMetrics, render_text
 from forewarn.metrics.service_metrics import ServiceMetrics
 from forewarn.store.memory import MemoryStore
 from forewarn.web.directory import FleetDirectory
@@ -33,6 +36,7 @@ _SERVICE_TABLES: Mapping[str, tuple[str, ...]] = {
     "polling": ("vms", "scopes"),
     "events": ("event", "notice", "approval", "started"),
     "acts": ("act",),
+    "nodes": ("node", "host_node"),
     "service": ("",),
 }
 # Values of labels that depend on the installation.
@@ -47,7 +51,11 @@ _TABLE = re.compile(r"(<!-- metrics: begin (\w+) .*? -->\n).*?(<!-- metrics: end
 
 def with_metrics(page: str) -> str:
     """The text of docs/reference/metrics.md with new tables of metrics between its comments."""
-    families = [*asyncio.run(_service_families()), *asyncio.run(_worker_families())]
+    families = [
+        *asyncio.run(_service_families()),
+        *asyncio.run(_worker_families()),
+        *asyncio.run(_node_families()),
+    ]
     tables: dict[str, dict[str, Metric]] = {name: {} for name in _SERVICE_TABLES}
     for family in families:
         tables[_service_table(family.name)].setdefault(family.name, family)
@@ -87,6 +95,28 @@ async def _service_families() -> list[Metric]:
 async def _worker_families() -> list[Metric]:
     """The metrics of a worker, which serves them on a port of its own."""
     return _own_families(await WorkerMetrics(request_totals=RequestTotals, silent_s=lambda: 0.0).render())
+
+
+async def _node_families() -> list[Metric]:
+    """The metrics of a host node that has joined once, and those of a service with a bus."""
+    node = _StartedNode()
+    registry = CollectorRegistry()
+    registry.register(HostNodesCollector(list))
+    text = await NodeMetrics(lambda: node).render()
+    return [*_own_families(text), *_own_families(render_text(registry))]
+
+
+class _StartedNode:
+    """A host node that has just joined."""
+
+    joins: ClassVar[dict[str, int]] = dict.fromkeys(JOIN_REASONS, 1)
+    vm_count = orders_refused = 0
+
+    def request_totals(self) -> RequestTotals:
+        return RequestTotals()
+
+    def silent_s(self) -> float:
+        return 0.0
 
 
 def _own_families(text: bytes) -> list[Metric]:

@@ -72,7 +72,7 @@ _MEANINGS = {
     "strict_api_versions": "reject calls of Azure's API without an api-version, or with an unknown one",
     "hypervisor": (
         "the hypervisor that performs acts on VMs: `simulated` (touches no real VM), `process`, `command`, `qemu` or "
-        "`libvirt`; see [hypervisors](hypervisors.md)"
+        "`libvirt`; see [hypervisors](hypervisors.md). With `bus`, it is a setting of the host nodes"
     ),
     "commands": "for the `command` hypervisor, a table: verb → `run`, `timeout_s`, `check`",
     "machines": "for real VMs (`qemu`, `libvirt`), a table: how long acts wait for guests, hosts and migrations, "
@@ -83,6 +83,17 @@ _MEANINGS = {
     ),
     "libvirt": "for the `libvirt` hypervisor, a table: `hosts.NAME` → `uri`, `peer_uri`, `fence` and others",
     "simulate": "a list of rules that make the simulated hypervisor misbehave",
+    "bus": (
+        "URLs of NATS servers, separated by commas: [host nodes](../how-to/host-nodes.md) on this bus answer VMs and "
+        "perform acts, in place of this machine"
+    ),
+    "bus_prefix": "the first part of all subjects, if several services share the NATS servers",
+    "bus_credentials": "file with `USER:PASSWORD` for NATS in its first line, or a credentials file of NATS",
+    "bus_ca": "PEM file of the CA of the NATS servers",
+    "bus_certificate": "PEM file of a client certificate for the NATS servers",
+    "bus_key": "file of its key",
+    "host": "of a host node: the name of its host in the fleet",
+    "stale_minutes": "of a host node: after this time without the service, polls get 503",
 }
 # Defaults that words describe better than values.
 _DEFAULTS = {
@@ -100,6 +111,8 @@ _DEFAULTS = {
     "machines": "see [Maintain QEMU VMs](../how-to/qemu.md)",
     "qemu": "none",
     "libvirt": "none",
+    "bus": "none: this machine answers VMs and performs acts",
+    "bus_ca": "those of the system",
 }
 
 _TABLE = re.compile(r"(<!-- settings: begin .*? -->\n).*?(<!-- settings: end -->)", re.DOTALL)

@@ -6,6 +6,7 @@ import click
 
 _EXAMPLES = {
     "serve": ("serve --config /etc/forewarn/service.toml", "serve --hypervisor simulated --listen 169.254.169.254:80"),
+    "node": ("node run --bus nats://10.0.0.1:4222 --host h7 --config node.toml",),
     "sockets": ("sockets --config /etc/forewarn/service.toml",),
     "network": ("network plan --libvirt qemu:///system", "network apply --tap web-0=tap-web0 --tap web-1=tap-web1"),
     "network apply": (

@@ -33,6 +33,7 @@ HELP_SECTIONS = {
         "reset": "background",
         "lab": "lab",
         "serve": "service",
+        "node": "node",
         "sockets": "service",
         "network": "network",
         "portal": "login",

@@ -83,6 +83,7 @@ def up(call: Invocation, detach: bool, wait_ready: bool, **options: Any) -> None
 
 @click.command()
 @_settings_options
+@click.option("--bus", metavar="URL", help="Let host nodes on these NATS servers answer VMs and perform acts.")
 @local_command
 def serve(call: Invocation, **options: Any) -> None:
     """Start the service for real VMs, in real time.

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from forewarn.protocol.responses import MAX_BODY_BYTES, MAX_HEAD_BYTES
 
 _RESERVED_FILES = 128  # for the store, listeners and operators
+_OPEN_FILE_LIMIT = 65_536
 _MIN_VM_SHARES = 4  # one VM may use at most 1/4 of all connections
+
+
+def raise_open_file_limit() -> None:
+    """Raise the soft limit of open files of this process: the default, often 1024, is too low for a fleet."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _OPEN_FILE_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILE_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _default_max_connections() -> int:

@@ -80,6 +80,10 @@ class ServiceMetrics:
         self._fleet_count_lock = asyncio.Lock()
         self._fleet_counted_at = -math.inf
 
+    def register(self, collector: Collector) -> None:
+        """Show the metrics of this collector too, from the next scrape on."""
+        self._registry.register(collector)
+
     def close(self) -> None:
         """Stop following the commits of the store; counters of events no longer grow."""
         self._event_metrics.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from forewarn.errors import Rejected
 from forewarn.hypervisor.command import CommandHypervisor
 from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.ledger import EffectLedger
@@ -34,6 +35,8 @@ def open_hypervisor(
     Unavailable if the ledger cannot be opened.
     """
     kind = settings.chosen_hypervisor
+    if kind is HypervisorKind.NODES:
+        raise Rejected("host nodes perform the acts of a service with a bus: it has no hypervisor of its own")
     if kind is HypervisorKind.COMMAND:
         return CommandHypervisor(settings.commands, directory.commands)
     driver = _machine_driver(settings, directory)

@@ -10,18 +10,17 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 
+from forewarn.metadata.limits import raise_open_file_limit
 from forewarn.service.service import Service
 from forewarn.service.settings import Settings
 from forewarn.service.wiring import DRAIN_TIMEOUT_S, running_service
 from forewarn.workers.worker import event_loop_factory
 
 _log = logging.getLogger(__name__)
-_OPEN_FILE_LIMIT = 65_536
 _GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred requests at once create
 
 
@@ -34,7 +33,7 @@ def run_service(settings: Settings, announce: Callable[[Service], None], *, new_
     Changes the umask and the limit of open files of this process.
     """
     os.umask(0o077)  # only the owner may read the files of a service
-    _raise_open_file_limit()
+    raise_open_file_limit()
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         return runner.run(_serve_until_signal(settings, announce, new_store))
 
@@ -126,11 +125,3 @@ def _without_garbage_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
         gc.enable()
-
-
-def _raise_open_file_limit() -> None:
-    """Raise the soft limit of open files: the default, often 1024, is too low for a fleet."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _OPEN_FILE_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILE_LIMIT)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from forewarn import __version__
+from forewarn.cluster.control_side import ClusterControl
 from forewarn.control.control_plane import ControlPlane
 from forewarn.core.access import owner_principal
 from forewarn.hypervisor.process.registry import SupervisorRegistry
@@ -59,6 +60,7 @@ class Service:
     settings: Settings
     control: ControlPlane
     publisher: MetadataPublisher  # serves the documents to the VMs
+    cluster: ClusterControl | None = None  # the host nodes that do so instead; None: this machine serves all VMs
     supervisors: SupervisorRegistry  # of the namespace VMs
     operator_server: OperatorServer | None  # None: operators are served only on the unix socket
     metrics: ServiceMetrics
@@ -68,9 +70,10 @@ class Service:
         """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts.
 
         Its keys: version, pid, data, started_at, now, lab, speed, enablement, hypervisor (its `name`, and `text` which
-        says what it acts on), identity_on_loopback, listeners, workers, console, counts and endpoints (the first VMs of
-        a lab, each with its name `vm` and its `url`). The values can be encoded as JSON. Times are lab time; "console"
-        is None without an HTTPS port, else as `OperatorServer.describe` returns it.
+        says what it acts on), identity_on_loopback, listeners, workers, nodes (of hosts, if there is a bus), console,
+        counts and endpoints (the first VMs of a lab, each with its name `vm` and its `url`). The values can be encoded
+        as JSON. Times are lab time; "console" is None without an HTTPS port, else as `OperatorServer.describe` returns
+        it.
         """
         now, speed, lab = self.control.lab_clock.status()
         return {
@@ -89,6 +92,7 @@ class Service:
             "identity_on_loopback": self.settings.identity_on_loopback,
             "listeners": self.publisher.describe_listeners(),
             "workers": self.publisher.frontend.describe_workers(),
+            **({"nodes": self.cluster.describe_nodes()} if self.cluster else {}),
             "console": self.operator_server.describe() if self.operator_server else None,
             "counts": self.control.store.counts()._asdict(),
             "endpoints": [{"vm": name, "url": url} for name, url in self.lab_endpoints(_MAX_ENDPOINTS)],

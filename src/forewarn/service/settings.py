@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from forewarn.cluster.bus import DEFAULT_PREFIX
+from forewarn.cluster.nats_bus import NatsSettings, check_nats
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.errors import Rejected
 from forewarn.http_client import HttpClient, LocalTargets
@@ -51,6 +53,7 @@ class HypervisorKind(StrEnum):
     COMMAND = "command"  # the operator's own commands
     QEMU = "qemu"  # real QEMU VMs
     LIBVIRT = "libvirt"  # the domains of libvirt hosts
+    NODES = "nodes"  # the host nodes of a cluster, each with its own hypervisor
 
     @property
     def description(self) -> str:
@@ -64,7 +67,9 @@ _HYPERVISOR_DESCRIPTIONS = {
     HypervisorKind.COMMAND: "your own commands act on your VMs",
     HypervisorKind.QEMU: "acts on real VMs through QEMU's monitors",
     HypervisorKind.LIBVIRT: "acts on real VMs through libvirt",
+    HypervisorKind.NODES: "the node of each host acts on the VMs of that host",
 }
+NODE_HYPERVISORS = (HypervisorKind.SIMULATED, HypervisorKind.COMMAND)  # those that a host node can have
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,6 +119,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     machines: MachinePolicy = MachinePolicy()  # how long acts on real VMs wait
     qemu: QemuSettings = QemuSettings()  # the hosts of the hypervisor `qemu`
     libvirt: LibvirtSettings = LibvirtSettings()  # the hosts of the hypervisor `libvirt`
+    bus: str = ""  # URLs of NATS servers, with which host nodes answer VMs and perform acts; "": this machine does
+    bus_prefix: str = DEFAULT_PREFIX  # of all subjects, if several clusters share the NATS servers
+    bus_credentials: str = ""  # a file with USER:PASSWORD, or a credentials file of NATS
+    bus_ca: str = ""  # a PEM file with the CA of the NATS servers; "": those of the system
+    bus_certificate: str = ""  # a PEM file with a client certificate for the NATS servers
+    bus_key: str = ""  # a PEM file with the key of `bus_certificate`
+    host: str = ""  # of a host node: the name of its host in the fleet
+    stale_minutes: float = 10  # of a host node: after this time without the service, polls get 503
+
+    @property
+    def nats(self) -> NatsSettings:
+        """How to connect to the bus; only if there is one."""
+        return NatsSettings(
+            url=self.bus,
+            credentials=self.bus_credentials,
+            ca=self.bus_ca,
+            certificate=self.bus_certificate,
+            key=self.bus_key,
+        )
 
     @property
     def directory(self) -> Path:
@@ -122,9 +146,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def chosen_hypervisor(self) -> HypervisorKind:
-        """The hypervisor of the service. Rejected if none was chosen, in a sentence that lists them."""
+        """The hypervisor of the service or node. Rejected if none was chosen, in a sentence that lists them.
+
+        With a bus, it is that of the host nodes.
+        """
+        if self.bus and not self.host:
+            return HypervisorKind.NODES
         if self.hypervisor is None:
-            choices = "; ".join(f"{kind} ({kind.description})" for kind in HypervisorKind)
+            kinds = NODE_HYPERVISORS if self.host else [kind for kind in HypervisorKind if kind != HypervisorKind.NODES]
+            choices = "; ".join(f"{kind} ({kind.description})" for kind in kinds)
             raise Rejected(
                 "setting 'hypervisor' is missing, so nothing would perform the acts on VMs: choose one with "
                 f"--hypervisor or in the settings file: {choices}"
@@ -162,13 +192,18 @@ def _default_data_directory(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def load_settings(
-    flags: Mapping[str, Any], *, lab: bool, config: Path | None = None, environ: Mapping[str, str] = os.environ
+    flags: Mapping[str, Any],
+    *,
+    lab: bool,
+    config: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    is_node: bool = False,
 ) -> Settings:
     """Return the settings: flags over environment over the settings file `config` over defaults, checked.
 
     `flags` are values by the name of the setting; None: not given. `lab` selects the defaults of a lab. `config` None:
-    no file. The data directory becomes an absolute path. Raises Rejected if a setting is unknown or wrong, or the file
-    cannot be read; the message names the setting and what to write instead.
+    no file. `is_node`: they are for a host node. The data directory becomes an absolute path. Raises Rejected if a
+    setting is unknown or wrong, or the file cannot be read; the message names the setting and what to write instead.
     """
     defaults = {"data": _default_data_directory(environ), "lab": lab}
     if lab:
@@ -185,6 +220,8 @@ def load_settings(
     except msgspec.ValidationError as error:
         raise Rejected(_describe_error(error)) from error
     _check_settings(settings)
+    _check_listeners(settings, is_node=is_node)
+    (_check_node if is_node else _check_bus)(settings)
     return msgspec.structs.replace(settings, data=str(settings.directory.expanduser().absolute()))
 
 
@@ -361,7 +398,48 @@ def _check_settings(settings: Settings) -> None:
                 )
         if not versions:
             raise Rejected(f"setting 'versions' for location {location!r} is empty: name at least one api-version")
-    if not settings.metadata_listeners and not settings.lab:
+
+
+def _check_listeners(settings: Settings, *, is_node: bool) -> None:
+    if settings.metadata_listeners:
+        return
+    if is_node:
+        raise Rejected("a host node needs an address that VMs call: give --listen ADDRESS:PORT")
+    if not settings.lab and not settings.bus:
         raise Rejected(
             "a service needs an address that VMs call: give --listen ADDRESS:PORT, or start a lab with `forewarn up`"
         )
+
+
+def _check_bus(settings: Settings) -> None:
+    if settings.host:
+        raise Rejected("setting 'host' is for host nodes: remove it, or run `forewarn node run`")
+    if not settings.bus:
+        if settings.hypervisor is HypervisorKind.NODES:
+            raise Rejected("hypervisor 'nodes' needs a bus to the host nodes: give --bus nats://HOST:PORT")
+        return
+    if settings.lab:
+        raise Rejected("setting 'bus' is not for a lab, which runs on one machine: use `forewarn serve`")
+    check_nats(settings.nats)
+    if settings.metadata_listeners or settings.workers:
+        raise Rejected(
+            "with 'bus', host nodes answer the VMs: move 'listen', 'listeners' and 'workers' to their settings"
+        )
+    if settings.hypervisor not in (None, HypervisorKind.NODES):
+        raise Rejected(
+            f"with 'bus', host nodes perform the acts: leave out 'hypervisor', and give {settings.hypervisor} to "
+            "`forewarn node run`"
+        )
+
+
+def _check_node(settings: Settings) -> None:
+    if not settings.bus:
+        raise Rejected("a host node needs a bus: give --bus nats://HOST:PORT")
+    check_nats(settings.nats)
+    if not settings.host:
+        raise Rejected("a host node needs its host: give --host with its name in the fleet")
+    if settings.chosen_hypervisor not in NODE_HYPERVISORS:
+        choices = ", ".join(NODE_HYPERVISORS)
+        raise Rejected(f"hypervisor {str(settings.hypervisor)!r} is not for host nodes: choose one of {choices}")
+    if settings.stale_minutes <= 0:
+        raise Rejected(f"setting 'stale_minutes' is {settings.stale_minutes:g}: give more than 0 minutes")

@@ -20,6 +20,7 @@ from typing import Any
 from forewarn import __version__
 from forewarn.auth.token_service import VmTokens
 from forewarn.clock import Clock, LabClock, SystemClock
+from forewarn.cluster.control_side import ClusterControl
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.lab_clock import load_clock_setting
 from forewarn.core.commit import Commit
@@ -29,11 +30,14 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import ForewarnError
+from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
 from forewarn.hypervisor.process.server import StopListening, SupervisorServer
 from forewarn.hypervisor.process.starter import ProgramStarter
 from forewarn.metrics.http_server import MetricsServer, bind_metrics_sockets
+from forewarn.metrics.node_metrics import HostNodesCollector
 from forewarn.metrics.service_metrics import ServiceMetrics
+from forewarn.service.cluster_control import open_cluster_control, start_cluster_control
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.first_start import apply_initial_fleet
 from forewarn.service.hypervisors import open_hypervisor
@@ -77,6 +81,7 @@ class ServiceStorage:
     started_text: str  # for the history
     was_interrupted: bool = True  # VMs could not poll for a while: events that came due wait for the grace period
     may_act: Callable[[], bool] = lambda: True  # no act begins while it returns False
+    cluster: ClusterControl | None = None  # the host nodes that answer VMs and act; None: this machine does
 
 
 @asynccontextmanager
@@ -100,6 +105,7 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
             store=store,
             clock=_open_clock(settings, store),
             started_text=f"service started, version {__version__}, process {os.getpid()}",
+            cluster=await open_cluster_control(stack, settings) if settings.bus else None,
         )
         control, supervisors = await open_control(stack, settings, directory, storage)
         operator_server = await open_operator_server(settings, directory, control.store, control.clock.now())
@@ -107,7 +113,7 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
             stack.callback(operator_server.port.sock.close)
         metrics_sockets = bind_metrics(stack, settings)
         service, names = await start_service(
-            stack, settings, directory, control, supervisors, operator_server, metrics_sockets[1:]
+            stack, settings, directory, control, supervisors, operator_server, metrics_sockets[1:], storage.cluster
         )
         await _serve_operators(stack, service, directory, names)
         if metrics_sockets:
@@ -131,7 +137,11 @@ async def open_control(
     def is_confirmed_down(host: str) -> bool:
         return control.placement.is_confirmed_down(host)  # no act is performed before the control plane exists
 
-    hypervisor = open_hypervisor(settings, directory, supervisors, is_confirmed_down)
+    hypervisor: Hypervisor
+    if storage.cluster is not None:
+        hypervisor = storage.cluster.hypervisor
+    else:
+        hypervisor = open_hypervisor(settings, directory, supervisors, is_confirmed_down)
     stack.push_async_callback(hypervisor.close)
     control = ControlPlane(
         store=storage.store,
@@ -162,10 +172,12 @@ async def start_service(
     supervisors: SupervisorRegistry,
     operator_server: OperatorServer | None,
     worker_metrics_sockets: tuple[socket.socket, ...],
+    cluster: ClusterControl | None = None,
 ) -> tuple[Service, FleetDirectory]:
     """Start what operators do not call: reconciler, metadata, supervisors and maintenance jobs.
 
     Returns the service, and the index of its VM names, which the web surfaces share. The stack stops what this starts.
+    `cluster`: the host nodes that answer VMs and act; None: this machine does.
     """
     names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
     publisher = MetadataPublisher.open(publisher_config(settings), control)
@@ -173,16 +185,19 @@ async def start_service(
         settings=settings,
         control=control,
         publisher=publisher,
+        cluster=cluster,
         supervisors=supervisors,
         operator_server=operator_server,
         metrics=ServiceMetrics(
             control,
-            request_totals=publisher.frontend.request_totals,
+            request_totals=(cluster or publisher.frontend).request_totals,
             worker_lags=publisher.frontend.worker_lags,
             count_polling=lambda live: _polling_report(publisher, names, live),
         ),
         started_at=control.clock.now(),
     )
+    if cluster is not None:
+        service.metrics.register(HostNodesCollector(cluster.describe_nodes))
     stack.callback(service.metrics.close)
     await _start_background_work(stack, service, worker_metrics_sockets)
     await _serve_supervisors(stack, service, directory)
@@ -198,10 +213,12 @@ async def _start_background_work(
     await _run_in_background(stack, control.reconciler.run())
     await _run_in_background(stack, control.webhook_delivery.run())
     await _run_in_background(stack, control.unannounced_changes.run())
-    await publisher.start(
-        GuestBackend(control, VmTokens(operator_server.sign_in, operator_server.url) if operator_server else None),
-        metrics_sockets,
-    )
+    backend = GuestBackend(control, VmTokens(operator_server.sign_in, operator_server.url) if operator_server else None)
+    if service.cluster is None:
+        await publisher.start(backend, metrics_sockets)
+    else:
+        config = publisher_config(service.settings)
+        await start_cluster_control(stack, service.cluster, control, publisher, backend, config)
     stack.push_async_callback(write_all_observations, frontend.observations, control.store)
     stack.push_async_callback(record_fault_effects, frontend.faults, control.faults)
     stack.push_async_callback(publisher.drain, DRAIN_TIMEOUT_S)

@@ -1,0 +1,115 @@
+"""Metrics of host nodes: those of a node itself, and those that the service has of all its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metrics.registry import new_registry, render_text
+from forewarn.metrics.requests import RequestMetrics
+
+_SILENT_S = 3.0
+
+
+class MeasuredNode(Protocol):
+    """What the metrics read of a host node."""
+
+    def request_totals(self) -> RequestTotals:
+        """The counts of requests of VMs since the start."""
+
+    def silent_s(self) -> float:
+        """For how long the service was not heard, in seconds; infinite if never."""
+
+    @property
+    def joins(self) -> Mapping[str, int]:
+        """How often the node asked for the complete state, by reason."""
+
+    @property
+    def vm_count(self) -> int:
+        """How many VMs it serves."""
+
+    @property
+    def orders_refused(self) -> int:
+        """How many orders it refused because their sender was deposed."""
+
+
+class NodeMetrics:
+    """The metrics of a host node and of every process. `node` returns it; None: it is starting."""
+
+    def __init__(self, node: Callable[[], MeasuredNode | None]) -> None:
+        self._registry = new_registry()
+        self._registry.register(
+            RequestMetrics(lambda: found.request_totals() if (found := node()) else RequestTotals())
+        )
+        self._registry.register(_NodeCollector(node))
+
+    async def render(self) -> bytes:
+        """The metrics of this node as Prometheus text, read now."""
+        return render_text(self._registry)
+
+
+def _request_totals(node: MeasuredNode | None) -> RequestTotals:
+    return node.request_totals() if node is not None else RequestTotals()
+
+
+class HostNodesCollector(Collector):
+    """What a service knows about its host nodes, which `nodes` returns: see `NodeRegistry.describe`."""
+
+    def __init__(self, nodes: Callable[[], list[dict[str, Any]]]) -> None:
+        self._nodes = nodes
+
+    def describe(self) -> Iterator[Metric]:
+        """No metrics: there are no nodes before the first one joins."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Count the nodes now."""
+        counts = dict.fromkeys(("answering", "silent", "stopped"), 0)
+        oldest_s = 0.0
+        for node in self._nodes():
+            is_silent = node["silent_s"] > _SILENT_S
+            counts["stopped" if node["left"] else "silent" if is_silent else "answering"] += 1
+            if is_silent and not node["left"]:
+                oldest_s = max(oldest_s, node["silent_s"])
+        family = GaugeMetricFamily(
+            "forewarn_host_nodes", "Host nodes that have joined since the start, by their state.", labels=["state"]
+        )
+        for state, count in counts.items():
+            family.add_metric([state], count)
+        yield family
+        yield GaugeMetricFamily(
+            "forewarn_host_node_silent_oldest_seconds",
+            "How long the host node that has been silent longest was not heard, in real time; 0 if none is silent.",
+            value=oldest_s,
+        )
+
+
+class _NodeCollector(Collector):
+    def __init__(self, node: Callable[[], MeasuredNode | None]) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        node = self._node()
+        if node is None:
+            return
+        yield GaugeMetricFamily(
+            "forewarn_node_service_silent_seconds",
+            "On a host node: time since it last heard the active service, in real time.",
+            value=node.silent_s(),
+        )
+        yield GaugeMetricFamily("forewarn_node_vms", "On a host node: the VMs that it serves.", value=node.vm_count)
+        joins = CounterMetricFamily(
+            "forewarn_node_joins", "On a host node: how often it asked for the complete state.", labels=["reason"]
+        )
+        for reason, count in node.joins.items():
+            joins.add_metric([reason], count)
+        yield joins
+        yield CounterMetricFamily(
+            "forewarn_node_orders_refused",
+            "On a host node: orders of a deposed control node that it did not carry out.",
+            value=node.orders_refused,
+        )

@@ -1,0 +1,56 @@
+"""Connects a service to the bus of its cluster, where host nodes answer the VMs and perform the acts."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from contextlib import AsyncExitStack
+
+from forewarn.cluster.bus import Subjects
+from forewarn.cluster.control_side import ClusterControl
+from forewarn.cluster.host_streams import ActiveTerm
+from forewarn.cluster.nats_bus import NatsBus
+from forewarn.control.control_plane import ControlPlane
+from forewarn.service.settings import Settings
+from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
+
+log = logging.getLogger(__name__)
+_SESSION_BYTES = 8
+
+
+async def open_cluster_control(
+    stack: AsyncExitStack, settings: Settings, *, name: str = "", term: ActiveTerm | None = None
+) -> ClusterControl:
+    """Connect to the bus; the stack closes the connection. Waits while no server answers, which is logged.
+
+    `name` is that of this control node, for people; `term` is that of its lease, None: it is the only service. Raises
+    Rejected or Refused if the connection cannot be used.
+    """
+    subjects, name = Subjects(settings.bus_prefix), name or socket.gethostname()
+    bus = await NatsBus.connect(
+        settings.nats,
+        name=f"control node {name}",
+        inbox=subjects.inbox(f"control {name}"),
+        on_waiting=lambda text: log.warning("%s", text),
+    )
+    stack.push_async_callback(bus.close)
+    return ClusterControl(bus, subjects, session=secrets.token_hex(_SESSION_BYTES), name=name, term=term)
+
+
+async def start_cluster_control(
+    stack: AsyncExitStack,
+    cluster: ClusterControl,
+    control: ControlPlane,
+    publisher: MetadataPublisher,
+    backend: GuestBackend,
+    config: PublisherConfig,
+) -> None:
+    """Publish all scopes to host nodes and answer them, until the stack unwinds.
+
+    Raises Refused if the bus does not permit it.
+    """
+    cluster.attach(control, publisher, backend, config)
+    await publisher.start(backend, make_sink=cluster.make_streams)
+    stack.push_async_callback(cluster.close)
+    await cluster.start()
