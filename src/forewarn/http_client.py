@@ -120,7 +120,7 @@ class HttpClient:
         *,
         headers: Mapping[str, str],
         body: bytes = b"",
-        limits: HttpLimits = HttpLimits(),  # noqa: B008 (frozen)
+        limits: HttpLimits = HttpLimits(),
     ) -> ClientResponse:
         """Send one request and return the response, of any status; redirects are not followed.
 

@@ -13,7 +13,7 @@ from tests.support.world import a_host, a_vm
 
 
 def test_a_node_and_its_service_export_the_documented_metrics() -> None:
-    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/node-metrics.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(forewarn_(?:node|host_node)\w*)` \|", page, re.MULTILINE))
 
     async def scenario(world: ClusterWorld) -> None:

@@ -28,7 +28,7 @@ from tests.support.reporting_hypervisor import ReportingHypervisor
 from tests.support.world import LAB_POLICY, a_host, a_vm
 
 
-def poll_text(portal: PortalUser, vm: str, version: str, rules: EndpointRules = EndpointRules()) -> str:  # noqa: B008
+def poll_text(portal: PortalUser, vm: str, version: str, rules: EndpointRules = EndpointRules()) -> str:
     """The document that the VM receives now, in this version."""
     target = f"/metadata/scheduledevents?api-version={version}"
     poll = read_request(

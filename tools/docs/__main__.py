@@ -15,7 +15,7 @@ from tools.docs.executable_page import chosen_ports
 from tools.docs.faults import faults_markdown
 from tools.docs.fleet_file import fleet_file_markdown
 from tools.docs.lifecycle import lifecycle_markdown
-from tools.docs.metrics import with_agent_metrics, with_metrics
+from tools.docs.metrics import with_agent_metrics, with_metrics, with_node_metrics
 from tools.docs.packages import with_packages
 from tools.docs.powershell import powershell_markdown
 from tools.docs.settings import with_settings
@@ -25,6 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 _ARCHITECTURE = DOCS / "explanation" / "architecture.md"
 _SETTINGS = DOCS / "reference" / "settings.md"
 _METRICS = DOCS / "reference" / "metrics.md"
+_NODE_METRICS = DOCS / "reference" / "node-metrics.md"
 _AGENT_METRICS = DOCS / "reference" / "agent-metrics.md"
 
 
@@ -41,6 +42,7 @@ def pages() -> dict[str, str]:
         "reference/azure-api.md": azure_api_markdown(arm_routes.ROUTES),
         "reference/powershell.md": powershell_markdown(arm_routes.ROUTES),
         "reference/metrics.md": with_metrics(_METRICS.read_text(encoding="utf-8")),
+        "reference/node-metrics.md": with_node_metrics(_NODE_METRICS.read_text(encoding="utf-8")),
         "reference/agent-metrics.md": with_agent_metrics(_AGENT_METRICS.read_text(encoding="utf-8")),
         "reference/settings.md": with_settings(_SETTINGS.read_text(encoding="utf-8")),
         "reference/crash-test-cases.md": crash_test_cases_markdown(),

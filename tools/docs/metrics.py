@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference/metrics.md and agent-metrics.md from the exported metrics (`make docs`).
+"""Writes the tables of the three pages of metrics in docs/reference/ (`make docs`).
 
 Names, types, labels and label values are those of a first scrape, meanings are the help texts of the metrics.
 """
@@ -36,7 +36,6 @@ _SERVICE_TABLES: Mapping[str, tuple[str, ...]] = {
     "polling": ("vms", "scopes"),
     "events": ("event", "notice", "approval", "started"),
     "acts": ("act",),
-    "nodes": ("node", "host_node"),
     "service": ("",),
 }
 # Values of labels that depend on the installation.
@@ -51,15 +50,18 @@ _TABLE = re.compile(r"(<!-- metrics: begin (\w+) .*? -->\n).*?(<!-- metrics: end
 
 def with_metrics(page: str) -> str:
     """The text of docs/reference/metrics.md with new tables of metrics between its comments."""
-    families = [
-        *asyncio.run(_service_families()),
-        *asyncio.run(_worker_families()),
-        *asyncio.run(_node_families()),
-    ]
+    families = [*asyncio.run(_service_families()), *asyncio.run(_worker_families())]
     tables: dict[str, dict[str, Metric]] = {name: {} for name in _SERVICE_TABLES}
     for family in families:
         tables[_service_table(family.name)].setdefault(family.name, family)
     return _TABLE.sub(lambda match: match[1] + _table(tables.pop(match[2]).values()) + match[3], page)
+
+
+def with_node_metrics(page: str) -> str:
+    """The text of docs/reference/node-metrics.md with a new table of metrics between its comments."""
+    own = asyncio.run(_node_families())
+    families = [family for family in own if family.name.startswith(("forewarn_node", "forewarn_host_node"))]
+    return _TABLE.sub(lambda match: match[1] + _table(families) + match[3], page)
 
 
 def with_agent_metrics(page: str) -> str:

@@ -200,7 +200,7 @@ class RemoteHypervisor:
         act: Act,
         now: float,
         step: MoveStep | None = None,
-        given: MoveHandover = MoveHandover(),  # noqa: B008 (frozen)
+        given: MoveHandover = MoveHandover(),
     ) -> StepReport:
         """Send an order to the node of a host and return its report. _NodeSilent if it does not answer."""
         view = self._view

@@ -69,9 +69,9 @@ class ControlPlane:
         clock: Clock,
         hypervisor: Hypervisor,
         inputs: ControlInputs,
-        policy: Policy = Policy(),  # noqa: B008 (frozen)
-        retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
-        limits: ActLimits = ActLimits(),  # noqa: B008 (frozen)
+        policy: Policy = Policy(),
+        retry: ActRetryPolicy = ActRetryPolicy(),
+        limits: ActLimits = ActLimits(),
         verbs: VerbSupport | None = None,
     ) -> None:
         self.store, self.clock, new_id = store, clock, inputs.new_id

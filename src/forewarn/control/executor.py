@@ -89,8 +89,8 @@ class ActExecutor:
         wake: Callable[[], None],
         needs_failed_host: Callable[[Act], bool] = lambda act: False,
         may_act: Callable[[], bool] = lambda: True,
-        limits: ActLimits = ActLimits(),  # noqa: B008 (frozen)
-        retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
+        limits: ActLimits = ActLimits(),
+        retry: ActRetryPolicy = ActRetryPolicy(),
     ) -> None:
         self._hypervisor = hypervisor
         self.progress = ActProgress()

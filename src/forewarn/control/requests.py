@@ -71,7 +71,7 @@ class RequestService:
         *,
         transactions: ScopeTransactions,
         new_id: Callable[[], str],
-        verbs: VerbSupport = VerbSupport(),  # noqa: B008 (frozen)
+        verbs: VerbSupport = VerbSupport(),
     ) -> None:
         self._verbs = verbs
         self._transactions = transactions

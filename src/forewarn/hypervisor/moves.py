@@ -54,7 +54,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
     handover: MoveHandover = MoveHandover()
 
     @classmethod
-    def of(cls, answer: ActDone | ActUnderWay, handover: MoveHandover = MoveHandover()) -> StepReport:  # noqa: B008
+    def of(cls, answer: ActDone | ActUnderWay, handover: MoveHandover = MoveHandover()) -> StepReport:
         """Return the report with this answer."""
         return cls(answer, None, handover) if isinstance(answer, ActDone) else cls(None, answer, handover)
 

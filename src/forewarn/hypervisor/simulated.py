@@ -156,7 +156,7 @@ class SimulatedHypervisor:
     unreachable.
     """
 
-    def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:
         self._ledger = ledger
         self._behaviour = behaviour
 

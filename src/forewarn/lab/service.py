@@ -76,10 +76,10 @@ async def open_lab_service(
     *,
     at: float,
     policy: Policy,
-    behaviour: SimulatedBehaviour = SimulatedBehaviour(),  # noqa: B008 (frozen)
+    behaviour: SimulatedBehaviour = SimulatedBehaviour(),
     running_clock: LabClock | None = None,
     hypervisor: Hypervisor | None = None,
-    rules: EndpointRules = EndpointRules(),  # noqa: B008 (frozen)
+    rules: EndpointRules = EndpointRules(),
 ) -> AsyncIterator[LabService]:
     """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block.
 

@@ -58,7 +58,10 @@ def copy_digests(path: Path) -> dict[str, TableDigest]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Sequence[SqlValues]]]:
-    """Return an iterator over all rows of a SQLite store in pieces, as of one moment; raises sqlite3.Error."""
+    """Return an iterator over all rows of a SQLite store in pieces, as of one moment.
+
+    Raises sqlite3.Error if the file cannot be read.
+    """
     with closing(sqlite_file.connect(path, mode="ro")) as db:
         db.execute("BEGIN")
         for table in REPLICATED_TABLES.values():

@@ -142,7 +142,10 @@ def renew_epochs(url: str, *, now: float) -> int:
 
 
 def require_standby(name: str, db: LimitedConnection) -> None:
-    """Raise Refused if the server demands a synchronous standby and none is connected: every COMMIT would wait."""
+    """Raise Refused if the server demands a synchronous standby and none is connected.
+
+    Every COMMIT would wait for one.
+    """
     rows = db.execute(_DEMANDED_STANDBY).fetchall()
     ((names, connected, visible, synchronous),) = rows
     if names and (connected == 0 or (visible == connected and synchronous == 0)):

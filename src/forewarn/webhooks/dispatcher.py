@@ -34,7 +34,7 @@ class WebhookDispatcher:
         *,
         client: HttpClient,
         now: Callable[[], float],
-        limits: HttpLimits = HttpLimits(),  # noqa: B008 (frozen)
+        limits: HttpLimits = HttpLimits(),
         real_time: Callable[[], float] = read_real_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         random: Callable[[], float] = random.random,

@@ -76,7 +76,7 @@ class MachineHypervisor:
         self,
         driver: MachineDriver,
         journal: MachineJournal,
-        policy: MachinePolicy = MachinePolicy(),  # noqa: B008 (frozen)
+        policy: MachinePolicy = MachinePolicy(),
         *,
         is_confirmed_down: Callable[[str], bool] = lambda host: False,
         real_clock: Clock | None = None,
