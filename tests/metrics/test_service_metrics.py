@@ -304,12 +304,7 @@ def test_every_metric_is_documented_with_its_labels(metered: MeteredWorld) -> No
     exported = {
         name: {label for s in family.samples for label in s.labels} - {"le"} for name, family in families.items()
     }
-    nodes = {name for name in documented if name.startswith(("forewarn_node_", "forewarn_host_node"))}
-    assert nodes  # tests/cluster compare these
-    assert {name: labels for name, labels in documented.items() if name not in nodes} == {
-        **exported,
-        "forewarn_worker_heard_seconds": set(),
-    }
+    assert documented == {**exported, "forewarn_worker_heard_seconds": set()}
 
 
 def test_acts_that_the_hypervisor_does_not_answer_are_counted(make_metered: Callable[..., MeteredWorld]) -> None:
