@@ -50,7 +50,8 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
 
     Every scope gets a new epoch, so that an ETag from the lost history never matches again (spec §4.3). It is larger
     than all epochs found here and than `now` (real time in POSIX seconds), because the epochs of a store that was lost
-    with its disk, or by an earlier restore of this backup, are not known here.
+    with its disk, or by an earlier restore of this backup, are not known here. The backup of a copy of a record becomes
+    a store of its own.
     """
     with sqlite_file.file_errors_as_unavailable(target, "restored"):
         if sqlite_file.read_revision(source) is None:

@@ -35,7 +35,11 @@ class TableDigest(NamedTuple):
 
 
 def digest_tables(pieces: Iterable[tuple[str, Sequence[SqlValues]]]) -> dict[str, TableDigest]:
-    """Return the digest of every replicated table from pieces of their rows, in any order."""
+    """Return the digest of every replicated table, by its name, from pieces of their rows, in any order.
+
+    A table without pieces has 0 rows; other tables in `pieces` are ignored. `last_request_at` of scopes does not
+    count.
+    """
     counts: defaultdict[str, int] = defaultdict(int)
     sums: defaultdict[str, int] = defaultdict(int)
     for table, rows in pieces:
@@ -48,19 +52,26 @@ def digest_tables(pieces: Iterable[tuple[str, Sequence[SqlValues]]]) -> dict[str
 
 
 def snapshot_digests(snapshot: RecordSnapshot) -> dict[str, TableDigest]:
-    """Return the digests of a record's tables; reads the whole snapshot."""
+    """Return the digests of a record's tables, by table name; reads the whole snapshot.
+
+    Its `tables` cannot be read again afterwards. Raises RecordUnavailable.
+    """
     return digest_tables(snapshot.tables)
 
 
 def copy_digests(path: Path) -> dict[str, TableDigest]:
-    """Return the digests of the tables of a SQLite store, which may be in use; raises sqlite3.Error."""
+    """Return the digests of the replicated tables of a SQLite store, by table name.
+
+    The store may be in use. Raises sqlite3.Error if the file is missing or cannot be read.
+    """
     return digest_tables(read_rows(path))
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Sequence[SqlValues]]]:
-    """Return an iterator over all rows of a SQLite store in pieces, as of one moment.
+    """Return an iterator over the rows of the replicated tables of a SQLite store, as of one moment.
 
-    Raises sqlite3.Error if the file cannot be read.
+    It gives pairs of a table's name and up to 5000 rows, whose columns are in the order of the schema; nothing for
+    an empty table. Raises sqlite3.Error, when it is read, if the file is missing or cannot be read.
     """
     with closing(sqlite_file.connect(path, mode="ro")) as db:
         db.execute("BEGIN")

@@ -47,18 +47,27 @@ class RebuildReason(StrEnum):
 
 
 def read_position(db: sqlite3.Connection) -> CopyPosition | None:
-    """Return the position of a copy; None if this store is not a copy."""
+    """Return the position of a copy; None if this store is not a copy.
+
+    sqlite3.OperationalError for a store of an earlier release, which has no such table.
+    """
     row = db.execute(_READ_POSITION).fetchone()
     return CopyPosition(*row) if row else None
 
 
 def write_position(db: sqlite3.Connection, position: CopyPosition) -> None:
-    """Write the position of a copy, in the transaction that writes the rows."""
+    """Write term and number of a copy's position, in the transaction that writes the rows.
+
+    It keeps the stored `record_id`, and does nothing in a store that is not a copy.
+    """
     db.execute("UPDATE record_position SET term = ?, number = ?", (position.term, position.number))
 
 
 def forget_position(path: Path) -> None:
-    """Make a copy that no process uses a store of its own; durable on return. Raises sqlite3.Error."""
+    """Make a copy that no process uses a store of its own; durable on return.
+
+    Raises sqlite3.Error if the file is missing or cannot be written, or OSError.
+    """
     with closing(sqlite_file.connect(path, mode="rw")) as db:
         db.execute("PRAGMA synchronous = FULL")
         db.execute(_FORGET_POSITION)
@@ -68,9 +77,10 @@ def forget_position(path: Path) -> None:
 class CopyFollower:
     """A copy that follows its record. It owns the file: no other connection may be open.
 
-    The constructor opens the copy, and builds it if there is none; `follow` brings it up to date. Both block, and raise
-    RecordUnavailable if the record cannot be reached, Unavailable for file errors, Refused if the file is a store of
-    its own or the record is of a newer release.
+    The constructor opens the copy, and builds it if there is none; `follow` brings it up to date. Both block, and
+    raise RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the file is of
+    another program or its directory is missing, Refused if it is a store of its own or the record is of a newer
+    release.
     """
 
     def __init__(self, path: Path, record: SharedRecord) -> None:
@@ -83,13 +93,17 @@ class CopyFollower:
 
     @property
     def position(self) -> CopyPosition:
-        """The last group that the copy has."""
+        """The last group that the copy has; sqlite3.ProgrammingError after `close`."""
         found = read_position(self._db)
         assert found is not None
         return found
 
     def follow(self) -> LeaseRow:
-        """Apply all groups that are in the log, or build the copy again; return the lease as it was before."""
+        """Apply all groups that are in the log, or build the copy again; return the lease as it was before.
+
+        Appends the reason to `rebuilt` if it builds the copy. Blocks; raises as the constructor. It opens a
+        closed copy again.
+        """
         lease = self._record.read_lease()
         with sqlite_file.file_errors_as_unavailable(self._path, "written"):
             if self._opened is None:  # an earlier attempt to build it has failed
@@ -106,7 +120,8 @@ class CopyFollower:
     def follow_to(self, lease: LeaseRow) -> CopyPosition:
         """Follow until the copy has the last group of a lease that this node has taken; return its position.
 
-        Raises RecordMismatch if it cannot be reached: another node writes.
+        Raises RecordMismatch if the copy is at another group then, because another node writes; otherwise as
+        `follow`.
         """
         self.follow()
         position = self.position
@@ -118,7 +133,7 @@ class CopyFollower:
         return position
 
     def close(self) -> None:
-        """Close the copy. Closing twice is harmless."""
+        """Close the file of the copy, not the record. Closing twice is harmless; `follow` opens it again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
@@ -203,8 +218,8 @@ def _reason_to_rebuild(path: Path) -> RebuildReason | None:
 def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
     """Write all rows of the record to a new file, which replaces the copy at `path`; durable on return.
 
-    A damaged file is kept as NAME.damaged. Polls of an earlier copy are lost. Raises as `CopyFollower`; then the file
-    at `path` is as it was.
+    A damaged file is kept as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable,
+    Refused if the record is of a newer release, OSError and sqlite3.Error.
     """
     partial = path.with_name(path.name + ".building")
     _delete_database(partial)

@@ -33,11 +33,12 @@ class LeaseState(StrEnum):
 
 
 class HeldLease:
-    """A lease that this node has taken, and the threads that renew and watch it.
+    """A lease that this node has taken, and the two daemon threads that renew and watch it.
 
     Call `start` once, and `release` or `stop` at the end. `sent_at` is the monotonic time before `take_lease` was
-    called. `on_change` is called with each new state, on one of the threads, and must not block. `has_progress` says
-    whether the event loop has run lately. Other methods are for any thread.
+    called. `on_change` is called with each new state, on one of the threads or that of the caller, and must not
+    block. `has_progress` says whether the event loop has run lately: while it has not, nothing is renewed. Each
+    minute the first thread also prunes the record's log, which keeps an hour. Other methods are for any thread.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class HeldLease:
 
     @property
     def margin_s(self) -> float:
-        """How long this node may still act without a renewal; 0 or less: it is suspended."""
+        """For how many seconds this node may still act without a renewal; 0 or less: it is suspended."""
         return self._sent_at + LEASE_S - self._monotonic()
 
     @property
     def explanation(self) -> str:
-        """Why the lease is not held, in a sentence; "" if it is."""
+        """Why the lease is not held (suspended, deposed or released), in a sentence; "" if it is."""
         state = self.state
         if state is LeaseState.HELD:
             return ""
@@ -103,7 +104,7 @@ class HeldLease:
         return f"nothing can be changed, because the lease was not renewed for {seconds:.0f} s: {reason}"
 
     def check(self) -> None:
-        """Raise RecordUnavailable while the lease is suspended, Deposed when it is not held any more."""
+        """Raise RecordUnavailable while the lease is suspended, Deposed if it was lost or released."""
         state = self.state
         if state is LeaseState.SUSPENDED:
             raise RecordUnavailable(self.explanation)
@@ -111,14 +112,14 @@ class HeldLease:
             raise Deposed(self.explanation)
 
     def start(self) -> None:
-        """Start to renew and watch the lease."""
+        """Start the threads that renew and watch the lease; returns at once. Call it only once."""
         for thread in self._threads:
             thread.start()
 
     def renewed(self, sent_at: float) -> None:
-        """Count a call that has renewed the lease, such as a commit.
+        """Count a call that has renewed the lease, such as a commit: the lease lasts LEASE_S from `sent_at`.
 
-        `sent_at` is the monotonic time before the call was sent.
+        `sent_at` is the monotonic time before the call was sent; an earlier one than the last changes nothing.
         """
         with self._lock:
             self._sent_at = max(self._sent_at, sent_at)
@@ -127,13 +128,17 @@ class HeldLease:
         self._report()
 
     def deposed(self, reason: str) -> None:
-        """End it: another node has taken the lease, as a commit has found."""
+        """End it, because a commit has found that another node has the lease; `explanation` shows `reason`.
+
+        The state is DEPOSED from then on; does nothing if it was deposed, released or stopped before.
+        """
         self._end(LeaseState.DEPOSED, reason)
 
     def release(self) -> None:
         """Stop the threads and give the lease up, so that another node can take it at once.
 
-        Blocks, perhaps for seconds. If the record cannot be reached, the lease expires by itself.
+        Blocks, perhaps for seconds. The state is RELEASED then, unless it was deposed. If the record cannot be
+        reached, the lease expires by itself; no error is raised. After `stop` it gives nothing up.
         """
         was_held = self._ended is None
         self.stop()
@@ -147,7 +152,11 @@ class HeldLease:
                 record.close()
 
     def stop(self) -> None:
-        """Stop the threads, and keep the lease until it expires. Stopping twice is harmless."""
+        """Stop the threads, and leave the lease in the record until it expires. Stopping twice is harmless.
+
+        Blocks until both have ended; a call of theirs that is under way is aborted. The state is RELEASED then,
+        unless it was deposed.
+        """
         self._end(LeaseState.RELEASED, "it was released")
         self._is_stopping.set()
         for record, thread in zip((self._renewing, self._watching), self._threads, strict=True):

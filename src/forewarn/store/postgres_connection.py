@@ -78,7 +78,10 @@ def parse_url(url: str) -> dict[str, Any]:
 
 
 def describe_url(url: str) -> str:
-    """Return how messages call the database of a URL: hosts and name, never the password."""
+    """Return how messages call the database of a URL: hosts, ports and name, never the password.
+
+    psycopg.ProgrammingError if the URL cannot be parsed; `parse_url` says that in plain words.
+    """
     given = conninfo.conninfo_to_dict(url)
     hosts = str(given.get("host") or given.get("hostaddr") or "the local socket")
     ports = str(given.get("port") or "")
@@ -97,7 +100,11 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     is_pooled = False  # a connection pooler is between this process and the server
 
     def wait(self, gen: PQGen[Result], interval: float = _CHECK_INTERVAL_S, timeout: float | None = None) -> Result:
-        """Wait for a call of psycopg; raises CallAborted at the deadline."""
+        """Wait for a call of psycopg and return its result; CallAborted at the deadline or after an abort.
+
+        Psycopg calls it. `interval` and `timeout` are ignored: `deadline` and `is_aborted` are checked every
+        0.1 s.
+        """
         return waiting.wait(self._limited(gen), self.pgconn.socket, interval=_CHECK_INTERVAL_S)
 
     def _limited(self, gen: PQGen[Result]) -> PQGen[Result]:
@@ -126,8 +133,9 @@ class _BigIntegers(Int8Dumper):
 def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None = None) -> LimitedConnection:
     """Return a new connection in autocommit mode; blocks for at most some seconds for each host.
 
-    Raises Rejected if a later try will not help either (URL, password, database, settings of the server), otherwise
-    RecordUnavailable.
+    `on_notice` is called with every notice of the server. Raises Rejected if a later try will not help either (URL,
+    password, database, settings of the server, a version before 13), otherwise RecordUnavailable, also for a
+    standby.
     """
     parameters = parse_url(url)
     name = describe_url(url)
@@ -188,17 +196,17 @@ def _connection_error(name: str, error: psycopg.Error) -> ForewarnError:
 
 
 def failure_text(error: psycopg.Error) -> str:
-    """Return what PostgreSQL or its driver says, on one line."""
+    """Return what PostgreSQL or its driver says, on one line, without the driver's own introduction."""
     text = error.diag.message_primary or str(error) or type(error).__name__
     lines = [_DRIVER_WORDS.sub("", line.strip()).strip() for line in text.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line)).removesuffix(".")
 
 
 def transaction_settings(lock_s: float, idle_s: float) -> str:
-    """Return SQL that limits the rest of a transaction on the server: waits for locks, and idle time.
+    """Return SQL that limits waits for locks and idle time (seconds) in the rest of a transaction.
 
-    A node that vanishes within a transaction must not keep the lease locked. Only the transaction has these settings,
-    because a pooler may give the next one to another server process.
+    A node that vanishes within a transaction must not keep the lease locked. Only the transaction has these
+    settings, because a pooler may give the next one to another server process.
     """
     return (
         f"SELECT set_config('lock_timeout', '{lock_s * 1000:.0f}', true), "

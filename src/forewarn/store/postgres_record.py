@@ -84,10 +84,10 @@ RowList = list[tuple[Any, ...]]
 
 
 def open_record(url: str) -> PostgresRecord:
-    """Connect to the record at this URL, which must have our schema; blocks.
+    """Connect to the record at this URL, which must have our schema; blocks. The caller closes it.
 
-    Raises Rejected or Refused, with one sentence, if the URL, the password, the database, its settings or its schema
-    are not right, and RecordUnavailable if the server cannot be reached or written now.
+    Raises Rejected or Refused, with one sentence, if the URL, the password, the database, its settings or its
+    schema are not right, and RecordUnavailable if the server cannot be reached or written now.
     """
     record = PostgresRecord(url)
     try:
@@ -99,7 +99,12 @@ def open_record(url: str) -> PostgresRecord:
 
 
 class PostgresRecord(SharedRecord):
-    """A connection to the record in PostgreSQL (see `SharedRecord`); `open_record` checks its schema, too."""
+    """A connection to the record in PostgreSQL (see `SharedRecord`); `open_record` checks its schema, too.
+
+    It connects with the first call, and again after a lost connection. Calls block for up to 10 s without an
+    answer, and raise RecordUnavailable, or Rejected as `postgres_connection.connect`. The constructor raises
+    Rejected for a bad URL.
+    """
 
     def __init__(self, url: str) -> None:
         postgres_connection.parse_url(url)
@@ -143,24 +148,40 @@ class PostgresRecord(SharedRecord):
         return found
 
     def read_lease(self) -> LeaseRow:
-        """Return the lease, held or expired."""
+        """Return the lease, held or expired. Blocks; raises RecordUnavailable."""
         return self._call(lambda db: _lease_row(db.execute(_READ_LEASE).fetchall()))
 
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
-        """Take the lease under a new term; None if it has not expired, even if this holder has it."""
+        """Take the lease under a new term; None if it has not expired, even if this holder has it.
+
+        The server's clock decides. It lasts LEASE_S seconds without `renew_lease` or `commit`. After
+        RecordUnavailable it may have been taken all the same.
+        """
         rows = self._write(_TAKE_LEASE, (holder, url))
         return _lease_row(rows) if rows else None
 
     def renew_lease(self, term: int) -> bool:
-        """Extend the lease by LEASE_S seconds from now; False if another node has taken it since."""
+        """Extend the lease by LEASE_S seconds from now; False if another node has taken it since.
+
+        An expired lease that nobody has taken is renewed, too. Raises RecordUnavailable.
+        """
         return self._write_count(_RENEW_LEASE, (term,)) == 1
 
     def release_lease(self, term: int) -> None:
-        """Let the lease expire at once, so that another node can take it; does nothing under a later term."""
+        """Let the lease expire at once, so that another node can take it; does nothing under a later term.
+
+        Raises RecordUnavailable; then it may have been released all the same.
+        """
         self._write_count(_RELEASE_LEASE, (term,))
 
     def commit(self, group: RecordGroup) -> None:
-        """Write a group, all of it or nothing, and renew the lease; durable on return."""
+        """Write a group, all of it or nothing, and renew the lease; durable on return.
+
+        Raises Deposed under a later term, RecordMismatch if `group.number` does not follow or a row contradicts
+        another, RowsRejected for a value that cannot be stored, RecordUnavailable: nothing was written.
+        NotReplicated: it was written, but not durably. OutcomeUnknown: ask `was_committed` before anything else
+        is written.
+        """
         db = self._connected()
         self._is_committing = self._wait_was_cancelled = False
         try:
@@ -178,8 +199,9 @@ class PostgresRecord(SharedRecord):
     def was_committed(self, term: int, number: int) -> bool:
         """Return whether the group with this term and number was committed.
 
-        The lock of the lease row waits for a transaction whose connection was lost. Its own COMMIT waits for the
-        standby, which then has everything that was committed before, too.
+        The lock of the lease row waits for a transaction whose connection was lost. Its own COMMIT waits for
+        the standby, which then has everything that was committed before, too. Raises LogPruned if the log no
+        longer has this number, and RecordUnavailable.
         """
 
         def ask(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
@@ -196,7 +218,11 @@ class PostgresRecord(SharedRecord):
         return bool(found[0][0] == term)
 
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
-        """Return up to `limit` groups that follow this number, in order; LogPruned if they are not there."""
+        """Return up to `limit` groups that follow this number, in order; [] if it is the last one.
+
+        Raises LogPruned if the log does not continue after it (pruned, rewritten, or the record is not that
+        far), and RecordUnavailable.
+        """
 
         def read(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
             lease = _lease_row(db.execute(_READ_LEASE).fetchall())  # first: a group that follows meanwhile is no gap
@@ -220,12 +246,19 @@ class PostgresRecord(SharedRecord):
         return int(rows[0][0]) if rows else None
 
     def prune_log(self, keep_s: float) -> int:
-        """Delete groups from the log that are older than this and not among the last 1000; return how many."""
+        """Delete groups from the log that are older than this and not among the last 1000; return how many.
+
+        `keep_s` is in seconds, by the server's clock. Raises RecordUnavailable.
+        """
         return self._write_count(_PRUNE_LOG, (float(keep_s),))
 
     @contextmanager
     def snapshot(self) -> Iterator[RecordSnapshot]:
-        """Return all rows as of one group; the record can be written meanwhile."""
+        """Return a context manager that gives all rows as of one group; the record can be written meanwhile.
+
+        This connection can do nothing else until the `with` block ends. Raises RecordUnavailable, also while
+        `tables` is read.
+        """
         db = self._connected()
         with self._errors():
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -246,24 +279,38 @@ class PostgresRecord(SharedRecord):
                 db.execute("ROLLBACK", prepare=False)
 
     def waits_for_standby(self) -> bool:
-        """Return whether a COMMIT waits now for the answer of the server's synchronous standby."""
+        """Return whether any COMMIT in this database waits now for the server's synchronous standby.
+
+        Raises RecordUnavailable.
+        """
         return bool(self._call(lambda db: db.execute(_WAITS_FOR_STANDBY).fetchall())[0][0])
 
     def put_node(self, node: NodeRow) -> None:
-        """Store how a control node describes itself, in place of its earlier description; not in the log."""
+        """Store how a control node describes itself, in place of its earlier description; not in the log.
+
+        Also deletes the nodes that have not described themselves for a week. Raises RecordUnavailable.
+        """
         row = (node.name, node.url, node.role, node.version, node.number, node.status)
         if self._write_count(_PUT_NODE, row):
             self._write_count(_FORGET_NODES, ())
 
     def nodes(self) -> list[NodeRow]:
-        """Return the control nodes that described themselves within a week, sorted by name."""
+        """Return the control nodes that have described themselves, sorted by name.
+
+        A node is forgotten a week after its last description, with the next `put_node` of another one. Raises
+        RecordUnavailable.
+        """
         return [
             NodeRow(name=name, url=url, role=role, version=version, number=number, status=status, seen_s_ago=seen)
             for name, url, role, version, number, status, seen in self._call(lambda db: db.execute(_NODES).fetchall())
         ]
 
     def abort(self) -> None:
-        """End the call that another thread waits for, by breaking the connection; for any thread."""
+        """End the call that another thread waits for, by breaking the connection; for any thread.
+
+        That call raises RecordUnavailable or OutcomeUnknown within 0.1 s. The server still completes a
+        transaction that it has begun. Without a call under way, the next one connects again.
+        """
         if (db := self._db) is not None:
             db.is_aborted = True
 

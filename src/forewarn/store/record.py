@@ -21,7 +21,10 @@ SqlValues = tuple[Any, ...]  # each is str, bytes, int, float or None
 
 
 class RecordUnavailable(Unavailable):
-    """The record cannot be reached or used now; what was called had no effect."""
+    """The record cannot be reached or used now.
+
+    `SharedRecord.commit` had no effect then; other writes, such as `take_lease`, may have had theirs.
+    """
 
 
 class OutcomeUnknown(Unavailable):
@@ -172,16 +175,25 @@ class SharedRecord(Protocol):
         """Delete groups from the log that are older than this and not among the last 1000; return how many."""
 
     def snapshot(self) -> AbstractContextManager[RecordSnapshot]:
-        """Return all rows as of one group; the record can be written meanwhile."""
+        """Return a context manager that gives all rows as of one group; the record can be written meanwhile.
+
+        This connection can do nothing else until the `with` block ends.
+        """
 
     def waits_for_standby(self) -> bool:
         """Return whether a COMMIT waits now for the answer of the server's synchronous standby."""
 
     def put_node(self, node: NodeRow) -> None:
-        """Store how a control node describes itself, in place of its earlier description; not in the log."""
+        """Store how a control node describes itself, in place of its earlier description; not in the log.
+
+        Also deletes the nodes that have not described themselves for a week.
+        """
 
     def nodes(self) -> list[NodeRow]:
-        """Return the control nodes that described themselves within a week, sorted by name."""
+        """Return the control nodes that have described themselves, sorted by name.
+
+        A node is forgotten a week after its last description, with the next `put_node` of another one.
+        """
 
     def abort(self) -> None:
         """End the call that another thread waits for, by breaking the connection; for any thread.

@@ -32,9 +32,9 @@ _STANDBYS = """
 class StandbyServer(msgspec.Struct, frozen=True, kw_only=True):
     """A standby of the PostgreSQL server, as far as the user of the URL may see it."""
 
-    name: str
-    state: str  # such as "streaming"
-    sync_state: str  # "sync" or "quorum": a COMMIT waits for it
+    name: str  # "?" if the user may not see it
+    state: str  # such as "streaming"; "unknown" if the user may not see it
+    sync_state: str  # "sync" or "quorum": a COMMIT waits for it; "unknown" if the user may not see it
 
 
 class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
     holder: str  # the control node that holds the lease; "": none does now
     term: int
     number: int  # of the last group
-    log_groups: int
+    log_groups: int  # how many groups the log has
     standbys: tuple[StandbyServer, ...]
     problems: tuple[str, ...]  # sentences; empty: all is well
     warnings: tuple[str, ...]  # sentences about what is allowed, and may lose data
@@ -56,8 +56,9 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
 def examine_record(url: str, copy: Path | None = None) -> RecordReport:
     """Examine the record at a URL, and compare it with a copy; changes nothing. Blocks.
 
-    A copy that is in use is compared as of a group that both have. Raises as `open_record`; Refused if the file `copy`
-    is not a copy of a record.
+    A copy that is in use is compared as of a group that both have; if none is found in five attempts, `problems`
+    says so, as it says how a copy differs. Raises as `open_record`; Refused if the file `copy` is not a copy of a
+    record, Unavailable if it is missing or unreadable.
     """
     name = postgres_connection.describe_url(url)
     with closing(open_record(url)) as record:

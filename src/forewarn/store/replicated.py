@@ -44,10 +44,10 @@ class LeaseGuard(Protocol):
         """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost."""
 
     def renewed(self, sent_at: float) -> None:
-        """Count a commit that has renewed the lease."""
+        """Count a commit that has renewed the lease; `sent_at` is the monotonic time before it was sent."""
 
     def deposed(self, reason: str) -> None:
-        """End the lease: another node has taken it."""
+        """End the lease, because another node has taken it; `reason` is a sentence for people."""
 
 
 class RecordReplication(GroupReplication):
@@ -83,17 +83,22 @@ class RecordReplication(GroupReplication):
 
     @property
     def number(self) -> int:
-        """The number of the last group."""
+        """The number of the last group that the record has, as far as this node knows."""
         return self._position.number
 
     def begin(self) -> None:
-        """Forget the changes of the group before; raises if this process must end."""
+        """Forget the changes of the group before; raises the MustStop again if this process must end."""
         if self._stopped is not None:
             raise type(self._stopped)(str(self._stopped))
         self._capture.reset()
 
     def commit(self) -> None:
-        """Commit what has changed since `begin` to the record, if anything has."""
+        """Commit what has changed since `begin` to the record, if anything has, and count that as a renewal.
+
+        Also writes the new position to the copy, whose transaction the caller commits. If the answer is lost,
+        waits until the record says whether it has the group. Raises RecordUnavailable (nothing was written),
+        RowsRejected, or MustStop.
+        """
         changes = self._capture.changes()
         if not changes:
             return
@@ -116,11 +121,14 @@ class RecordReplication(GroupReplication):
         self._guard.renewed(sent_at)
 
     def copied(self) -> None:
-        """The copy has the group, too."""
+        """Called after the COMMIT of the copy, which now has the group that the record has."""
         self._is_copy_behind = False
 
     def failed(self, error: Exception) -> Exception:
-        """Return the error that the writes get; the process must end if the copy is behind the record."""
+        """Return the error that the writes get: `error`, or MustStop if the copy is now behind the record.
+
+        The first MustStop is passed to `on_stop`, and one that is Deposed also ends the lease.
+        """
         if self._is_copy_behind:
             stop = MustStop(
                 f"the record has group {self.number}, but the copy could not be written ({error}): this control node "
@@ -133,7 +141,7 @@ class RecordReplication(GroupReplication):
         return error
 
     def close(self) -> None:
-        """End an attempt to find out an unknown outcome, and close the connection when the writer has ended."""
+        """End the wait for an unknown outcome and a call to the record under way; closes no connection."""
         self._is_closing.set()
         self._record.abort()
 
@@ -185,8 +193,9 @@ class ReplicatedStore(SqliteStore):
     ) -> ReplicatedStore:
         """Bring the copy at `path` up to the lease that this node has taken, and return the store; blocks.
 
-        `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while `guard` does
-        not let them. `on_stop`: see `RecordReplication`. Raises as `CopyFollower`.
+        `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while
+        `guard` does not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later.
+        `on_stop`: see `RecordReplication`. Raises as `CopyFollower`, and RecordMismatch if another node writes.
         """
         follower = CopyFollower(path, record)
         try:
@@ -226,5 +235,8 @@ class ReplicatedStore(SqliteStore):
             self._record.close()
 
     def abandon(self) -> None:
-        """Let `close` not wait for a record that does not answer; later writes fail. For any thread."""
+        """Let `close` not wait for a record that does not answer; for any thread.
+
+        It ends the call to the record that is under way, whose writes then fail.
+        """
         self._replication.close()

@@ -55,7 +55,7 @@ REPLICATED_TABLES = {t.name: _describe(t) for t in metadata.sorted_tables if t n
 
 
 def encode_changes(changes: Sequence[RowChange]) -> bytes:
-    """Return changes as the log stores them."""
+    """Return changes as the log stores them, in MessagePack."""
     return _encode(changes)
 
 
@@ -65,15 +65,16 @@ def decode_changes(body: bytes) -> tuple[RowChange, ...]:
 
 
 def quote(name: str) -> str:
-    """Return the name of a table or column for SQL; `to` is a word of SQL, for example."""
+    """Return the name of a table or column in quotes for SQL, because `to`, for example, is a word of SQL."""
     return f'"{name}"'
 
 
 @cache
 def upsert_sql(table: str, width: int, placeholder: str) -> str:
-    """Return an insert of the first `width` columns that replaces the row with the same key.
+    """Return an insert of the first `width` columns that replaces these of the row with the same key.
 
     For either engine: `placeholder` is the driver's: "?" or "%s". Rows of an earlier release have fewer columns.
+    KeyError if the table is not replicated.
     """
     known = REPLICATED_TABLES[table]
     columns = known.columns[:width]
@@ -86,7 +87,10 @@ def upsert_sql(table: str, width: int, placeholder: str) -> str:
 
 @cache
 def delete_sql(table: str, placeholder: str) -> str:
-    """Return a delete of the row with a key; `placeholder` is the driver's: "?" or "%s"."""
+    """Return a delete of the row whose primary key equals the parameters, in the key's order.
+
+    `placeholder` is the driver's: "?" or "%s". KeyError if the table is not replicated.
+    """
     key = REPLICATED_TABLES[table].key
     return f"DELETE FROM {quote(table)} WHERE {' AND '.join(f'{quote(name)} = {placeholder}' for name in key)}"
 
@@ -138,11 +142,14 @@ class ChangeCapture:
                 db.execute(statement)
 
     def reset(self) -> None:
-        """Forget all changes."""
+        """Forget all changes that were noted so far; the rows stay as they are."""
         self._keys.clear()
 
     def changes(self) -> tuple[RowChange, ...]:
-        """Return the changed rows since `reset`, as they are now; deleted ones first."""
+        """Return the changed rows since `reset`, as they are now; deleted ones first. Forgets nothing.
+
+        A row that was deleted and added again is there twice: as deleted and as it is now.
+        """
         deleted: list[RowChange] = []
         written: list[RowChange] = []
         for (table, key), was_deleted in self._keys.items():

@@ -177,9 +177,10 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
 
 
 def delivery_row(delivery: EventDelivery) -> SqlRow:
-    """Return the parameters that add a delivery, by column or `…_text`.
+    """Return the parameters that add a delivery; its event, VM and texts must have been added before.
 
-    Its event, VM and texts must be in the tables `delivery_…` already: the row refers to them by number.
+    The keys are `event_id`, `vm_key`, `status_text`, `version_text`, `incarnation` and `at`. The row refers to the
+    first four by their numbers in the tables `delivery_…`.
     """
     return {
         "event_id": delivery.event_id,
@@ -194,7 +195,8 @@ def delivery_row(delivery: EventDelivery) -> SqlRow:
 def delivery_event_row(delivery: EventDelivery) -> SqlRow:
     """Return the parameters that add a delivery's event to table `delivery_events`.
 
-    `first_at` is the time of this delivery, so pass the first one of the event.
+    The keys are `event_id`, `scope_text` (the scope's id) and `first_at`, the time of this delivery, so pass the
+    first one of the event.
     """
     return {"event_id": delivery.event_id, "scope_text": delivery.scope_id, "first_at": delivery.at}
 
