@@ -87,7 +87,11 @@ class AnswerReader:
 
     @property
     def keeps_connection(self) -> bool:
-        """Whether the service keeps the connection open after this answer. Valid once its head is complete."""
+        """Whether the service keeps the connection open after this answer. Valid once its head is complete.
+
+        False with `Connection: close`, and without a length unless it is a 304: then only the end of the connection
+        ends it.
+        """
         is_closing = any(name.lower() == "connection" and value.lower() == "close" for name, value in self._headers)
         return not is_closing and (self._has_length or self.status == HTTPStatus.NOT_MODIFIED)
 
@@ -154,7 +158,7 @@ def encode_answer(
     The body is one piece, or with `is_slow` at most 20 pieces of equal size. If the answer has Transfer-Encoding:
     chunked (not for HTTP/1.0), each piece is a chunk, of 256 bytes unless `is_slow`. To a HEAD request, and with status
     204 and 304, no body is sent. A Content-Length that `answer` has is sent even if it is wrong; then the connection
-    does not stay open.
+    does not stay open. The status line is of HTTP/1.1, also for HTTP/1.0.
     """
     is_bodyless = answer.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
     is_chunked = answer.header("Transfer-Encoding") is not None and not is_http10 and not is_bodyless

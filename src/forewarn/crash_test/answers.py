@@ -450,7 +450,8 @@ def edited_documents(name: str, edit: Callable[[dict[str, object]], object]) -> 
     """Return a substitute that lets `edit` change each document (a JSON object) in place.
 
     `name` is shown in timelines. Only answers to polls are changed; bodies that are not a document, and those that
-    `edit` leaves as they are, are the service's own. What `edit` returns is ignored.
+    `edit` leaves as they are, are the service's own. What `edit` returns is ignored. A changed answer is compact JSON
+    without an ETag.
     """
     return SpoiledAnswer(name=name, transform=lambda answer: _edit(answer, edit), concerns=Concerns.POLLS)
 

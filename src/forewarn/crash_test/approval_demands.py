@@ -121,7 +121,8 @@ def not_approved(event: int = 0) -> Demand:
 def approves_only_own() -> Demand:
     """Demand that no copy of the handler sends an approval of an event that is only for other VMs.
 
-    Refused approvals count too. Applies to handlers that do not claim to approve for their scope.
+    Refused approvals count too; approvals of ids that were never published do not. Applies to handlers that do not
+    claim to approve for their scope.
     """
 
     def judge(observed: Observed) -> Judgement:

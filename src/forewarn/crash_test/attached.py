@@ -43,7 +43,7 @@ def listen_for_handler(address: str) -> socket.socket:
 def endpoint_url(listener: socket.socket) -> str:
     """Return the URL `http://HOST:PORT` of a listening socket.
 
-    HOST is its address, but the name of this machine if it listens on all addresses.
+    HOST is its address, but the name of this machine if it listens on all addresses. An IPv6 address is in brackets.
     """
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):

@@ -93,7 +93,7 @@ class CaseRecorder:
     def restart(self) -> None:
         """Begin again: the case starts now, and what was observed is dropped.
 
-        The last answers of probes stay, at the time 0.
+        The last answers of probes stay, at the time 0. Waiters and `problem` stay too.
         """
         self._started_at = self._clock.now()
         answers = {(item.vm, item.probe): item for item in self._observations if isinstance(item, ProbeAnswered)}

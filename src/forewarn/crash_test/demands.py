@@ -108,7 +108,8 @@ def prepared_before_start(event: int = 0, *, margin_s: float = 1.0, already_coun
     that says yes before the event was published proves nothing (unknown), unless `already_counts`: an earlier event may
     be why. It is unknown too if the event had no notice or was never published, the machine was too slow, the case left
     too little time to poll, or the handler may have been prepared before its VM went down. Needs the probe `prepared`;
-    applies to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
+    applies to handlers that claim to prepare. `event` is its number in the order of publication, from 0. A yes of the
+    probe up to 1.5 s after the start counts as one before it.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -149,8 +150,9 @@ def reacted(event: int = 0, *, already_counts: bool = False, despite_disturbance
 def stays_prepared(event: int = 0) -> Demand:
     """Demand that the handler, once prepared, stays prepared until the event starts: it takes no new work.
 
-    It is unknown if it was never prepared, or the event was never published. Needs the probe `prepared`; applies to
-    handlers that claim to prepare. `event` is its number in the order of publication, from 0.
+    It is unknown if the probe did not turn to yes between the publication and the start (or the end of the case), or
+    the event was never published. Needs the probe `prepared`; applies to handlers that claim to prepare. `event` is its
+    number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -272,7 +274,7 @@ def recovered(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 25.0
     Until `at_most_s` it is slow. It must still work when the case ends. The event may have been carried out or
     withdrawn; it is unknown if it was never published or still listed at the end, or the machine was too slow. Time in
     which the handler could not poll does not count. Needs the probe `recovered`; applies to handlers that claim to
-    recover. `event` is its number in the order of publication, from 0.
+    recover. `event` is its number in the order of publication, from 0. Both limits have 1.5 s more, for the probe.
     """
 
     def judge(observed: Observed) -> Judgement:

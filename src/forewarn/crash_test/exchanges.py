@@ -77,7 +77,7 @@ class Exchange:
         """Return what the timeline shows of this exchange: a poll, an approval, or another request.
 
         `vm` is the VM's name, `by` who sent it. Of a document, it shows the events that are in the service's own answer
-        too, and the first 20 others.
+        too, and the first 20 others. Only a 200 can have a document.
         """
         match self.kind:
             case RequestKind.POLL:

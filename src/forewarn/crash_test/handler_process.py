@@ -82,6 +82,7 @@ class HandlerProcess:
 
         `restart_after_s` is real time; None: it is not started again. Returns when they have ended, before the restart.
         The boot id and the files stay. Does nothing if the VM is not up. Raises Refused if the program runs elsewhere.
+        If it cannot be executed at the restart, that is a problem of the case.
         """
         self._require_control()
         async with self._lock:

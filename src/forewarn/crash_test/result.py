@@ -1,6 +1,6 @@
 """The result of a crash test as one JSON document: all that reports show, and enough to judge again.
 
-`schema` is the version of the document. A reader refuses a newer one.
+`schema` is the version of the document. A reader refuses any other.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def build_result(
     """Return the result of a run: its cases in this order, with grade, figures and warnings.
 
     `version` is forewarn's, `at` is when it began (ISO 8601), `machine` describes this machine; the plan gives the
-    rest. The grade is NOT_RUN if the handler ran in no case.
+    rest. The grade is NOT_RUN if the handler ran in no case: without a poll, it was never started there, or ended by
+    itself within 3 s of its start and does not claim one-shot.
     """
     cases = tuple(_case_result(item) for item in judged)
     was_run = any(_did_run(item.timeline, item.vm, plan.claims) for item in judged)
@@ -110,7 +111,7 @@ def judge_result_again(result: CrashTestResult, plan: CrashTestPlan) -> CrashTes
     """Return a new result of the cases of the plan, judged from what the result recorded; nothing runs.
 
     Claims and probes are those of the plan. The result must have all its cases (KeyError). Raises Rejected for a case
-    that the result could not judge, because it recorded no complete timeline.
+    that was not judged: its timeline is incomplete, or it was left out as not applicable.
     """
     recorded = {case.id: case for case in result.cases}
     judged = [_judge_recorded(case, recorded[case.id], plan) for case in plan.cases]

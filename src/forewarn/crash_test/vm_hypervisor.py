@@ -51,7 +51,8 @@ class VmHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start this act, or return how it is going; does not wait for its end. `now` is lab time.
 
-        An act on a broken VM fails, and so does one that `close` has ended; both are ActDone with `ok` False.
+        Acts are told apart by id. An act on a broken VM fails, which is a problem of the case too, and so does one that
+        `close` has ended; both are ActDone with `ok` False.
         """
         task = self._acts.get(act.id)
         if task is None:

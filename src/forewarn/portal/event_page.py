@@ -201,7 +201,8 @@ class EventPage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """The CSV export: for each VM of `vms`, when it was given the event and what was done to it.
 
-        Times are lab time in ISO 8601.
+        Columns are vm (its key), hit (yes or no), given_at, version, given_as_started_at, act, outcome, performed_at
+        and note. Times are lab time in ISO 8601.
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(vm) for vm in self.vms])
 

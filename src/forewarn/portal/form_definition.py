@@ -221,7 +221,8 @@ def lab_url(response: Any) -> str:
 def clock_report_url(response: Any) -> str:
     """The path of the lab page with a report of what happened while the clock was advanced.
 
-    `response` has the history entries of that time, oldest first, of which the first ones may be left out.
+    `response` has the history entries of that time, oldest first, of which the first ones may be left out. Without
+    entries the report is empty.
     """
     if not response.entries:
         return f"{PORTAL_PREFIX}/lab?after=0&until=0"

@@ -212,8 +212,8 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
     """Sentences on how far lab time would advance, and which visible events' notices would end on the way.
 
-    The body of the call is an AdvanceClockBody; whether its duration is allowed is not checked. Events are searched
-    among the 20,000 newest scheduled ones. Raises Rejected if the clock shows real time.
+    The body of the call is an AdvanceClockBody, else Rejected; whether its duration is allowed is not checked. Events
+    are searched among the 20,000 newest scheduled ones. Raises Rejected too if the clock shows real time.
     """
     context.control.lab_clock.require_lab_clock("advanced")
     by_s = call.parse_body(AdvanceClockBody).by_s
@@ -230,8 +230,8 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
     """A sentence that says how fast lab time would run, or that it would pause.
 
-    The body of the call is a ClockSpeedBody; whether the speed is allowed is not checked. Raises Rejected if the clock
-    shows real time.
+    The body of the call is a ClockSpeedBody, else Rejected; whether the speed is allowed is not checked. Raises
+    Rejected too if the clock shows real time.
     """
     context.control.lab_clock.require_lab_clock("set to another speed")
     speed = call.parse_body(ClockSpeedBody).speed

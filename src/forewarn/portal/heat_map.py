@@ -134,12 +134,12 @@ class HeatMapArea(BaseView, frozen=True, kw_only=True):
 
     @property
     def width(self) -> int:
-        """The width of the drawing in its units."""
+        """The width of the drawing in its units, 10 for each column."""
         return self.columns * _UNIT
 
     @property
     def height(self) -> int:
-        """The height of the drawing in its units."""
+        """The height of the drawing in its units, 10 for each row."""
         return self.rows * _UNIT
 
     @property

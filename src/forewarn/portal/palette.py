@@ -77,7 +77,9 @@ class _RankedResult(NamedTuple):
 def palette_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
     """The route `/portal/palette`, which finds what a user may see or do, and answers with JSON.
 
-    `authenticate` returns the context and session of a request's user. An error is answered as plain text.
+    The query parameter `q` has the text; `results` of the JSON object has at most 20 (MAX_RESULTS), the best first.
+    `authenticate` returns the context and session of a request's user. An error is answered as plain text with its
+    status.
     """
 
     async def endpoint(request: Request) -> Response:

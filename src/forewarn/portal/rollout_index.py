@@ -307,7 +307,7 @@ class RolloutIndex:
     def stopped_since(self, since: float) -> Iterator[StoppedRollout]:
         """The rollouts that stopped by themselves since this lab time, oldest first.
 
-        Without those whose hosts or scope have a newer rollout.
+        Without those whose hosts or scope have a newer rollout. At most the last 20 are known.
         """
         return (stopped for stopped in self._stopped.values() if stopped.at >= since)
 

@@ -114,7 +114,7 @@ def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
 
 
 def parse_span(text: str) -> float:
-    """The seconds of a span such as `1h`. Raises Rejected if it is no duration between 1m and 31d."""
+    """The seconds of a span such as `1h`. Raises Rejected if it is no duration from 1m to 31d (included)."""
     try:
         seconds = parse_duration(text)
     except ValueError as error:

@@ -26,9 +26,9 @@ class CallerLocks:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by principal id
 
     def for_caller(self, principal_id: str) -> asyncio.Lock:
-        """The lock of the principal with this id; it does not acquire it.
+        """The lock of the principal with this id; does not acquire it.
 
-        All callers get the same lock while anybody has a reference to it, else a new one.
+        Each call for the same id returns the same lock while anybody has a reference to it, else a new one.
         """
         return self._locks.setdefault(principal_id, asyncio.Lock())
 

@@ -62,9 +62,10 @@ async def begin(stage: Stage) -> None:
 def announce(kind: str, *, notice_s: float | None = None, vm_number: int | None = None) -> Script:
     """Return a script that publishes an event and waits until it has started.
 
-    The event is of the judged VM, or of the neighbour with this number (from 0). `kind` is such as Reboot; `notice_s`:
-    None is `notice_of(kind)`. The script begins when the handler polls, after 30 s also if it does not, and ends 3 s
-    after the start of the event. Seconds are of the service's clock.
+    The event is of the judged VM, or of the neighbour with this number (from 0; without such a VM the script raises
+    IndexError). `kind` is such as Reboot; `notice_s`: None is `notice_of(kind)`. The script begins when the handler
+    polls, after 30 s also if it does not. It waits until 5 s after NotBefore at most, and ends 3 s after the start of
+    the event. Seconds are of the service's clock.
     """
     notice = notice_of(kind) if notice_s is None else notice_s
 
@@ -108,8 +109,8 @@ def announce_after(
     `lasts_s` is in seconds of the service's clock; the substitute is given at most `times` times (None: without a
     limit). It begins after the handler's first poll, after 30 s also without one, or with `at_start` before its first
     request. `answer` is called once per run. When it is over, an eviction is published at once, and another event when
-    the handler polls again, or never if it does not: a pause after errors does no harm within the notice of production,
-    but would use up that of a script (`notice_of`). The script ends 3 s after the start of the event.
+    the handler polls again, or never if it does not within 37 s: a pause after errors does no harm within the notice of
+    production, but would use up that of a script (`notice_of`). The script ends 3 s after the start of the event.
     """
 
     def script_for(kind: str) -> Script:
