@@ -60,7 +60,8 @@ def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[Sc
     """The schedule of the event's steps without a run yet, in the plan's order, at the snapshot's time.
 
     It includes steps that would be cut, and leaves out steps that are not configured any more. After the event's start
-    it is made by `schedule_after_start`, else by `schedule_steps`; of an event that is gone it has no meaning.
+    it is made by `schedule_after_start`, else by `schedule_steps`; if the rule is not configured any more, with the
+    defaults of RuleConfig. Of an event that is gone it has no meaning.
     """
     steps = [snapshot.steps[name] for name in record.plan if record.step_run(name) is None and name in snapshot.steps]
     rule = snapshot.rules.get(record.rule, RuleConfig(name=""))

@@ -300,8 +300,9 @@ ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}  # of an approval check; any other s
 async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
     """Runs the approval check once; returns its answer ("yes", "no", "" if none) and a text for people.
 
-    A command answers by exit status 0 or 1 and ends with the context's time, a webhook by {"approve": true or false}
-    in a 2xx within `timeout_s`. Failures and timeouts are no answer; it does not raise them. It journals nothing.
+    A command answers by exit status 0 or 1 and ends with the context's time; its output goes to gate.log in the
+    context's folder. A webhook answers by {"approve": true or false} in a 2xx within `timeout_s`. Failures and timeouts
+    are no answer; it does not raise them. It journals nothing.
     """
     return await (_check_by_command(check, context) if check.command else _check_by_webhook(check, context))
 
@@ -353,7 +354,7 @@ def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
 
 
 def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
-    """Yields the folders of events directly below `root` that belong to none of these keys, by name.
+    """Yields the folders of events directly below `root` that have none of these keys, sorted by name.
 
     Yields nothing if `root` does not exist; deletes nothing.
     """

@@ -147,8 +147,9 @@ def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
 
     A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; another
     eviction and a deallocation make it deallocated; all four leave it without a host. A power-off stops it. A start
-    makes it run on its new or old host; without any, it stays as it is. A freeze, reboot, reapply or reimage changes
-    only what is compared with its hosts. The outcome in `act` is not looked at.
+    makes it run on its new or old host; without any, it stays as it is. If its hosts are observed (it has `seen`), that
+    is reset for the next comparison, and a reboot, redeploy or reimage makes it run, unless it was stopped on purpose.
+    The outcome in `act` is not looked at.
     """
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:

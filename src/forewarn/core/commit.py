@@ -84,8 +84,9 @@ def new_destinations(old: Scope | None, changed: Sequence[Event]) -> set[str]:
 def new_hosts_of_vms(old: Scope | None, changed: Sequence[Vm]) -> set[str]:
     """Return the hosts (names) on which these changed VMs of a scope are now, and were not in `old`.
 
-    `old` is the scope before the change; None: it did not exist. Most of them are those of acts, which
-    `new_destinations` returns too; others are those of VMs that somebody else has moved.
+    `old` is the scope before the change. VMs that it does not have are left out; with None (it did not exist) the set
+    is empty. Most of the hosts are those of acts, which `new_destinations` returns too; others are those of VMs that
+    somebody else has moved.
     """
     before = {vm.key: vm.host for vm in old.vms} if old and changed else {}
     return {vm.host for vm in changed if vm.host and before.get(vm.key, vm.host) != vm.host}

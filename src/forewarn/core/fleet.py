@@ -154,7 +154,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def is_stopped_on_purpose(self) -> bool:
-        """Whether it is stopped, and so stays off during maintenance.
+        """Whether it is stopped and its condition is NORMAL; then it stays off during maintenance.
 
         A VM that crashed is not: a reboot or redeployment boots it.
         """

@@ -132,8 +132,8 @@ def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scop
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
     """Return the scope with the outcome of one act recorded, and a history entry; the incarnation stays.
 
-    The VM stays, too; but after a failure its state is uncertain. A second outcome of an act, or one of an unknown act,
-    returns the same scope. Refused if the event has not started.
+    The VM stays, too; but after a failure its `seen`, if it has one, is marked as uncertain. A second outcome of an
+    act, or one of an unknown act, returns the same scope. Refused if the event has not started.
     """
     _require_allowed(event, Transition.PERFORMED)
     act = next((a for a in event.unfinished_acts if a.id == act_id), None)

@@ -151,7 +151,8 @@ def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, onl
 def describe_step(step: ReplayStep) -> str:
     """Return a step in words, for the history: `Freeze of web scheduled`, `no events`, `status 503`.
 
-    A step without an answer is `connections reset`. Of many events, the first three are described, the rest counted.
+    A step without an answer is `connections reset`; a status without a body is `status 503 with an empty body`. Of many
+    events, the first three are described, the rest counted.
     """
     if step.instead is not None:
         return _describe_substitute(step.instead)

@@ -29,7 +29,8 @@ def request_state(request: MaintenanceRequest, events: Sequence[Event], *, plann
 
     `planned` counts the events that it has yet to publish. `skipped`: part of it became impossible before its event was
     published. That counts as a withdrawal, but as not needed for work on a host, which the VM has left (spec §6.4). A
-    rollout that has ended is judged by its tally, a replay by how it ended.
+    rollout that has ended is judged by its tally. A replay that has ended succeeded if it finished, else it is
+    canceled.
     """
     if planned or request.is_open or any(event.is_live for event in events):
         return RequestState.IN_PROGRESS

@@ -42,13 +42,20 @@ class PlacedVm(Protocol):
     """The facts about a VM that are compared with its hosts; a `Vm` has them."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name, as the history shows it."""
+
     @property
-    def host(self) -> str: ...
+    def host(self) -> str:
+        """The name of its host in the fleet; "" if it is on none."""
+
     @property
-    def power(self) -> PowerState: ...
+    def power(self) -> PowerState:
+        """Its power state in the fleet."""
+
     @property
-    def seen(self) -> LastSeen | None: ...
+    def seen(self) -> LastSeen | None:
+        """What its hosts reported when they were last compared with the fleet; None: not compared so far."""
 
 
 class VmReports(msgspec.Struct, frozen=True, gc=False, kw_only=True):

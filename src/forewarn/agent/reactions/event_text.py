@@ -130,7 +130,8 @@ def fill_body(body: object, context: StepContext) -> bytes:
     """The bytes of a request body, with $vm, $event_id, $kind, $phase and $step replaced by their values.
 
     A string is sent as text, with values not escaped; any other value as JSON, with placeholders filled in all its
-    strings. Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
+    strings except keys. Check it with `check_placeholders` before: an unknown placeholder raises KeyError or
+    ValueError.
     """
     if isinstance(body, str):
         return Template(body).substitute(_placeholder_values(context)).encode()
