@@ -179,6 +179,7 @@ class RecordConformance(ABC):
         assert record.read_lease().number == lease.number
 
     def test_the_log_leads_to_the_rows_of_the_tables(self) -> None:
+        """Applying all groups of the log in order gives the rows of the tables, as their digests show."""
         record = self.open()
         lease = self.take(record)
         record.commit(group_after(lease, FIRST_ROW, SECOND_ROW))
@@ -277,7 +278,10 @@ class RecordConformance(ABC):
             record.log_after(2, 10)
 
     def commit_many(self, record: SharedRecord, lease: LeaseRow, count: int) -> None:
-        """Commit this many groups without changes, the first ones after `lease`; a subclass may do it faster."""
+        """Commit this many groups without changes, numbered from the one after `lease` on.
+
+        A subclass may do it faster.
+        """
         for number in range(1, count + 1):
             record.commit(group_after(lease, number=number))
 

@@ -24,7 +24,11 @@ class ActProgress:
         self._listeners: list[ProgressListener] = []
 
     def record(self, act: Act, report: ActUnderWay) -> None:
-        """Keep what the hypervisor reported about this act, in place of what it reported before."""
+        """Keep what the hypervisor reported about this act, in place of what it reported before.
+
+        A report without a note and an awaited host only removes the one before. Calls the listeners if the note
+        or the host has changed.
+        """
         before = self._reports.pop(act.id, None)
         if report.note or report.waits_for_host:
             self._reports[act.id] = report
@@ -59,7 +63,10 @@ class ActProgress:
         return frozenset(self.awaited_hosts().values()) if self._reports else frozenset()
 
     def subscribe(self, listener: ProgressListener) -> Callable[[], None]:
-        """Call `listener` after each change of a report, until the returned function is called."""
+        """Call `listener` after each change of a report, until the returned function is called, at most once.
+
+        Its errors reach the caller of `record`.
+        """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

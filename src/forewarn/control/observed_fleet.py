@@ -24,9 +24,9 @@ class ObservedVm(NamedTuple):
     key: str
     scope_id: str
     name: str
-    host: str
+    host: str  # "": none
     power: PowerState
-    seen: LastSeen | None
+    seen: LastSeen | None  # what its hosts last reported; None: nothing yet
 
 
 class _HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +40,8 @@ class _HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class ObservedFleet:
     """Knows the VMs of the fleet and what their hosts answered last. It is as new as the last commit.
 
-    A host of the fleet that is not observed counts as silent. Hosts are given by the fleet's names. `on_act_ended` is
-    called with the host of a VM when an act on it has ended.
+    The constructor reads the store. A host of the fleet that is not observed counts as silent. Hosts are given by
+    the fleet's names. `on_act_ended` is called with the host of a VM when an act on it has ended.
     """
 
     def __init__(self, store: Store, on_act_ended: Callable[[str], None] = lambda host: None) -> None:
@@ -63,12 +63,15 @@ class ObservedFleet:
             self._track_event(event)
 
     def tick(self) -> int:
-        """Return the next number of the order of commits and observations."""
+        """Count one up, and return the new number: the order of commits and observations."""
         self._counter += 1
         return self._counter
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Follow the VMs, hosts and acts of a commit. Called for every commit, in order."""
+        """Follow the VMs, hosts and acts of a commit. Called for every commit, in order.
+
+        Forgets the answers of removed hosts, and calls `on_act_ended` for each act that has ended.
+        """
         commit = applied.commit
         for host in commit.hosts:
             self._hosts.add(host.name)
@@ -116,7 +119,9 @@ class ObservedFleet:
     def set_answer(self, host: str, answer: HostObservation | None, *, asked: int) -> set[str]:
         """Keep the last answer of a host; return the keys of the VMs that it may concern.
 
-        `asked` is the number (see `tick`) at which the host was asked; None: it did not answer.
+        These are the VMs that the fleet has there and those that this answer or the one before lists. `asked`
+        is the number (see `tick`) at which the host was asked. `answer` None: it did not answer, and the one
+        before is forgotten. The answer of a host that the fleet does not have is not kept.
         """
         old = self._answers.pop(host, None)
         for name in old.machines if old is not None else ():

@@ -38,7 +38,10 @@ class MeasuredNode(Protocol):
 
 
 class NodeMetrics:
-    """The metrics of a host node and of every process. `node` returns it; None: it is starting."""
+    """The metrics of a host node and of every process. `node` returns it; None: it is starting.
+
+    Until then all counts of requests are 0, and the metrics of the node itself are missing.
+    """
 
     def __init__(self, node: Callable[[], MeasuredNode | None]) -> None:
         self._registry = new_registry()
@@ -63,11 +66,15 @@ class HostNodesCollector(Collector):
         self._nodes = nodes
 
     def describe(self) -> Iterator[Metric]:
-        """No metrics: there are no nodes before the first one joins."""
+        """Nothing, so that registering this collector asks for no nodes."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Count the nodes now."""
+        """The gauges of one scrape: the nodes by state, and for how long one has been silent at most.
+
+        A node is answering, silent (not heard for over 3 s of real time) or stopped (it left in order). Stopped
+        nodes do not count for the silence, which is 0 s if none is silent.
+        """
         counts = dict.fromkeys(("answering", "silent", "stopped"), 0)
         oldest_s = 0.0
         for node in self._nodes():

@@ -96,7 +96,8 @@ class MetadataFrontend:
     async def serve(self, listeners: Sequence[VmListener] = ()) -> None:
         """Wait until workers have all that was published, then accept on these and on the network listeners.
 
-        Raises Unavailable if a worker fails to start.
+        Raises Unavailable if a worker fails to start; without workers, OSError if a socket of `listeners`
+        cannot listen.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.complete_start()
@@ -175,9 +176,9 @@ class MetadataFrontend:
         return self.server.faults
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        """The state of each worker process, as in `GET /service`; empty without workers.
+        """The state of each worker process, as in `GET /service`: "pid", "ready" and "behind_ms".
 
-        See `WorkerPool.describe`.
+        Empty without workers. See `WorkerPool.describe`.
         """
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 

@@ -13,7 +13,11 @@ RequestResult: TypeAlias = "str | ManagedIdentityToken | WrongResource | None"
 
 
 async def perform_request(backend: MetadataBackend, request: WorkerRequest) -> RequestResult:
-    """Carry out a request and return its result; its changes are durable. Raises as the backend does."""
+    """Carry out a request and return its result; its changes are durable. Raises as the backend does.
+
+    An enablement gives None; an approval None, or the id of an event that is unknown (then none is approved); a
+    token request the token, or WrongResource.
+    """
     match request:
         case EnableRequest(vm=vm):
             await backend.enable(vm)

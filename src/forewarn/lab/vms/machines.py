@@ -12,7 +12,8 @@ from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab, first_host
 async def start_guests(lab: VmLab) -> None:
     """Boot every guest of a new lab on its first host, in a QEMU process that outlives this one.
 
-    Raises Rejected without the [qemu] extra, and Refused, with its reason, if QEMU does not start.
+    Raises Rejected without the [qemu] extra, and Refused, with its reason, if QEMU does not start; guests that were
+    started before stay running: see `end_guests`.
     """
     driver = _driver(lab)
     try:
