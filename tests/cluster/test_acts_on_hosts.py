@@ -8,11 +8,12 @@ from forewarn.cluster.messages import ActOrder, OrderRefused, decode_order_reply
 from forewarn.control.fleet import FleetChange
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act, Event
+from forewarn.core.release import MAX_SILENCE_S, start_wait
 from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.moves import MoveHandover, MoveStep
 from forewarn.hypervisor.simulated import SimulatedBehaviour
 from tests.support.cluster_world import ClusterWorld, RunningNode, run_cluster
-from tests.support.world import a_host, a_vm
+from tests.support.world import LAB_POLICY, a_host, a_vm
 
 HOSTS = [a_host("h1"), a_host("h2")]
 WEB = a_vm("web", host="h1", address="10.0.0.1")
@@ -86,6 +87,40 @@ def test_an_act_waits_visibly_for_a_silent_node_and_is_then_performed_once() -> 
         assert await world.wait_until(lambda: is_over(world)) < 10
         assert effects(world, the_act(world)) == [("h1", the_act(world).id)]
         assert not any("tried again" in entry.text for entry in world.store.history())
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
+def test_an_event_does_not_start_while_its_vm_cannot_poll_and_then_waits_for_the_grace_period() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        node, _ = await both_nodes(world)
+        await world.poll(node, "web")
+        (event_id,) = await world.ask(RequestedOperation.RESTART, "web")
+        not_before = latest(world).not_before
+        await node.kill()
+        world.nodes.remove(node)
+        await world.sleep_until(not_before + 120)
+        view = world.active.control.transactions
+        wait = start_wait(world.scope_of("web"), latest(world), view.context_for(world.scope_of("web")))
+        assert wait is not None
+        assert wait.text == "web, which cannot poll: the node of its host h1 is silent"
+        assert latest(world).acts == ()
+        node = await world.start_node("h1")
+        back_at = world.clock.now()
+        assert (await world.poll(node, "web")).events[0]["EventId"] == event_id
+        await world.wait_until(lambda: bool(latest(world).acts), within_s=90)
+        assert world.clock.now() - back_at >= LAB_POLICY.grace_s
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
+def test_an_event_starts_ten_minutes_late_if_the_node_of_its_vm_stays_silent() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        await world.ask(RequestedOperation.RESTART, "web")
+        not_before = latest(world).not_before
+        await world.sleep_until(not_before + MAX_SILENCE_S - 1)
+        assert latest(world).acts == ()
+        await world.wait_until(lambda: bool(latest(world).acts))
 
     run_cluster(scenario, vms=FLEET, hosts=HOSTS)
 

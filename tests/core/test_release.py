@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from forewarn.core.cause import CAUSE_RULES, Cause, Verb
-from forewarn.core.decision import DecisionContext, Policy
+from forewarn.core.decision import DecisionContext, HostSilence, Policy
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.release import WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.scope import Scope
@@ -254,6 +254,30 @@ def test_a_wait_for_the_grace_says_why_and_when_it_ends() -> None:
     wait = start_wait(scope_of(late), late, DecisionContext(now=NOW, resumed_at=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == ("VMs that could not poll while the service was down", NOW + 60)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "now", "expected"),
+    [
+        pytest.param(NOW - 90, None, NOW, NOW + 61, id="is silent"),
+        pytest.param(NOW - 90, None, NOW + 590, NOW + 600, id="was silent for almost ten minutes"),
+        pytest.param(NOW - 90, None, NOW + 600, None, id="was silent for ten minutes"),
+        pytest.param(NOW - 90, NOW + 30, NOW + 31, NOW + 90, id="was silent at the end of the notice"),
+        pytest.param(NOW - 90, NOW + 30, NOW + 90, None, id="was back for the grace period"),
+        pytest.param(NOW - 90, NOW - 30, NOW, None, id="was back before the end of the notice"),
+        pytest.param(NOW, None, NOW + 1, None, id="answered until the end of the notice"),
+    ],
+)
+def test_an_event_waits_for_a_vm_that_could_not_poll_because_the_node_of_its_host_was_silent(
+    since: float, until: float | None, now: float, expected: float | None
+) -> None:
+    due = event(not_before=NOW)
+    silences = {scope_of(due).present_vms[0].host: HostSilence(since=since, until=until)}
+    context = DecisionContext(now=now, host_silences=silences, policy=Policy(grace_s=60))
+    wait = start_wait(scope_of(due), due, context)
+    assert (wait and (wait.reason, wait.until)) == (expected and (WaitReason.SILENCE, expected))
+    approved = event(approved=True, not_before=NOW)
+    assert start_wait(scope_of(approved), approved, context) is None
 
 
 def test_the_first_wait_is_reported_first() -> None:

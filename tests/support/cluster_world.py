@@ -25,6 +25,7 @@ from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.fleet import FleetChange
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.request import RequestedOperation
+from forewarn.core.scope import Scope
 from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
@@ -234,6 +235,16 @@ class ClusterWorld:
 
     def vm(self, name: str) -> Vm:
         return self.active.control.fleet.find_vm(name)
+
+    def scope_of(self, name: str) -> Scope:
+        """The scope of this VM, as it is stored."""
+        scope = self.store.scope(self.vm(name).scope_id)
+        assert scope is not None
+        return scope
+
+    async def sleep_until(self, lab_at: float) -> None:
+        """Let virtual time pass until this lab time."""
+        await asyncio.sleep(lab_at - self.clock.now())
 
     async def wait_until(self, condition: Callable[[], bool], within_s: float = 30.0) -> float:
         """Wait in virtual time until this holds; returns how long that took."""

@@ -17,6 +17,7 @@ from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService
 from forewarn.cluster.messages import HostScope
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.control.control_plane import ControlPlane
+from forewarn.core.decision import HostSilence
 from forewarn.core.event import Act
 from forewarn.core.fleet import HostHealth
 from forewarn.hypervisor.moves import is_move
@@ -26,6 +27,7 @@ from forewarn.workers.frontend import FrontendConfig
 from forewarn.workers.messages import BeginServing, ObservationReport
 from forewarn.workers.publisher import MetadataPublisher
 
+_SILENCES_S = 1.0  # how old what decisions know about silent nodes may be
 _MAX_EARLIER_EVENTS = 50  # of a scope; older moves are settled
 
 
@@ -47,6 +49,8 @@ class ClusterControl:
         self._config: FrontendConfig
         self._store_tag = ""
         self.streams: HostStreams
+        self._silences: dict[str, HostSilence] = {}
+        self._silences_at = float("-inf")  # when they were computed, by the loop's clock
         self.hypervisor = RemoteHypervisor(bus, subjects, self._view())
 
     def attach(
@@ -76,6 +80,7 @@ class ClusterControl:
             name=self._name,
             term=self._term,
         )
+        control.transactions.host_silences = self._host_silences
         return self.streams
 
     async def start(self) -> None:
@@ -116,6 +121,23 @@ class ClusterControl:
 
     def _silence_text(self, host: str) -> str:
         return self.streams.registry.wait_text(host_id(host), host, asyncio.get_running_loop().time())
+
+    def _host_silences(self) -> dict[str, HostSilence]:
+        """The latest silences of nodes, by the name of their host, as of a second ago at most."""
+        now = asyncio.get_running_loop().time()
+        if now - self._silences_at >= _SILENCES_S:
+            self._silences_at = now
+            ahead_s = self._control.clock.now() - now  # of lab time
+            self._silences = {}
+            for host in self._control.placement.hosts():
+                silence = self.streams.registry.silence_of(host_id(host.name), now)
+                if silence is not None:
+                    since, until = silence.since, silence.until
+                    self._silences[host.name] = HostSilence(
+                        since=0.0 if since is None else since + ahead_s,
+                        until=None if until is None else until + ahead_s,
+                    )
+        return self._silences
 
     def _host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
         return self.streams.host_scopes(host_key, vm_key)

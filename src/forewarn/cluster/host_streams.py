@@ -132,12 +132,12 @@ class HostStreams:
         name: str = "",
         term: ActiveTerm | None = None,
     ) -> None:
-        self.registry = NodeRegistry()
         self.highest_record_number = 0  # that a node knew when it joined
         self._bus, self._subjects, self._fleet, self._backend = bus, subjects, fleet, backend
         self._begin, self._merge, self._session, self._name = begin, merge, session, name
         self._term = term or OnlyService()
         self._loop = asyncio.get_running_loop()
+        self.registry = NodeRegistry(self._loop.time())
         self._streams: dict[str, _Stream] = {}
         self._placements: dict[str, _Placements] = {}  # by scope id
         self._left: dict[tuple[str, str], float] = {}  # (host key, VM key) → when the VM left, by the loop's clock

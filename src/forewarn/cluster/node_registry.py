@@ -6,7 +6,7 @@ node that is started again takes over at once, and a node elsewhere only when th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forewarn.cluster.messages import (
@@ -23,6 +23,15 @@ from forewarn.metadata.request_counters import RequestTotals, sum_totals
 
 _COARSE_AFTER_S = 10.0  # longer silences are shown in steps of this, so that pages do not change all the time
 OCCUPIED_S = 3.0  # a node that was heard within this time keeps its host
+SILENT_S = 5.0  # a node that was not heard for longer is silent: its VMs may be unable to poll
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilence:
+    """A time in which the node of a host was not heard, by a monotonic clock."""
+
+    since: float | None  # when it was last heard before; None: never
+    until: float | None  # when it was heard again; None: it is silent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,13 +48,28 @@ class JoinedNode:
     workers: int = 0
     clock_ahead_s: float = 0.0
     has_left: bool = False  # it stopped, and said so
+    silence: NodeSilence | None = None  # the latest that has ended
     request_totals: RequestTotals = field(default_factory=RequestTotals)  # since it was started, as of its last report
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether it has left, or was not heard for a while."""
+        return self.has_left or now - self.heard_at > SILENT_S
+
+    def note_heard(self, now: float) -> None:
+        """Record that it was heard, and the silence that this ends."""
+        if self.is_silent(now):
+            self.silence = NodeSilence(self.heard_at, now)
+        self.heard_at = now
 
 
 class NodeRegistry:
-    """The nodes of all hosts, by the key of the host. `now` is the time of a monotonic clock."""
+    """The nodes of all hosts, by the key of the host. `now` is the time of a monotonic clock.
 
-    def __init__(self) -> None:
+    A host whose node has not joined counts as silent some time after `started_at`.
+    """
+
+    def __init__(self, started_at: float = 0.0) -> None:
+        self._started_at = started_at
         self._nodes: dict[str, JoinedNode] = {}
         self._totals_of_replaced = RequestTotals()
 
@@ -69,11 +93,13 @@ class NodeRegistry:
                     "another host",
                 )
         if current is None or (current.info.id, current.info.boot) != (info.id, info.boot):
+            silence = self.silence_of(host_key, now)
             if current is not None:
                 gone = current.request_totals.without_gauges()
                 self._totals_of_replaced = sum_totals(self._totals_of_replaced, gone)
             current = self._nodes[host_key] = JoinedNode(info=info, host=host, joined_at=now, heard_at=now)
-        current.heard_at = now
+            current.silence = replace(silence, until=silence.until or now) if silence else None
+        current.note_heard(now)
         current.has_left = False
         return None
 
@@ -84,8 +110,15 @@ class NodeRegistry:
             return NodeDenied(DenialReason.NOT_JOINED, "this node has not joined since the service started: join again")
         if current.info.id != node_id:
             return _replaced(current.host, current)
-        current.heard_at = now
+        current.note_heard(now)
         return None
+
+    def silence_of(self, host_key: str, now: float) -> NodeSilence | None:
+        """Return the silence of this host's node, if it is silent, else its latest; None if it never was."""
+        node = self._nodes.get(host_key)
+        if node is None:
+            return NodeSilence(None, None) if now - self._started_at > SILENT_S else None
+        return NodeSilence(node.heard_at, None) if node.is_silent(now) else node.silence
 
     def record_report(self, host_key: str, report: SeenReport) -> bool:
         """Record what a report says about its node; return False if the report was received before."""

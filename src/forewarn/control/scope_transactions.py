@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -16,7 +16,7 @@ from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.acts import vms_needing_destination
 from forewarn.core.commit import Commit, merge_commits, new_destinations, new_hosts_of_vms, scope_commit
-from forewarn.core.decision import DecisionContext, Policy
+from forewarn.core.decision import DecisionContext, HostSilence, Policy
 from forewarn.core.fleet import Vm
 from forewarn.core.placement import NO_HINTS, DestinationHints
 from forewarn.core.planning import may_start_at_once
@@ -49,6 +49,7 @@ class ScopeTransactions:
         self.placement = placement
         self.faults = faults
         self.destination_hints: Callable[[], DestinationHints] = lambda: NO_HINTS  # what the hypervisor knows of hosts
+        self.host_silences: Callable[[], Mapping[str, HostSilence]] = dict  # of hosts whose node is or was silent
         self.resumed_at: float | None = None  # when this process found an earlier one's state; starts the grace period
         # Callers in this process wait for each other per scope; writers in other processes cause Conflicts.
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -68,6 +69,7 @@ class ScopeTransactions:
             released_gates=frozenset(filter(self._is_gate_released, gates)),
             failed_hosts=self.placement.failed_hosts(),
             faults=self.faults.event_faults(),
+            host_silences=self.host_silences(),
         )
 
     def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> AbstractContextManager[DecisionContext]:

@@ -34,6 +34,13 @@ class Policy:
     grace_s: float = 60  # after a restart, events whose notice ended while the service was down wait this long
 
 
+class HostSilence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A time in which the VMs of a host could not poll, because the node of the host was silent. Lab time."""
+
+    since: float  # when the node was last heard before
+    until: float | None = None  # when it was heard again; None: it is silent
+
+
 class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Inputs of a decision from outside its scope, all of them read before it begins.
 
@@ -48,3 +55,4 @@ class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     failed_hosts: frozenset[str] = frozenset()  # names
     destinations: Mapping[str, str] = {}  # VM key → the host it moves to; without an entry, none
     faults: tuple[EventFault, ...] = ()  # active faults on events, oldest first
+    host_silences: Mapping[str, HostSilence] = {}  # host → its latest silence, if that matters; names

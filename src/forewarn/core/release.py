@@ -13,6 +13,7 @@ from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
 from forewarn.wording import first_names
 
+MAX_SILENCE_S = 600.0  # how long after its NotBefore an event waits for VMs whose node is silent
 _MAX_NAMED_VMS = 4  # more VMs are counted instead of named
 
 
@@ -22,6 +23,7 @@ class WaitReason(StrEnum):
     NOTICE = "notice"  # neither approved nor at its NotBefore
     MOVE = "move"  # another event is moving one of its VMs to another host
     GRACE = "grace"  # the service was down when its notice ended
+    SILENCE = "silence"  # the node of a VM's host was silent when its notice ended
     GATE = "gate"  # other VMs on its host are not ready
     UPDATE_DOMAIN = "update domain"  # maintenance of another update domain is in progress
     TERMINATES = "terminates"  # other Terminates of its placement group are not approved
@@ -39,13 +41,15 @@ class StartWait:
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Return the first thing that a scheduled event waits for; None: it starts now.
 
-    In this order: move, notice, grace, Terminates of its placement group, update domain, gate. The move is first
-    because no approval starts an event while its VM is being moved; after the move, the event may not be needed.
+    In this order: move, notice, grace, silent hosts, Terminates of its placement group, update domain, gate. The move
+    is first because no approval starts an event while its VM is being moved; after the move, the event may not be
+    needed.
     """
     return (
         _move_wait(scope, event)
         or _notice_wait(event, context)
         or _grace_wait(event, context)
+        or _silence_wait(scope, event, context)
         or _terminate_wait(scope, event, context)
         or _update_domain_wait(scope, event, context)
         or _gate_wait(event, context)
@@ -61,6 +65,7 @@ def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) ->
     return (
         _notice_wait(event, context) is None
         and _grace_wait(event, context) is None
+        and _silence_wait(scope, event, context) is None
         and _move_wait(scope, event) is None
         and _update_domain_wait(scope, event, context) is None
     )
@@ -100,6 +105,31 @@ def _grace_wait(event: Event, context: DecisionContext) -> StartWait | None:
     return StartWait(reason=WaitReason.GRACE, text="VMs that could not poll while the service was down", until=until)
 
 
+def _silence_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
+    """If the node of a VM's host was silent at the end of the notice, the VM gets some time to poll.
+
+    The event starts when the node was back for the grace period, but at the latest MAX_SILENCE_S after NotBefore. While
+    the node is silent, `until` is when to look again.
+    """
+    if not context.host_silences or event.approved_at is not None or _is_gate_released(event, context):
+        return None
+    latest = event.not_before + MAX_SILENCE_S
+    for vm in map(scope.vm, event.vms):
+        silence = context.host_silences.get(vm.host) if vm is not None else None
+        if vm is None or silence is None or silence.since >= event.not_before or vm.host in context.failed_hosts:
+            continue
+        if silence.until is not None and silence.until < event.not_before:
+            continue
+        back_at = context.now + 1 if silence.until is None else silence.until  # at the earliest
+        until = min(latest, back_at + context.policy.grace_s)
+        if context.now < until:
+            text = f"{vm.name}, which cannot poll: the node of its host {vm.host} is silent"
+            if silence.until is not None:
+                text = f"{vm.name}, which could not poll while the node of its host {vm.host} was silent"
+            return StartWait(reason=WaitReason.SILENCE, text=text, until=until)
+    return None
+
+
 def _move_wait(scope: Scope, event: Event) -> StartWait | None:
     """An act is performed where the VM is, so an event waits while another one moves it (spec §6.4)."""
     if event.rules.verb in VERBS_LEAVING_HOST:
@@ -135,7 +165,8 @@ def _terminate_wait(scope: Scope, event: Event, context: DecisionContext) -> Sta
     if not scope.is_placement_group or event.rules.kind is not Kind.TERMINATE or context.now >= event.not_before:
         return None
     for other in scope.live_events(EventState.SCHEDULED):
-        if other.rules.kind is Kind.TERMINATE and (_notice_wait(other, context) or _grace_wait(other, context)):
+        waits = _notice_wait(other, context) or _grace_wait(other, context) or _silence_wait(scope, other, context)
+        if other.rules.kind is Kind.TERMINATE and waits:
             text = f"event {other.id}, a Terminate of the same placement group that is not approved yet"
             return StartWait(reason=WaitReason.TERMINATES, text=text, until=event.not_before)
     return None
