@@ -272,3 +272,12 @@ def test_a_call_can_be_aborted_from_another_thread(
         with pytest.raises(OutcomeUnknown):
             waiting.result(30)
     assert record.was_committed(lease.term, 1)
+
+
+def test_a_lease_that_cannot_be_taken_for_want_of_a_standby_says_so(
+    servers: ServerPair, new_record: NewRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forewarn.store.postgres_record.CALL_LIMIT_S", 1.0)
+    record = new_record()
+    with servers.without_standby(), pytest.raises(RecordUnavailable, match="it waits for its synchronous standby"):
+        record.take_lease("c1", "")

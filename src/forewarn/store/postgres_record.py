@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 import psycopg
@@ -17,7 +17,13 @@ from psycopg import errors
 
 from forewarn.errors import ForewarnError, Refused, Unavailable
 from forewarn.store import postgres_connection
-from forewarn.store.postgres_connection import CALL_LIMIT_S, LimitedConnection, failure_text, transaction_settings
+from forewarn.store.postgres_connection import (
+    CALL_LIMIT_S,
+    CallAborted,
+    LimitedConnection,
+    failure_text,
+    transaction_settings,
+)
 from forewarn.store.record import (
     LEASE_S,
     Deposed,
@@ -326,7 +332,7 @@ class PostgresRecord(SharedRecord):
             if self._wait_was_cancelled:
                 return self._not_replicated(group)
             return OutcomeUnknown(
-                f"the answer of {self._name} to the COMMIT of group {group.number} was lost ({failure_text(error)})"
+                f"the answer of {self._name} to the COMMIT of group {group.number} was lost ({self._reason(error)})"
             )
         with self._errors():
             if not isinstance(error, psycopg.DataError | psycopg.IntegrityError):
@@ -390,13 +396,23 @@ class PostgresRecord(SharedRecord):
             yield
         except psycopg.Error as error:
             self._disconnect()
-            raise RecordUnavailable(
-                f"{self._name} cannot be used now ({failure_text(error)}): check the server"
-            ) from error
+            raise RecordUnavailable(f"{self._name} cannot be used now ({self._reason(error)})") from error
         except BaseException:
             if self._db is not None and self._db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 self._disconnect()
             raise
+
+    def _reason(self, error: psycopg.Error) -> str:
+        """Return why a call has failed; for one without an answer, whether the standby is missing."""
+        if isinstance(error, CallAborted) and not self._is_closed:
+            try:
+                with closing(postgres_connection.connect(self._url)) as db:
+                    ((waits,),) = db.execute(_WAITS_FOR_STANDBY).fetchall()
+            except (psycopg.Error, ForewarnError):
+                waits = False
+            if waits:
+                return "it waits for its synchronous standby: start it, or change synchronous_standby_names"
+        return failure_text(error)
 
     def _connected(self) -> LimitedConnection:
         if self._is_closed:
