@@ -40,8 +40,10 @@ def empty_response(context: RequestContext, call: ArmCall, request: MaintenanceR
 def once(handler: ArmHandler, show_repeated: RepeatedResponse = accepted_response) -> ArmHandler:
     """Returns a handler that calls this one once, and answers repeated calls with `show_repeated`.
 
-    A call without the header is always new. The handler must give its request the call's `request_key`. Until that
-    request is stored, each call runs the handler. `show_repeated` is called after waiting for the reconciler.
+    A call is repeated if the same caller sent the same x-ms-client-request-id, method, path, query and body within the
+    last hour of real time; without that header it is always new. The handler must give its request the call's
+    `request_key`. Until that request is stored, each call runs the handler. `show_repeated` is called after waiting for
+    the reconciler.
     """
 
     async def handle(context: RequestContext, call: ArmCall) -> ArmResponse:

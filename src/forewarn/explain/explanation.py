@@ -81,8 +81,8 @@ class VmPoll:
 class ScopeFacts:
     """Everything on record that an explanation of the events of one scope uses; the caller reads it.
 
-    Times are lab time. `waits` is by event id, `names` by VM key, `rollouts` by request id; the other mappings are by
-    act id.
+    Times are lab time. `waits` is by event id, `names` by VM key, `rollouts` by request id, `unreachable_since` by host
+    name; the other mappings are by act id.
     """
 
     now: float  # lab time in POSIX seconds

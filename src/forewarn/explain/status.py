@@ -76,8 +76,8 @@ def host_explanation(
     """Explain a host: its health, the VMs on it (`vms`), what is pending, and what happened, oldest first.
 
     `events` are those on the host, live and over, in order of publication; `entries` are the history entries about the
-    host itself. `is_unreachable`: it does not answer the hypervisor. All explanations of this
-    module show the first eight live events, and count the others.
+    host itself. `is_unreachable`: it does not answer the hypervisor. The first eight live events are shown, the others
+    counted.
     """
     lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
     names = [vm.name for vm in vms]
