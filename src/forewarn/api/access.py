@@ -125,7 +125,7 @@ async def add_client(context: RequestContext, call: HandlerCall, body: NewClient
     """Add a client; its secret is in this response only.
 
     It has no role yet. Ids are stored in lower case. Raises Rejected for an id or name that is not allowed, Refused if
-    a client has the id.
+    a client has the id. The history gets an entry.
     """
     return _with_secret_view(
         context, await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
@@ -136,7 +136,8 @@ async def renew_client_secret(context: RequestContext, call: HandlerCall) -> Cli
     """Replace a client's secret; the new one is in this response only, and the old one is invalid at once.
 
     The path parameter `id` names the client, in any case. Tokens and sessions of the old secret are invalid too. This
-    call does not write the file `kept_in`, if there is one: its caller does. Raises NotFound.
+    call does not write the file `kept_in`, if there is one: its caller does. Raises NotFound. The history gets an
+    entry.
     """
     return _with_secret_view(
         context, await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name)
@@ -147,7 +148,7 @@ async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedCl
     """Remove a client and its grants.
 
     The path parameter `id` names it, in any case. Its tokens and sessions are invalid at once. Returns what was
-    removed. Raises NotFound.
+    removed. Raises NotFound. The history gets an entry.
     """
     client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
     removed = tuple(_grant_view(grant, client_title(client)) for grant in grants)
@@ -158,7 +159,8 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
     """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is.
 
     Returns the new or the existing grant. Raises NotFound for an unknown name, Refused for one that several things
-    have, and Rejected for an invalid resource id or the name of an availability set.
+    have, and Rejected for an invalid resource id or the name of an availability set. The history gets an entry for a
+    new one.
     """
     to = _resolve_principal(context, body.to)
     name = _principal_names(context, [to])[to]
@@ -172,7 +174,7 @@ async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
     """Revoke a granted role.
 
     The path parameter `id` is the grant's id, or a unique start of four characters or more, in any case. Returns the
-    revoked grant. Raises NotFound, or Refused if several ids start so.
+    revoked grant. Raises NotFound, or Refused if several ids start so. The history gets an entry.
     """
     found = context.control.access.find_grant(call.path_params["id"])
     name = _principal_names(context, [found.to])[found.to]

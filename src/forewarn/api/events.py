@@ -129,8 +129,9 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
     """Approve an event, so that it may start before its notice ends.
 
     The path parameter `id` is its id, or a unique start of four characters or more, in any case. Stores observed
-    deliveries first. Returns the event after due work was done, so it may have started. Harmless if it was approved or
-    started before. Raises NotFound, or Refused if it is over or several ids start so.
+    deliveries first. Returns the event after due work was done, so it may have started. One that was approved or
+    started before stays as it is; else the history gets an entry. Raises NotFound, or Refused if it is over or several
+    ids start so.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
@@ -212,7 +213,7 @@ async def withdraw_event(context: RequestContext, call: HandlerCall, body: Withd
 
     The path parameter `id` is its id, or a unique start of four characters or more, in any case. Stores observed
     deliveries first. Returns the event, which is over. Raises NotFound, or Refused if it has started or is over or
-    several ids start so.
+    several ids start so. The history gets an entry.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()

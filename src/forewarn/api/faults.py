@@ -27,7 +27,8 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
 
     Returns it as it was set. A fault that happens at once has happened on return, in each scope of its target whose
     state allows it, and is not active; Refused if none allows it. Raises NotFound for an unknown name, Rejected for a
-    bad target, kind, limit or parameter, Refused if 1,000 faults are active or a name is ambiguous.
+    bad target, kind, limit or parameter, Refused if 1,000 faults are active or a name is ambiguous. The history gets an
+    entry.
     """
     spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
@@ -46,7 +47,7 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
 
     With ids or `all` storms too, unless a kind, VM or scope is given. Returns what was cleared, which is empty if
     nothing matches. Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an id
-    that is not active (then nothing is cleared), Refused for an ambiguous name.
+    that is not active (then nothing is cleared), Refused for an ambiguous name. The history gets an entry for each.
     """
     if not (body.ids or body.kind or body.vm or body.scope or body.all):
         raise Rejected("no faults are named: give their ids, a kind, a VM, a scope, or all")
@@ -73,7 +74,7 @@ async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaul
     """Clear one fault or storm.
 
     The path parameter `id` is its full id, exactly. Returns what was cleared. Faults that a storm has set stay. Raises
-    NotFound unless the id is active.
+    NotFound unless the id is active. The history gets an entry.
     """
     fault_id = call.path_params["id"]
     _require_active(context, fault_id)
@@ -85,7 +86,7 @@ async def start_fault_storm(context: RequestContext, call: HandlerCall, body: Ne
 
     Equal seeds, VMs and durations give equal faults. Returns the storm with its schedule; faults that are due at once
     are set already. Raises NotFound for an unknown VM, Rejected for one named twice or a duration over 24 hours or not
-    above 0, Refused if the fleet has no VM or a name is ambiguous.
+    above 0, Refused if the fleet has no VM or a name is ambiguous. The history gets an entry.
     """
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])

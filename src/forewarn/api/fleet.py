@@ -113,7 +113,7 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
     Removes the VMs and hosts that it does not declare, and returns the difference. A dry run changes nothing. Raises
     InvalidFleetFile; except in a dry run, FleetNotApplicable if it has problems in the running fleet, Forbidden if it
     adds programs and the caller is no administrator, Refused if the state of a VM or host forbids it, Conflict if the
-    fleet keeps changing meanwhile.
+    fleet keeps changing meanwhile. The history gets an entry if anything changes.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
 
@@ -138,7 +138,7 @@ async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmV
     Empty fields are filled in from its set and the rest of the fleet. A deleted VM of the same name is added again.
     Returns the new VM. Raises Rejected for invalid fields, Refused if the VM exists or finds no place, Forbidden if it
     would run a program that no present VM runs, and the caller is no administrator, Conflict if the fleet keeps
-    changing meanwhile.
+    changing meanwhile. The history gets an entry.
     """
 
     async def attempt() -> str:
@@ -180,7 +180,7 @@ async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
 
     The path parameter `name` is its name, `group/name` or key, in any case. No event announces it; events that this
     makes obsolete are withdrawn. Returns the removed VM. Raises NotFound, Refused if the VM has a started event or
-    several VMs match, or Conflict if the fleet keeps changing meanwhile.
+    several VMs match, or Conflict if the fleet keeps changing meanwhile. The history gets an entry.
     """
 
     async def attempt() -> Vm:

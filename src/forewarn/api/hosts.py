@@ -37,7 +37,7 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
     """Add a host to the fleet.
 
     Returns the new host. Raises Rejected for an invalid name, Refused if a host has it in any case, Conflict if the
-    fleet keeps changing meanwhile.
+    fleet keeps changing meanwhile. The history gets an entry.
     """
     if problem := plain_name_error(body.name, limit=64):
         raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
@@ -58,7 +58,7 @@ async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Remove a host without VMs.
 
     The path parameter `name` is its name, in any case. Returns the removed host. Raises NotFound, Refused if VMs are on
-    it or moving to it, or Conflict if the fleet keeps changing meanwhile.
+    it or moving to it, or Conflict if the fleet keeps changing meanwhile. The history gets an entry.
     """
     host = context.control.requests.host(call.path_params["name"])
     change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
@@ -72,7 +72,7 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
     The path parameter `name` is its name, in any case. Marks the host as degraded, schedules the redeployment of its
     VMs and of those being moved to it, except deallocated ones, and returns the request with these events. Raises
     NotFound, Refused if the host is not healthy, a VM has no other host or the hypervisor cannot redeploy, Rejected for
-    too short a notice.
+    too short a notice. The history gets an entry.
     """
     receipt = await context.control.requests.degrade_host(
         call.path_params["name"],
@@ -89,7 +89,8 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 
     The path parameter `name` is its name, in any case. Marks the host as failed. Its VMs and those being redeployed to
     it are redeployed at once, except deallocated ones; VMs that were migrating to it stay where they are. Returns the
-    request with its events. Raises NotFound, or Refused if the host has failed already or a VM has no other host.
+    request with its events. Raises NotFound, or Refused if the host has failed already or a VM has no other host. The
+    history gets an entry.
     """
     receipt = await context.control.requests.fail_host(
         call.path_params["name"], who=context.caller_name, key=call.request_key
@@ -102,7 +103,7 @@ async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
 
     The path parameter `name` is its name, in any case. Returns the host. Moves no VM back, and withdraws no event.
     Raises NotFound, or Refused if it is healthy, or while events are scheduled that move VMs away because it is
-    degraded: withdraw them first.
+    degraded: withdraw them first. The history gets an entry.
     """
     repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
@@ -113,7 +114,7 @@ async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostV
 
     The path parameter `name` is its name, in any case. A VM that still ran there would run twice and damage its disks.
     It stays so until the host is repaired. Returns the host. Raises NotFound, or Refused unless the host has failed or
-    does not answer the hypervisor, and if it was confirmed already.
+    does not answer the hypervisor, and if it was confirmed already. The history gets an entry.
     """
     confirmed = await context.control.host_statements.confirm_down(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(confirmed)

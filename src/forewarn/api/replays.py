@@ -40,7 +40,7 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
 
     The scope's VMs get the recorded answers instead of its own; the first is shown on return. Raises NotFound for an
     unknown VM, Rejected outside a lab and for a bad recording, speed or number of loops or a name in `map` that was not
-    recorded, Refused if the scope has a live event or another replay, or several VMs match.
+    recorded, Refused if the scope has a live event or another replay, or several VMs match. The history gets an entry.
     """
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(
@@ -86,7 +86,8 @@ async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Stop a replay.
 
     The path parameter `id` is its id or a unique start of it, in any case. Its scope shows its own document again.
-    Returns the ended replay. Raises NotFound, or Refused if it is over or several ids start so.
+    Returns the ended replay. Raises NotFound, or Refused if it is over or several ids start so. The history gets an
+    entry.
     """
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

@@ -63,7 +63,8 @@ async def create_request(context: RequestContext, call: HandlerCall, body: NewMa
 
     Returns the request with the events that it has published by then, after due work was done. Raises NotFound for an
     unknown VM, Rejected for one named twice or a notice that is too short or has no effect, Refused if the hypervisor
-    cannot do it, the state of a VM forbids it, no host can take a VM that moves, or a name is ambiguous.
+    cannot do it, the state of a VM forbids it, no host can take a VM that moves, or a name is ambiguous. The history
+    gets an entry.
     """
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),
@@ -87,7 +88,7 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Rec
 
     The path parameter `name` is the VM's name, `group/name` or key, in any case. Approves its scheduled events of
     planned platform maintenance, which start as soon as nothing else holds them back; returns the request with these
-    events. Raises NotFound, or Refused if the VM has none or several VMs match.
+    events. Raises NotFound, or Refused if the VM has none or several VMs match. The history gets an entry.
     """
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name, key=call.request_key)

@@ -38,7 +38,8 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
 
     Returns it after due work was done, so its first events may be published. Raises NotFound for an unknown host or
     scope, Rejected unless exactly one kind of target is given, for a host named twice or too short a notice, Refused if
-    a VM has no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous.
+    a VM has no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous. The
+    history gets an entry.
     """
     request = await context.control.requests.start_rollout(
         _build_rollout(context, body),
@@ -97,7 +98,8 @@ async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
     """Pause a rollout: it announces no events until it is resumed.
 
     Events that are published stay and may start. The path parameter `id` is its id or a unique start of it, in any
-    case. Returns it after the change. Raises NotFound, or Refused unless it is running, or if several ids start so.
+    case. Returns it after the change. Raises NotFound, or Refused unless it is running, or if several ids start so. The
+    history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.PAUSED)
 
@@ -106,7 +108,7 @@ async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutV
     """Resume a paused rollout.
 
     The path parameter `id` is its id or a unique start of it, in any case. Returns it after due work was done. Raises
-    NotFound, or Refused unless it is paused, or if several ids start so.
+    NotFound, or Refused unless it is paused, or if several ids start so. The history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.RUNNING)
 
@@ -115,7 +117,8 @@ async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
     """Abort a rollout and withdraw its events that have not started.
 
     The path parameter `id` is its id or a unique start of it, in any case. Started events go on. Returns it after due
-    work was done. Raises NotFound, or Refused unless it is running or paused, or if several ids start so.
+    work was done. Raises NotFound, or Refused unless it is running or paused, or if several ids start so. The history
+    gets an entry.
     """
     return await _set_progress(context, call, RolloutState.ABORTED)
 

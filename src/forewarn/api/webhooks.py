@@ -92,7 +92,7 @@ async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebho
 
     Messages are sent to it from now on; the same URL may be added again. Raises NotFound or Refused for a name in
     `over`, Rejected for a bad URL, resource or secret or an address that the service may not call, and Refused if the
-    receiver does not validate.
+    receiver does not validate. The history gets an entry.
     """
     spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
     webhook = await context.control.webhooks.add(spec, who=context.caller_name)
@@ -103,7 +103,7 @@ async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookV
     """Remove a webhook.
 
     Nothing more is sent to it. The path parameter `id` is its id, or a unique start of four characters or more, in any
-    case. Returns the removed webhook. Raises NotFound, or Refused if several ids start so.
+    case. Returns the removed webhook. Raises NotFound, or Refused if several ids start so. The history gets an entry.
     """
     view = WebhookView(**_webhook_fields(context, context.control.webhooks.find(call.path_params["id"])))
     await context.control.webhooks.remove(view.id, who=context.caller_name)

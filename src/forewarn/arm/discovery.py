@@ -28,8 +28,9 @@ def require_sign_in(dependencies: Dependencies) -> TokenService:
 async def show_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
     """Shows the metadata of this cloud: its addresses, all as the client called us, and how to sign in.
 
-    Clients sign in at the external issuer, if there is one, else here. Needs no authentication. Raises Refused if this
-    service has no sign-in.
+    The body has the keys of Azure's formats of 2015 and 2022 in one object, such as `resourceManager` and
+    `authentication` (loginEndpoint, audiences, tenant and identityProvider). Clients sign in at the external issuer, if
+    there is one, else here. Needs no authentication. Raises Refused if this service has no sign-in.
     """
     return ArmResponse(body=_cloud_metadata(require_sign_in(dependencies), call.base_url))
 

@@ -217,7 +217,9 @@ def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
 def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
     """The instance view of a scale set: how many of these instances have each power state.
 
-    The counts are in `virtualMachine.statusesSummary`. All instances count as provisioned.
+    Its keys are virtualMachine, statuses and orchestrationServices (empty). The counts are in
+    `virtualMachine.statusesSummary`, as code and count, sorted by code after the first: all instances count as
+    provisioned.
     """
     powers = Counter(_power_status(vm)["code"] for vm in vms)
     summary = [{"code": _PROVISIONED_STATUS["code"], "count": len(vms)}]

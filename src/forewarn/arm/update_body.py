@@ -226,8 +226,9 @@ def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
 def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
     """The tags of a body, text by name; none for null.
 
-    Raises ArmError, naming `path`, beyond Azure's limits (50 tags, names of 512 and values of 256 characters), for a
-    value that is no text, or for names that differ only in case.
+    A tag whose value is null is left out. Raises ArmError, naming `path`, beyond Azure's limits (50 tags, names of 1 to
+    512 and values of up to 256 characters), for a value that is no text, a blank name, or names that differ only in
+    case.
     """
     try:
         tags = msgspec.convert(_drop_empty(value), dict[str, str])

@@ -143,7 +143,7 @@ def _unexpired(ends: dict[str, float], now: float) -> dict[str, float]:
 class SessionIssuer:
     """Issues and verifies the session cookies of the service with this tenant id. Stores no sessions.
 
-    Times are real time, in POSIX seconds.
+    `key` signs them, and `tenant_id` is the issuer in them. Times are real time, in POSIX seconds.
     """
 
     def __init__(self, *, key: SigningKey, tenant_id: str) -> None:
@@ -174,7 +174,8 @@ class SessionIssuer:
     def verify(self, text: str, now: float) -> PortalSession:
         """Return the session in a cookie. Raises InvalidToken if it is forged or expired at `now`.
 
-        The caller checks whether EndedSessions contains it, and whether its client still exists.
+        It must be of this service's key and tenant. `now` is real time. The caller checks whether EndedSessions
+        contains it, and whether its client still exists.
         """
         payload = self._verified.get(text) or self._verify_signature(text)
         check_claims(payload, issuer=self._tenant_id, audiences=_SESSION_AUDIENCE, now=now)

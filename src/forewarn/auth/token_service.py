@@ -23,7 +23,8 @@ _ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the obj
 class TokenService:
     """Issues tokens to authenticated clients and VMs, and verifies the tokens of callers.
 
-    `issuer` makes our own tokens; `external` is None without an external issuer. Every `now` is real time.
+    `issuer` makes our own tokens, which name the tenant `tenant_id`; `external` is None without an external issuer.
+    Every `now` is real time.
     """
 
     def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
@@ -39,9 +40,9 @@ class TokenService:
         return self.issuer.issue_token(self._client_subject(client), audience, now)
 
     def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
-        """Return a token, perhaps a cached one, for a VM's managed identity. The audience is not checked.
+        """Return a token for a VM's managed identity. The audience is not checked.
 
-        `now` is real time.
+        It may be a cached one, of which more than half of its lifetime is left. `now` is real time.
         """
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 

@@ -142,7 +142,8 @@ class _TokenPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=T
 class TokenIssuer:
     """Issues our own access tokens, and verifies those for Azure's management audiences and `audiences`.
 
-    `url` is the issuer in the tokens. Times are real time; `lifetime_s` is how long a token is valid.
+    `url` is the issuer in the tokens, and `key` signs them. Times are real time; `lifetime_s` is how long a token is
+    valid.
     """
 
     def __init__(self, url: str, key: SigningKey, lifetime_s: int = 3600, audiences: Iterable[str] = ()) -> None:
@@ -183,7 +184,8 @@ class TokenIssuer:
     def verify(self, token: str, now: float) -> Claims:
         """Return the claims of a valid token of ours; `now` is real time. Raises InvalidToken.
 
-        Its reason is UNKNOWN_KEY for the token of another issuer. Whether its client or VM still exists is not checked.
+        Its reason is UNKNOWN_KEY for the token of another issuer; signature, issuer, audience and times are checked.
+        Whether its client or VM still exists is not checked.
         """
         header = jws.parse_header(token)
         if header.kid != self._key.kid:

@@ -224,7 +224,7 @@ def unknown_event_type(kind: str = "SpotRebalanceRecommendation") -> SpoiledAnsw
 
 
 def unknown_keys() -> SpoiledAnswer:
-    """Let polls get documents with unknown keys, of several types, at the top and in all events."""
+    """Let polls get documents with NextLink and Properties, and events with three more unknown keys."""
 
     def edit(document: _Json) -> None:
         for event in _events(document):
@@ -236,7 +236,7 @@ def unknown_keys() -> SpoiledAnswer:
 
 
 def without_fields(*names: str) -> SpoiledAnswer:
-    """Let polls get documents without these keys in every event, such as EventSource or Resources."""
+    """Let polls get documents without these keys in every event, such as Resources, where it has them."""
 
     def edit(event: _Json) -> None:
         for name in names:
@@ -263,7 +263,7 @@ def incarnation_reset() -> SpoiledAnswer:
 def older_document() -> SpoiledAnswer:
     """Let polls get the document as it was before its newest event.
 
-    It lacks its last event, and its incarnation is one lower. A document without events is left alone.
+    It lacks its last event, and its incarnation is one lower, at least 0. A document without events is left alone.
     """
 
     def edit(document: _Json) -> None:
@@ -356,14 +356,14 @@ def chunked_transfer() -> SpoiledAnswer:
 
 
 def slow_body(seconds: float, *, concerns: Concerns = Concerns.POLLS) -> SpoiledAnswer:
-    """Send the service's own answers with the body spread over this many seconds (real time)."""
+    """Spread the bodies of the service's answers to `concerns` over this many seconds (real time)."""
     return SpoiledAnswer(name=f"a body over {seconds:g} s", body_s=seconds, concerns=concerns)
 
 
 def late_answer(seconds: float, *, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
     """Send the service's own answers this many seconds (real time) later.
 
-    The service has got the request at once, and acted on it. In production the first answer may take two minutes.
+    `concerns` says to which requests. The service has got the request at once, and acted on it.
     """
     return SpoiledAnswer(name=f"an answer after {seconds:g} s", delay_s=seconds, concerns=concerns)
 
@@ -371,13 +371,13 @@ def late_answer(seconds: float, *, concerns: Concerns = Concerns.ALL) -> Spoiled
 def never_answers(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
     """Take requests and never answer: the connection stays open until the handler closes it.
 
-    The service has got the request and acted on it.
+    `concerns` says which requests. The service has got the request and acted on it.
     """
     return SpoiledAnswer(name="no answer", never_answers=True, concerns=concerns)
 
 
 def resets_connections(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
-    """Reset the connection instead of an answer; the service has got the request and acted on it."""
+    """Reset the connections of `concerns` instead of an answer; the service has acted on the request."""
     return SpoiledAnswer(name="connection reset", resets=True, concerns=concerns)
 
 

@@ -72,9 +72,10 @@ class AttachedHandler:
     """The handler that calls a listening socket, over all its cases. Use it on one event loop.
 
     Documents call its VM `vm` in every case, and their incarnation grows from case to case: the handler knows nothing
-    of cases, and sees one VM with one event after the other. The caller closes `listener`. `probes` has shell commands,
-    `speed` is seconds of the service's clock per real second, `seed` decides random times of the scripts. `vm` must not
-    be "", and is not checked here: the methods raise Rejected if no VM can be called so.
+    of cases, and sees one VM with one event after the other. The caller closes `listener`. `claims` say how often it
+    polls, `probes` has shell commands, `speed` is seconds of the service's clock per real second, `seed` decides random
+    times of the scripts. `vm` must not be "", and is not checked here: the methods raise Rejected if no VM can be
+    called so.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class AttachedHandler:
     async def wait_for_first_poll(self, within_s: float) -> bool:
         """Wait until the handler polls, and return whether it did within `within_s` seconds of real time.
 
-        It gets documents without events meanwhile. Call it before the first case.
+        It gets documents without events meanwhile. Call it before the first case. Raises Rejected if no VM can have the
+        handler's VM name.
         """
         async with open_live_stage(self._setup(Layout.SINGLE)) as stage:
             return await stage.until_polled(within_s=within_s * self._speed)
@@ -107,8 +109,9 @@ class AttachedHandler:
         """Run a case, once the handler polls, and return what was observed, not judged.
 
         If the handler does not poll for a minute and two claimed intervals (real time), the result has a `problem`, and
-        nothing else. The case must be attachable: see `why_not_attachable`. Run one case at a time. Seeds Python's
-        `random`.
+        nothing else; a script that fails or takes too long gives one too. The case must be attachable: see
+        `why_not_attachable`. Run one case at a time. Seeds Python's `random`. Raises Rejected if no VM can have the
+        handler's VM name.
         """
         random.seed(f"{self._seed}/{case.id}")
         async with open_live_stage(self._setup(case.layout, case.clock_offset_s)) as stage:

@@ -105,7 +105,7 @@ class Case:
 
 
 def judge_case(case: Case, observed: Observed) -> Verdict:
-    """Return the verdict on the handler in this case: a finding for each demand, in order. A pure function."""
+    """Return the verdict on the handler in this case: one finding per demand, in order. A pure function."""
     findings = tuple(_judge_demand(demand, observed) for demand in case.demands)
     return Verdict(case=case.id, severity=case.severity, is_rare=case.is_rare, findings=findings)
 

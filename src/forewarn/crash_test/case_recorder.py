@@ -76,7 +76,8 @@ class CaseRecorder:
     def record(self, observation: Observation) -> None:
         """Keep an observation and wake those who wait for it; does nothing after `finish`.
 
-        Of very many requests only some are kept, as the class says; all of them wake waiters.
+        After 5000 requests and connections, only some more are kept, of the same kind at least 0.2 s apart; all of them
+        wake waiters.
         """
         if self._is_closed:
             return
@@ -102,7 +103,10 @@ class CaseRecorder:
         self._last_kept.clear()
 
     def report_problem(self, problem: str) -> None:
-        """Say why this case must not be judged: the machine or its setup failed. The first problem stays."""
+        """Say why this case must not be judged: the machine or its setup failed. The first problem stays.
+
+        It is then the attribute `problem`. Does nothing after `finish`.
+        """
         if not self._is_closed:
             self.problem = self.problem or problem
 

@@ -134,7 +134,8 @@ class NamespaceMachine:
     async def open(self, on_output: OnOutput, on_exit: OnExit) -> socket.socket:
         """Watch init and the output, and return the listening socket of 169.254.169.254:80 in the VM.
 
-        The socket is non-blocking; the caller closes it. Starts nothing.
+        `on_output` gets what the program writes, in pieces, `on_exit` how it ended, each time; both are called on the
+        event loop. The socket is non-blocking; the caller closes it. Starts nothing. OSError if the VM is gone.
         """
         self._namespaces.watch_events(lambda event: self._on_init_event(event, on_exit))
         _watch_output(self._output, on_output)
@@ -144,9 +145,10 @@ class NamespaceMachine:
         return sock
 
     async def start(self, *, is_boot: bool) -> None:
-        """Start the program in the VM; OSError if it cannot be executed.
+        """Start the program in the VM; OSError if it cannot be executed, or the VM is gone.
 
-        A boot gives a new boot id and an empty /tmp; the first one keeps the boot id with which the VM was created.
+        Does not wait for its end. A boot gives a new boot id and an empty /tmp; the first one keeps the boot id with
+        which the VM was created.
         """
         if is_boot and not self._is_first_boot:
             empty_private_tmp(self._files)
@@ -156,22 +158,23 @@ class NamespaceMachine:
     async def end_processes(self, number: int) -> None:
         """Send signal `number` to all processes, SIGKILL after two seconds, and return when none is left.
 
-        Commands of `run` end too. The VM itself stays.
+        Commands of `run` end too. The VM itself stays. OSError if it is gone.
         """
         await self._machine.stop(number)
 
     async def freeze(self) -> None:
-        """Stop every process of the VM, commands of `run` included, until `thaw`."""
+        """Stop every process of the VM, commands of `run` included, until `thaw`. OSError if the VM is gone."""
         await self._namespaces.call("freeze")
 
     async def thaw(self) -> None:
-        """Continue every process of the VM that `freeze` stopped."""
+        """Continue every process of the VM that `freeze` stopped. OSError if the VM is gone."""
         await self._namespaces.call("thaw")
 
     async def run(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command inside the VM, in the handler's directory; return its exit status.
 
-        None if a signal ended it or it took longer than `timeout_s` (real time), after which it is killed.
+        Its output is discarded. None if a signal ended it or it took longer than `timeout_s` (real time), after which
+        it is killed. OSError if the VM is gone.
         """
         pid: int = (await self._namespaces.call("run", ["/bin/sh", "-c", command])).value
         if pid in self._finished_runs:
@@ -192,7 +195,7 @@ class NamespaceMachine:
         return list_descendants(self._namespaces.pid)
 
     def close(self) -> None:
-        """End the VM with all its processes; may be called twice."""
+        """End the VM with all its processes; may be called twice. Call it after the event loop has ended."""
         if self._is_open:
             self._is_open = False
             self._namespaces.close()
@@ -240,7 +243,8 @@ class ChildMachine:
     async def open(self, on_output: OnOutput, on_exit: OnExit) -> socket.socket:
         """Watch the output, and return a listening socket on a free port of 127.0.0.1.
 
-        The program gets its URL. The socket is non-blocking; the caller closes it. Starts nothing.
+        The program gets its URL. `on_output` gets what the program writes, in pieces, `on_exit` how it ended, each
+        time; both are called on the event loop. The socket is non-blocking; the caller closes it. Starts nothing.
         """
         self._on_exit = on_exit
         _watch_output(self._output, on_output)
@@ -261,7 +265,7 @@ class ChildMachine:
     async def start(self, *, is_boot: bool) -> None:
         """Start the program in its own session and directory; a boot empties TMPDIR.
 
-        It dies with this process. OSError if it cannot be executed.
+        Does not wait for its end. It dies with this process. OSError if it cannot be executed.
         """
         if is_boot:
             shutil.rmtree(self._tmp, ignore_errors=True)
@@ -300,7 +304,8 @@ class ChildMachine:
     async def run(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command in the handler's directory, with its environment; return its exit status.
 
-        None if a signal ended it or it took longer than `timeout_s` (real time), after which it is killed.
+        Its output is discarded. None if a signal ended it or it took longer than `timeout_s` (real time). At the end,
+        processes that it left running are killed.
         """
         environment = {name: value for name, value in self._environment.items() if name != _MARK}
         return await _run_shell_command(command, timeout_s, directory=self._disk, environment=environment)
@@ -361,7 +366,7 @@ class AttachedMachine:
     async def open(self, on_output: OnOutput, on_exit: OnExit) -> socket.socket:
         """Return a duplicate of the listening socket, non-blocking, which the caller closes.
 
-        It listens again if an earlier user had stopped that. There is no output and no exit.
+        It listens again if an earlier user had stopped that. `on_output` and `on_exit` are never called.
         """
         sock = self._listener.dup()
         sock.setblocking(False)

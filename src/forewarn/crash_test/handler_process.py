@@ -71,7 +71,8 @@ class HandlerProcess:
     async def boot(self) -> None:
         """Start the program as at a boot, unless the VM is up. Raises Refused if it cannot be executed.
 
-        Of a handler that runs elsewhere, it only notes that the VM is up.
+        Records the start; does not wait for the program's end. Of a handler that runs elsewhere, it only notes that the
+        VM is up.
         """
         async with self._lock:
             if not self._is_up:
@@ -168,7 +169,7 @@ class HandlerProcess:
         await self.run_command(f"cat /dev/zero > {_FILL_FILE}", _DISK_COMMAND_S)
 
     async def free_disk(self) -> None:
-        """Remove the file of `fill_disk`; does nothing if there is none."""
+        """Remove the file of `fill_disk`; does nothing if there is none, or if the VM is not up or is frozen."""
         await self.run_command(f"rm -f {_FILL_FILE}", _DISK_COMMAND_S)
 
     async def close(self) -> None:
@@ -186,7 +187,10 @@ class HandlerProcess:
                 await self._machine.end_processes(signal.SIGKILL)
 
     async def sample_forever(self) -> None:
-        """Record once a second (real time) what the handler uses, while its program runs, until cancelled."""
+        """Record once a second (real time) what the handler uses, while its program runs, until cancelled.
+
+        A sample waits for the end of a command of `run_command`, whose processes must not count.
+        """
         while True:
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
             async with self._command_lock:

@@ -111,8 +111,9 @@ def is_accepted(approval: Approved) -> bool:
 def why_notice_is_too_short(observed: Observed, event: EventPublished) -> str:
     """Return why the event's notice is too short for the handler's claims, as a clause; "": it is not.
 
-    A handler for reboots may poll rarely, because they are announced 15 minutes ahead; a case that announces one
-    later cannot hold that against it. An eviction (Preempt) has 30 seconds, and needs a handler that polls often.
+    It is if it is shorter than the claimed poll interval plus 5 s, but never for an eviction (Preempt) or an event
+    without notice. A handler for reboots may poll rarely, because they are announced 15 minutes ahead; a case that
+    announces one later cannot hold that against it.
     """
     if event.kind == "Preempt" or event.not_before is None:
         return ""

@@ -108,9 +108,9 @@ class LiveStage:
     async def publish(self, kind: str, *, vm: str | None = None, notice_s: float | None = None) -> StageEvent:
         """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM, and return the event.
 
-        Without `notice_s`, or with 0, the notice is the usual one. A Freeze is an update of the VM's host; its user
-        requests a Reboot, Redeploy or Terminate. Raises Rejected for another kind, NotFound for an unknown VM, Refused
-        if the state of the VM forbids it.
+        `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0: the usual
+        notice. A Freeze is an update of the VM's host; its user requests a Reboot, Redeploy or Terminate. Raises
+        Rejected for another kind, NotFound for an unknown VM, Refused if the state of the VM forbids it.
         """
         name, notice = vm or self.vm, RequestedNotice(notice_s)
         if kind == "Freeze":
@@ -124,8 +124,8 @@ class LiveStage:
     async def fail_host(self, *, vm: str | None = None) -> StageEvent:
         """Fail the host of a VM, and return the VM's event: a Redeploy that is Started when it first appears.
 
-        The host stays failed. Raises NotFound for an unknown VM, Refused if the host has failed already or no other
-        host can take the VM.
+        `vm` is a name; None: the judged VM. The host stays failed. Raises NotFound for an unknown VM, Refused if the
+        host has failed already or no other host can take the VM.
         """
         row = find_vm(self._service, vm or self.vm)
         events = await lab_requests.fail_host(self._service, row.host)
@@ -145,7 +145,8 @@ class LiveStage:
     async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
         """Wait until the handler on this VM has polled `times` times from now on, whatever answers it got.
 
-        Polls that arrived before this call do not count. Returns False after `within_s`.
+        `vm` is a name; None: the judged VM. Polls that arrived before this call do not count. Returns False after
+        `within_s` seconds of the service's clock.
         """
         name, now = vm or self.vm, self._recorder.now()
         return await self._recorder.wait_for(
@@ -157,7 +158,8 @@ class LiveStage:
     async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
         """Wait until a poll of the handler on this VM got a whole document with this event.
 
-        One before this call counts. Returns False after `within_s`.
+        `vm` is a name; None: the judged VM. One before this call counts. Returns False after `within_s` seconds of the
+        service's clock.
         """
         name = vm or self.vm
         return await self._recorder.wait_for(lambda seen: _is_delivery(seen, event.id, name), within_s=within_s)
@@ -165,12 +167,15 @@ class LiveStage:
     async def until_approved(self, event: StageEvent, *, within_s: float) -> bool:
         """Wait until a handler on any VM has approved this event and got a 2xx; earlier approvals count.
 
-        Returns False after `within_s`.
+        Returns False after `within_s` seconds of the service's clock.
         """
         return await self._recorder.wait_for(lambda seen: _is_success(seen, event.id), within_s=within_s)
 
     async def until_started(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
-        """Wait until the platform has started this event; True at once if it has. False after `within_s`."""
+        """Wait until the platform has started this event; True at once if it has.
+
+        Returns False after `within_s` seconds of the service's clock, also if the event was withdrawn.
+        """
         return await self._recorder.wait_for(
             lambda seen: isinstance(seen, EventStarted) and seen.event == event.id, within_s=within_s
         )
@@ -178,21 +183,21 @@ class LiveStage:
     async def until_over(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
         """Wait until this event is over, carried out or withdrawn; True at once if it is.
 
-        Returns False after `within_s`.
+        Returns False after `within_s` seconds of the service's clock.
         """
         return await self._recorder.wait_for(
             lambda seen: isinstance(seen, EventEnded) and seen.event == event.id, within_s=within_s
         )
 
     async def wait(self, seconds: float) -> None:
-        """Wait for this many seconds of the service's clock."""
+        """Wait for this many seconds of the service's clock; returns at once for 0 or less."""
         await self._recorder.sleep(seconds)
 
     def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
         """Answer the handler on this VM with this from now on; None: with the service's own answers.
 
-        It takes the place of an earlier one. At most `times` requests get it; None: all. Raises Refused if no handler
-        runs on the VM.
+        It takes the place of an earlier one. At most `times` requests get it; None: all. `vm` is a name; None: the
+        judged VM. Raises Refused if no handler runs on the VM.
         """
         name = vm or self.vm
         self._proxy(name).substitute(answer, times)
@@ -204,7 +209,8 @@ class LiveStage:
         """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
 
         None: not again. Returns when they have ended, before the restart, which counts seconds of the service's clock.
-        Its files stay. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
+        Its files stay. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM, or if it runs
+        elsewhere.
         """
         name = vm or self.vm
         self._disturb("the handler was killed", vm=name)
@@ -214,7 +220,8 @@ class LiveStage:
     async def reboot_vm(self, *, vm: str | None = None) -> None:
         """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
 
-        Returns when it has been started, about two seconds later. Raises Refused if no handler runs on the VM, or if it
+        Returns when it has been started, about two seconds of the service's clock later. Its /tmp is empty then; its
+        other files stay. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM, or if it
         runs elsewhere.
         """
         name, at = vm or self.vm, self._recorder.now()
@@ -222,16 +229,19 @@ class LiveStage:
         self._recorder.record(Disturbance(at=at, vm=name, text="the VM rebooted", until=self._recorder.now()))
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
-        """Fill the disk on which the handler may write, until `free_disk`; takes up to 20 s.
+        """Fill the disk on which the handler may write, until `free_disk`; takes up to 20 s of real time.
 
-        Raises Refused outside of namespaces, and if no handler runs on the VM.
+        `vm` is a name; None: the judged VM. Raises Refused outside of namespaces, and if no handler runs on the VM.
         """
         name = vm or self.vm
         await self._handler(name).fill_disk()
         self._disturb("the disk was filled", vm=name)
 
     async def free_disk(self, *, vm: str | None = None) -> None:
-        """Undo `fill_disk`: the disk has space again. Refused if no handler runs on the VM."""
+        """Undo `fill_disk`: the disk has space again. Refused if no handler runs on the VM.
+
+        `vm` is a name; None: the judged VM.
+        """
         name = vm or self.vm
         await self._handler(name).free_disk()
         self._disturb("the disk has space again", vm=name)
@@ -247,8 +257,9 @@ class LiveStage:
     async def until_at_rest(self, *, within_s: float, settles_within_s: float) -> bool:
         """Wait until the handler has polled twice, and begin the timeline anew; False if it does not poll.
 
-        In between, waits up to `settles_within_s` until the probe `prepared` says no, because the handler may have to
-        recover from an earlier case (0: there is no such probe). Returns True also if it does not say so.
+        `within_s` is for the polls. Then waits up to `settles_within_s` until the probe `prepared` says no, because the
+        handler may have to recover from an earlier case (0: there is no such probe). Returns True also if it does not
+        say so. Both are seconds of the service's clock.
         """
         if not await self.until_polled(times=2, within_s=within_s):
             return False

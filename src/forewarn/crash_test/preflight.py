@@ -79,7 +79,10 @@ def require_variable_name(name: str) -> None:
 
 
 def require_vm_name(name: str) -> None:
-    """Raise Rejected unless a VM can have this name: up to 64 characters, without slashes and braces."""
+    """Raise Rejected unless a VM can have this name: up to 64 characters, without slashes and braces.
+
+    An empty name is not possible either.
+    """
     try:
         declared = declare_case_fleet(Layout.SET, name).vms[0].name
     except Rejected:

@@ -190,7 +190,10 @@ def requests_at_most_during_errors(per_s: float = 2.0) -> Demand:
 
 
 def sends_metadata_header() -> Demand:
-    """Demand that every poll and approval, on all VMs, has `Metadata: true`; unknown if there is none."""
+    """Demand that every poll and approval, on all VMs, has `Metadata: true`; unknown if there is none.
+
+    Other requests do not count. Applies to all handlers.
+    """
 
     def judge(observed: Observed) -> Judgement:
         requests = [item for item in observed.timeline.of(Polled) if item.by is Poller.HANDLER]

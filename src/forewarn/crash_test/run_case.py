@@ -76,7 +76,8 @@ def main() -> int:
     """Run the task on stdin and write its result to stdout; returns the exit status.
 
     It is 0 whenever a result was written, also one with a problem, and 1 if the task cannot be read or the process that
-    wrote it has ended (then the task's directory is removed). Everything else that is printed goes to stderr.
+    wrote it has ended (then the task's directory is removed). Everything else that is printed goes to stderr. SIGTERM,
+    SIGINT and the end of the parent end the case early, which is such a problem.
     """
     die_with_parent(signal.SIGTERM)
     results = os.dup(1)

@@ -108,4 +108,7 @@ class Stage(Protocol):
         """
 
     async def free_disk(self, *, vm: str | None = None) -> None:
-        """Undo `fill_disk`: the file system has space again. Refused if no handler runs on the VM."""
+        """Undo `fill_disk`: the file system has space again. Refused if no handler runs on the VM.
+
+        `vm` is a name; None: `self.vm`.
+        """

@@ -225,7 +225,10 @@ class Timeline(msgspec.Struct, frozen=True):
         )
 
     def is_running(self, vm: str, at: float) -> bool:
-        """Return whether the handler's program was running on this VM at this time; False if never started."""
+        """Return whether the handler's program was running on this VM at this time; False if never started.
+
+        `vm` is a name, `at` in seconds since the start of the case.
+        """
         states = [
             (item.at, isinstance(item, ProgramStarted))
             for item in self.observations

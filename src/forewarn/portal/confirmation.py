@@ -57,8 +57,9 @@ class IdempotencyKeys:
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
         """Runs `action` for the first call with this key; later calls wait for it and return its result.
 
-        If the action raises, the first call and all that wait raise the same error, and the key is dropped, so that the
-        user may try again. An unknown key counts as a new one: check `is_known` first.
+        Keys are told apart by user, the id of a principal. If the action raises, the first call and all that wait raise
+        the same error, and the key is dropped, so that the user may try again; if the first call is cancelled, so are
+        all that wait. An unknown key counts as a new one: check `is_known` first.
         """
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:
@@ -130,11 +131,12 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
 async def confirmation_page(
     context: PortalContext, form: Form, call: HandlerCall, values: FormValues, key: str, note: str = ""
 ) -> ConfirmationPage:
-    """Builds the confirmation page of a form, with preview and warnings; changes nothing.
+    """Builds the confirmation page of a form, with preview and warnings; changes nothing but stored polls.
 
     `call` is the API call that the form makes, `values` the entered texts, `key` a new idempotency key, `note` why the
     user has to confirm again ("": this is the first time). Raises the errors of submitting the form, as far as they are
-    known beforehand. For a request too large for a preview the page says so.
+    known beforehand. For a request too large for a preview the page says so. A preview by the API first stores observed
+    polls.
     """
     preview = await _preview(context, form, call)
     warnings = confirmation_warnings(context, form, preview.events)

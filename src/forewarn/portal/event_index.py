@@ -73,9 +73,9 @@ class _LiveEvents:
 class EventIndex:
     """The live events by time, recent failures, the notice that events got, and the open rollouts.
 
-    Await `ensure_built` before any other use. `notice` has the notice of events that started, `rollouts` the progress
-    of rollouts. Methods that take `scopes` leave out events of other scopes; with None they leave out none. Nothing
-    else is filtered: callers check what a user may see.
+    `control` has the store, its clock and the rollouts. Await `ensure_built` before any other use. `notice` has the
+    notice of events that started, `rollouts` the progress of rollouts. Methods that take `scopes` leave out events of
+    other scopes; with None they leave out none. Nothing else is filtered: callers check what a user may see.
     """
 
     def __init__(self, control: ControlPlane) -> None:
@@ -99,7 +99,8 @@ class EventIndex:
     async def ensure_built(self) -> None:
         """Builds the index from the store on the first call; later calls wait for that, or return at once.
 
-        Raises the error of a failed build, such as Unavailable; the next call builds again.
+        From then on it follows the store's commits. Raises the error of a failed build, such as Unavailable; the next
+        call builds again.
         """
         task = self._build_task
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -196,31 +197,43 @@ class EventIndex:
                     del self._failures[next(iter(self._failures))]
 
     def count_scheduled(self, scopes: VisibleScopes | None = None) -> int:
-        """How many events are scheduled and have not started, whether documents list them or not."""
+        """How many events are scheduled and have not started, whether documents list them or not.
+
+        Only those of `scopes`; None: of all.
+        """
         return sum(
             len(live.scheduled) if wanted is None else sum(1 for _ in self._select(live.scheduled_ids(), wanted))
             for live, wanted in self._parts(scopes)
         )
 
     def count_started(self, scopes: VisibleScopes | None = None) -> int:
-        """How many events have started and are not over."""
+        """How many events have started and are not over; only those of `scopes`, or with None of all."""
         return sum(
             len(live.started) if wanted is None else sum(1 for _ in self._select(live.started, wanted))
             for live, wanted in self._parts(scopes)
         )
 
     def scheduled(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
-        """The scheduled events, those with the earliest NotBefore first. Do not await while you iterate."""
+        """The scheduled events, those with the earliest NotBefore first. Do not await while you iterate.
+
+        Only those of `scopes`; None: of all.
+        """
         parts = [self._select(live.scheduled_ids(), wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: (event.not_before, event.id))
 
     def started(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
-        """The events that have started and are not over, the oldest start first. Do not await meanwhile."""
+        """The events that have started and are not over, the oldest start first. Do not await meanwhile.
+
+        Only those of `scopes`; None: of all.
+        """
         parts = [self._select(live.started, wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: event.started_at or 0.0)
 
     def scheduled_after(self, at: float, scopes: VisibleScopes | None = None) -> float | None:
-        """The earliest NotBefore of a scheduled event that is later than this lab time; None if there is none."""
+        """The earliest NotBefore of a scheduled event that is later than this lab time; None if there is none.
+
+        Only events of `scopes` count; None: all.
+        """
         found: list[float] = []
         for live, wanted in self._parts(scopes):
             position = bisect_left(live.scheduled, (at, "\U0010ffff"))

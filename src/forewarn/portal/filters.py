@@ -49,7 +49,7 @@ class FilterProblem(BaseView, frozen=True, kw_only=True):
 class UnknownFilter(Rejected):
     """The value of a filter does not exist. `reason` is the error in words, `choices` are values that do.
 
-    `parameter` and `value` are those of the query. The choice most like the value is offered first.
+    `parameter` and `value` are those of the query. `problem` finds the choice most like the value.
     """
 
     def __init__(self, parameter: str, value: str, reason: Rejected, choices: Iterable[FilterChoice] = ()) -> None:

@@ -200,7 +200,8 @@ class FleetOverview:
     async def ensure_built(self) -> None:
         """Builds the index from the store on the first call; later calls wait for that, or return at once.
 
-        Raises the error of a failed build, such as Unavailable; the next call builds again.
+        From then on it follows the store's commits. Raises the error of a failed build, such as Unavailable; the next
+        call builds again.
         """
         if self._build_task is None or (self._build_task.done() and _has_failed(self._build_task)):
             self._build_task = asyncio.create_task(self._build())

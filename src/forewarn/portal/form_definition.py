@@ -69,8 +69,9 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     def parse(self, values: FormValues) -> Any:
         """The value for the API, from the entered texts of the whole form; None if this field is empty.
 
-        It is a list for VMS, HOSTS and IDS, each text once; for other kinds the last text counts. Raises Rejected for
-        text that cannot be parsed. Does not check `choices` or `is_required`.
+        It is a list for VMS, HOSTS and IDS, each text once. For other kinds the last text counts: as seconds for a
+        duration, POSIX seconds for an instant, a number, True for a check, else as it is. Raises Rejected for text that
+        cannot be parsed. Does not check `choices` or `is_required`.
         """
         return _PARSERS[self.kind](self, self.entered_texts(values))
 

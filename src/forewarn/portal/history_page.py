@@ -92,7 +92,7 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
         return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """The path of the page of the entry's VM; not quoted."""
+        """The path of the page of the entry's VM, by key if the entry has a scope, else by name; not quoted."""
         return vm_entry_url(entry)
 
 
@@ -107,8 +107,8 @@ def vm_entry_url(entry: HistoryEntryView) -> str:
 async def show_history_page(context: PortalContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
     """Shows one page of the history entries that the user may see and that match, newest first.
 
-    An export holds the newest entries that match, up to MAX_EXPORT_ROWS (100,000), without regard to `after`, `before`
-    and `limit`. Raises UnknownFilter for names and ids that match nothing or several things.
+    With `call.for_export` it holds the newest entries that match, up to MAX_EXPORT_ROWS (100,000), and ignores `after`,
+    `before` and `limit`. Raises UnknownFilter for names and ids that match nothing or several things.
     """
     resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))
     resolve("scope", query.scope, context.find_scope, partial(offer_scopes, context))

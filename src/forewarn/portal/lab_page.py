@@ -55,7 +55,7 @@ class ClockJump(BaseView, frozen=True, kw_only=True):
     after: int  # the number of the history entry before the first one
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """The path of the page of the entry's VM; not quoted."""
+        """The path of the page of the entry's VM, by key if the entry has a scope, else by name; not quoted."""
         return vm_entry_url(entry)
 
 

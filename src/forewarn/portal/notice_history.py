@@ -150,7 +150,8 @@ class NoticeHistory:
         """The sums of each column of a chart, by the number of the column from 0; empty columns are left out.
 
         The chart begins at `since`, a multiple of `column_s`, which is a multiple of 300 seconds, and ends before
-        `until`. `sees` leaves out events that the user may not see; None: the user may see all.
+        `until`. `sees` leaves out events that the user may not see, and starts before `complete_since(sees)`; None: the
+        user may see all.
         """
         columns: dict[int, NoticeTotals] = {}
 

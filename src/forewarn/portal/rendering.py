@@ -133,7 +133,7 @@ _GUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 
 
 def format_utc(at: float) -> str:
-    """Date and time of POSIX seconds, such as `2026-01-05 12:00:00 UTC`."""
+    """Date and time of POSIX seconds, such as `2026-01-05 12:00:00 UTC`, rounded down to whole seconds."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 

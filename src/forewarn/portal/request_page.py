@@ -74,7 +74,9 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """The CSV export, with one row per event of `lanes`: its id, kind, scope, VMs, state, times and wait.
 
-        Times are lab time in ISO 8601. It does not say that events are left out (`more`).
+        Columns are event, kind, scope, vms (names with blanks between them), state, published_at, not_before,
+        started_at, over_at and waits_for. Times are lab time in ISO 8601. It does not say that events are left out
+        (`more`).
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
@@ -124,7 +126,10 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> tuple[str, ...]:
-        """What its events wait for, in their order; equal waits are counted: `20 events: an approval`."""
+        """What its events wait for, in their order; equal waits are counted: `20 events: an approval`.
+
+        One that is alone begins with its event: `Reboot of web-0: an approval`.
+        """
         counts = Counter(wait.partition(": ")[2] for wait in self.standing.waits_for)
         first = {wait.partition(": ")[2]: wait for wait in reversed(self.standing.waits_for)}
         return tuple(first[text] if count == 1 else f"{count} events: {text}" for text, count in counts.items())
@@ -142,7 +147,10 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `course`, at most 100; times are lab time in ISO 8601."""
+        """The CSV export, with one row per event of `course`, at most 100; times are lab time in ISO 8601.
+
+        Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for.
+        """
         return self.course.table()
 
 

@@ -218,7 +218,10 @@ class RolloutIndex:
         self._counting: set[asyncio.Task[None]] = set()  # the VMs of rollouts that have just started
 
     async def build(self) -> None:
-        """Reads the open rollouts with their VMs and events, and recent rollouts that stopped."""
+        """Reads the open rollouts with their VMs and events, and recent rollouts that stopped.
+
+        Lets other tasks run in between. Raises Unavailable if the store cannot be read.
+        """
         for request in self._store.requests(open_only=True):
             await self._track(request)
         for request in self._store.requests(limit=_MAX_REQUESTS_READ):

@@ -96,7 +96,8 @@ class RolloutsPage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """The CSV export, with one row per rollout of `rollouts`: its target, progress and counts of VMs.
 
-        Also its id, impact, who requested it and when, in lab time as POSIX seconds.
+        Columns are rollout (its id), impact, over (its target in words), progress, asked_by, asked_at (lab time in
+        POSIX seconds), total and the names in PROGRESS_PARTS.
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.rollouts])
 
@@ -178,14 +179,17 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `course`, at most 100; times are lab time in ISO 8601."""
+        """The CSV export, with one row per event of `course`, at most 100; times are lab time in ISO 8601.
+
+        Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for.
+        """
         return self.course.table()
 
 
 async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> RolloutsPage:
     """Shows all open rollouts and then recent ones, each newest first, at most 200 together.
 
-    Shows none to users who may not see everything.
+    Recent ones are among the 10,000 newest requests. Shows none to users who may not see everything.
     """
     if not context.can_see_everything():
         return RolloutsPage(rollouts=(), sees_all=False)

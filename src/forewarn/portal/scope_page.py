@@ -96,9 +96,9 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
 async def show_scope_page(context: PortalContext, call: HandlerCall, query: PageQuery) -> ScopePage:
     """Shows one scope: its VMs with their polls, its events, and the document that its VMs receive.
 
-    The path parameter `id` is its id, the name of its set or service, or the name of a VM of it, in any case. First
-    stores the polls observed so far. Raises NotFound, also if the user may see no VM of it, Refused if several match,
-    or UnknownFilter for a page of VMs after the last one.
+    The path parameter `id` is its id, the name of its set or service, or the name of a VM of it, in any case. VMs are
+    15 per page; an export has all. First stores the polls observed so far. Raises NotFound, also if the user may see no
+    VM of it, Refused if several match, or UnknownFilter for a page of VMs after the last one.
     """
     await context.dependencies.flush_observations()
     scope = context.find_scope(call.path_params["id"])

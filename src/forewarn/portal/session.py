@@ -80,7 +80,9 @@ _SIGNED_OUT_MESSAGE = "this session was signed out: sign in again"
 class SessionManager:
     """Starts, resolves and ends portal sessions, which are signed cookies.
 
-    Only ended sessions are stored. Each request resolves the user's rights anew, so that a revocation counts at once.
+    Only ended sessions are stored; the constructor reads them from the store. Each request resolves the user's rights
+    anew, so that a revocation counts at once. `sign_in` says whether users sign in here or at an external issuer;
+    `sessions` signs and verifies the cookies.
     """
 
     def __init__(self, *, dependencies: Dependencies, sign_in: TokenService, sessions: SessionIssuer) -> None:

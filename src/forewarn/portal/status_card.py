@@ -59,7 +59,8 @@ def _may_withdraw_event(context: RequestContext, event: Event) -> bool:
 def event_status_card(context: RequestContext, event: Event, *, others: int = 0) -> EventStatusCard:
     """The card of one event, live or over; `others` is the number of other live events on the page.
 
-    Does not check whether the user may see the scope of the event: check that before.
+    Check before that the user may see the scope of the event: if not, an event that awaits approval raises NotFound,
+    and any other is shown.
     """
     event = context.visibility.shown_event(event)
     wait = ViewBuilder(context).pending_wait(event)
@@ -80,7 +81,8 @@ def event_status_card(context: RequestContext, event: Event, *, others: int = 0)
 def next_event_card(context: RequestContext, events: Iterable[Event]) -> EventStatusCard | None:
     """The card of the live event that matters most among these; None if none is live.
 
-    An event that has started comes before others, then the one that may start first.
+    An event that has started comes before others, then the one with the earliest NotBefore. Check before that the user
+    may see their scopes.
     """
     live = sorted((event for event in events if event.is_live), key=_urgency)
     return event_status_card(context, live[0], others=len(live) - 1) if live else None

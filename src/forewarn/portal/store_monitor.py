@@ -49,7 +49,10 @@ class StoreHealthMonitor:
         self.health = HEALTHY
 
     def on_commit(self) -> None:
-        """Tells the monitor of a commit: the store is healthy, and the next check is left out."""
+        """Tells the monitor of a commit: the store is healthy, and the next check is left out.
+
+        Calls `on_change` if it was not healthy before.
+        """
         self._has_committed = True
         self._set_health(HEALTHY)
 

@@ -179,7 +179,9 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """The CSV export, with one row per event of `lanes`: what it is, its state, times and notice.
 
-        Times are lab time in ISO 8601, durations in seconds. It does not say that events are left out (`more`).
+        Columns are event, kind, vms (names with blanks between them), scope, cause, state, published_at, not_before,
+        promised_s, approved_at, approved_by, started_at, given_s, over_at, notice and waits_for. Times are lab time in
+        ISO 8601, durations in seconds. It does not say that events are left out (`more`).
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 

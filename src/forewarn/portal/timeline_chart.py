@@ -225,12 +225,12 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def names(self) -> str:
-        """Its VMs, such as `web-0`; of more than four the first three."""
+        """Its VMs, such as `web-0`; of more than four the first three and `and N more`."""
         return join_names(self.vms)
 
     @property
     def label(self) -> str:
-        """Kind and VMs, such as `Reboot of web-0`; of more than four VMs the first three."""
+        """Kind and VMs, such as `Reboot of web-0`; of more than four VMs the first three and `and N more`."""
         return f"{self.kind} of {self.names}"
 
     def ends_at(self, now: float) -> float:

@@ -55,7 +55,8 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """The CSV export, with one row per event of the page, live ones first, at most 20 past ones.
 
-        Times are lab time, in POSIX seconds.
+        Columns are id, kind, VMs (names with blanks between them), status, ending, published at, not before, approved
+        by, started at and over at. Times are lab time, in POSIX seconds.
         """
         return _events_export_table((*self.events, *self.over))
 

@@ -52,8 +52,8 @@ class BearerAuthenticator:
     async def authenticate(self, request: Request) -> Principal:
         """The principal of the request's bearer token, with its current name and grants.
 
-        Raises AuthenticationRequired if the token is missing, invalid or expired or its owner was removed, and
-        Unavailable if the keys of an external issuer were never fetched.
+        Raises AuthenticationRequired if the token is missing, invalid or expired, its owner was removed, or its client
+        has another secret now, and Unavailable if the keys of an external issuer were never fetched.
         """
         try:
             claims = await self._sign_in.verify(_bearer_token(request), self._real_time())

@@ -91,7 +91,7 @@ class ResourceIndex:
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """The present VMs of a resource in natural order of their keys; empty for an unknown resource.
 
-        `resource` is the id of a subscription, group or set. Do not change the list: it is a cache.
+        `resource` is the id of a subscription, group or set, in any case. Do not change the list: it is a cache.
         """
         wanted = resource.casefold()
         if wanted not in self._vms_by_resource:
@@ -103,13 +103,13 @@ class ResourceIndex:
         return self._sorted_vms[wanted]
 
     def has_vms_in(self, resource: str) -> bool:
-        """Whether the subscription, group or set (a resource id) has a present VM, that is, exists."""
+        """Whether the subscription, group or set (its id, in any case) has a present VM, that is, exists."""
         return resource.casefold() in self._vms_by_resource
 
     def sets_within(self, resource: str) -> list[str]:
         """The ids of the scale sets and availability sets of a subscription or group, in natural order.
 
-        Empty for an unknown resource.
+        `resource` is its id, in any case. Empty for an unknown resource.
         """
         return sorted(self._sets_by_parent.get(resource.casefold(), {}).values(), key=natural_sort_key)
 
@@ -271,11 +271,11 @@ class FleetDirectory:
         return list(self._index.group_by_key)
 
     def has(self, key: str) -> bool:
-        """Whether a present VM has this key."""
+        """Whether a present VM has this key, which is in lower case."""
         return key in self._index.group_by_key
 
     def power_of(self, key: str) -> PowerState:
-        """The power state of the present VM with this key; RUNNING for any other key."""
+        """The power state of the present VM with this key, in lower case; RUNNING for any other key."""
         return self._index.power_if_not_running.get(key, PowerState.RUNNING)
 
     def stopped_keys(self) -> list[str]:
@@ -297,18 +297,19 @@ class FleetDirectory:
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """The present VMs of a subscription, group or set, in natural order of their keys.
 
-        `resource` is its Azure resource id. Empty for an unknown resource. Do not change the list: it is a cache.
+        `resource` is its Azure resource id, in any case. Empty for an unknown resource. Do not change the list: it is a
+        cache.
         """
         return self._index.resources.vms_within(resource)
 
     def has_vms_in(self, resource: str) -> bool:
-        """Whether the subscription, group or set (its resource id) has a present VM, that is, exists."""
+        """Whether the subscription, group or set (its id, in any case) has a present VM, that is, exists."""
         return self._index.resources.has_vms_in(resource)
 
     def sets_within(self, resource: str) -> list[str]:
         """The ids of the scale sets and availability sets of a subscription or group, in natural order.
 
-        Empty for an unknown resource.
+        `resource` is its Azure resource id, in any case. Empty for an unknown resource.
         """
         return self._index.resources.sets_within(resource)
 

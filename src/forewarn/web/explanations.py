@@ -53,8 +53,9 @@ _MAX_UNANNOUNCED = 100  # the newest history entries about what changed without 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
     """Explains a host: its VMs, its live events, its ten latest past ones, and its own history entries.
 
-    Those are the 20 newest about its health or declaration. Checks and filters nothing, so it is only for users who
-    see everything. Past events are searched among the 10,000 newest.
+    Of the live events it shows the first eight and counts the others; of the entries, the 20 newest about its health or
+    declaration. Checks and filters nothing, so it is only for users who see everything. Past events are searched among
+    the 10,000 newest.
     """
     recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
@@ -76,7 +77,8 @@ def _host_entries(context: RequestContext, host: Host) -> list[HistoryEntry]:
 def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
     """Explains a scope: its state, its live events, and at most ten of its latest past ones.
 
-    Does not check whether the user may see the scope: check that before.
+    Shows the first eight live events, and counts the others. Does not check whether the user may see the scope: check
+    that before.
     """
     events = _events_with_facts(context, context.store.events(scope_id=scope.id))
     return scope_explanation(_scope_facts(context, scope, scope_title(scope), [], [], []), events)
@@ -85,8 +87,8 @@ def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
 def explain_request(context: RequestContext, request: MaintenanceRequest) -> Explanation:
     """Explains a request or rollout: its events, its history entries, and the progress of a rollout.
 
-    Shows all live events and at most ten past ones. Does not check whether the user may see the request: check that
-    before.
+    Shows the first eight live events, counts the others, and shows the ten latest past ones. Does not check whether the
+    user may see the request: check that before.
     """
     events = request_events(context, request)
     entries = list(map(context.visibility.shown_entry, context.store.history(request_id=request.id)))

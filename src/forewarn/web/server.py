@@ -362,7 +362,7 @@ class ServingState:
 
     @classmethod
     def of_app(cls, app: Any) -> ServingState:
-        """The state of an app that has dependencies: theirs."""
+        """The state of an app that has dependencies: theirs. AttributeError if it has none."""
         dependencies = app.state.dependencies
         return cls(connection_shares=dependencies.connection_shares, shutting_down=dependencies.shutting_down)
 
