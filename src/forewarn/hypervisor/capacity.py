@@ -27,7 +27,10 @@ class CapacityHypervisor(Protocol):
 
 
 def destination_hints(hypervisor: Hypervisor, unreachable_hosts: frozenset[str]) -> DestinationHints:
-    """Return what is known about destinations now: their free memory, and which do not answer."""
+    """Return what is known about destinations now: their free memory, and which do not answer.
+
+    Of a hypervisor that is no `CapacityHypervisor`, only the latter. Asks no host.
+    """
     if isinstance(hypervisor, CapacityHypervisor):
         return DestinationHints(
             free_mib=hypervisor.free_mib, size_mib=hypervisor.size_mib, unreachable=unreachable_hosts

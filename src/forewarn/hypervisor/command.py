@@ -58,7 +58,8 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
     """Raises Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
 
-    `commands` has them by verb; the key `*` is the command of all verbs that have none of their own.
+    Also if its `steps` lack release, or have others than prepare, release, activate and undo. `commands` has them
+    by verb; the key `*` is the command of all verbs that have none of their own.
     """
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):
@@ -121,8 +122,8 @@ class CommandHypervisor:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Perform this step of a move to or from another host, if the act's command has the step.
 
-        By default a command performs a whole move, on the source; if the source is down, on the destination. Raises as
-        `perform`.
+        Other steps succeed at once, without a command; FENCE always fails. By default a command performs a
+        whole move, on the source; if the source is down, on the destination. Waits and raises as `perform`.
         """
         done = StepReport.of(ActDone(True))
         match step:

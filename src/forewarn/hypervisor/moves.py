@@ -55,12 +55,12 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, answer: ActDone | ActUnderWay, handover: MoveHandover = MoveHandover()) -> StepReport:
-        """Return the report with this answer."""
+        """Return the report with this answer, as `done` or `under_way`, and with what is handed over."""
         return cls(answer, None, handover) if isinstance(answer, ActDone) else cls(None, answer, handover)
 
     @property
     def answer(self) -> ActDone | ActUnderWay:
-        """How the step ended, or that it is under way."""
+        """How the step ended, or that it is under way; at lab time 0 if the report has neither."""
         return self.done or self.under_way or ActUnderWay(at=0.0)
 
 
@@ -71,21 +71,29 @@ class SteppedHypervisor(Protocol):
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Begin this step of a move, or return how it is going; does not wait for lab time.
 
-        A step, known by the act's id, takes effect at most once. `now` is lab time. Raises Unavailable if the outcome
-        is unknown: call it again later; ActNotTried if the attempt does not count.
+        A step, known by the act's id, takes effect at most once. `given` is what the hosts of the move have
+        handed over so far. `now` is lab time. A step that failed is a report whose `done` has `ok` False.
+        Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if the attempt does not
+        count.
         """
 
 
 def is_move(act: Act) -> bool:
-    """Return whether the act brings a VM from one host to another, so that two hosts take part."""
+    """Return whether the act brings a VM from one host to another, so that two hosts take part.
+
+    That is a migration or redeploy with a source and a destination; False for a start on another host.
+    """
     return act.verb in (Verb.MIGRATE, Verb.REDEPLOY) and bool(act.from_host and act.to_host)
 
 
 def release_of(act: Act) -> MoveRelease:
-    """Return what the source of this move reports when it has released the VM without a failure."""
+    """Return what the source of this move reports when it has released the VM without a failure.
+
+    SENT for a migration, STOPPED for any other act.
+    """
     return MoveRelease.SENT if act.verb is Verb.MIGRATE else MoveRelease.STOPPED
 
 
 def step_act(act: Act, step: MoveStep) -> Act:
-    """Return the step as an act of its own, for ledgers that know whole acts only."""
+    """Return the step as an act of its own, for ledgers that know whole acts only: its id is `ACT/STEP`."""
     return msgspec.structs.replace(act, id=f"{act.id}/{step}")

@@ -264,7 +264,10 @@ def _open_error(host: str, uri: str, failure: LibvirtFailure) -> ForewarnError:
 
 
 def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> Refused | HostUnreachable:
-    """Return (not raise) the error for an operation that failed; `what` names it, such as "resume"."""
+    """Return (not raise) the error for an operation that failed; `what` names it, such as "resume".
+
+    HostUnreachable if the domain is busy, so that its state is not known; else Refused, with a sentence for people.
+    """
     if failure.code == NO_DOMAIN:
         return Refused(f"host {host} has no VM {vm!r}, so it cannot {what} it: define it there, or correct the fleet")
     if failure.code in ACCESS_DENIED:

@@ -19,7 +19,10 @@ class DefinitionCopies:
         self._directory = directory
 
     def save(self, host: str, vm: str, xml: str) -> None:
-        """Keep this definition of a VM on a host, durably, in place of an earlier one."""
+        """Keep this definition of a VM on a host, durably, in place of an earlier one. OSError if that fails.
+
+        `host` "": of a VM that is on no host. Does nothing without a directory.
+        """
         if self._directory is None or self.load(host, vm) == xml:
             return
         path = _path(self._directory, host, vm)
@@ -32,12 +35,12 @@ class DefinitionCopies:
         draft.replace(path)
 
     def save_all(self, host: str, texts: Mapping[str, str]) -> None:
-        """Keep these texts, such as the XML of volumes, each under its name."""
+        """Keep these texts, such as the XML of volumes, each under its name, as `save` does."""
         for name, text in texts.items():
             self.save(host, name, text)
 
     def load(self, host: str, vm: str) -> str | None:
-        """Return the latest definition of a VM on a host; None if there is none."""
+        """Return the latest definition of a VM on a host; None if there is none, or no directory."""
         if self._directory is None:
             return None
         try:
@@ -46,7 +49,7 @@ class DefinitionCopies:
             return None
 
     def load_from_any_host(self, host: str, name: str) -> str | None:
-        """Return what is kept under this name for the host, or else for any other; None if there is none."""
+        """Return what is kept under this name for the host, else for the first other one; None if nothing is."""
         if (own := self.load(host, name)) is not None or self._directory is None:
             return own
         found = sorted(self._directory.glob(f"*/{escape(_file_name(name))}.xml"))

@@ -15,26 +15,35 @@ from forewarn.hypervisor.libvirt.session import LibvirtSession
 
 
 def owned_disks(definition: str) -> list[str]:
-    """Return where the disks are that belong to this VM (its domain XML) alone."""
+    """Return where the disks are that belong to this VM (its domain XML) alone, in the XML's order.
+
+    Paths, or POOL/VOLUME; without read-only and shareable ones. Rejected if it is no domain XML.
+    """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_owned and disk.source]
 
 
 def ephemeral_disks(definition: str) -> list[str]:
-    """Return where the ephemeral disks of this VM (its domain XML) are."""
+    """Return where the ephemeral disks of this VM (its domain XML) are, in the XML's order.
+
+    Paths, or POOL/VOLUME. Rejected if it is no domain XML.
+    """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_ephemeral and disk.source]
 
 
 def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[str]) -> list[str]:
     """Delete these disks of a VM; return those that the host had.
 
-    Refused, before anything is deleted, if one is in no active storage pool of the host.
+    Refused, before anything is deleted, if one is in no active storage pool of the host. Raises LibvirtFailure.
     """
     _require_pools(session, host, vm, paths)
     return [path for path in paths if session.storage.delete_volume(path)]
 
 
 def volumes_of(session: LibvirtSession, paths: Sequence[str]) -> dict[str, str]:
-    """Return the XML of the volumes with these paths, by path; leaves out those in no active pool."""
+    """Return the XML of the volumes with these paths, by path; leaves out those in no active pool.
+
+    Also those that do not exist. Raises LibvirtFailure.
+    """
     found = {path: session.storage.volume_xml(path) for path in paths if _has_active_pool(session, path)}
     return {path: volume for path, volume in found.items() if volume is not None}
 
@@ -47,9 +56,10 @@ def require_new_disks(
     paths: Sequence[str],
     volumes: Mapping[str, str],
 ) -> None:
-    """Make sure that the host can create these disks; Refused if not. Creates nothing.
+    """Make sure that the host can create these disks; Refused if not. Creates no disk.
 
-    `volumes` has the XML of the disks on another host, by path: those that this one does not have become like them.
+    `volumes` has the XML of the disks on another host, by path: those that this one does not have become like them,
+    and it saves that XML in `copies`. Raises LibvirtFailure.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:
@@ -62,7 +72,11 @@ def require_new_disks(
 
 
 def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Replace the VM's ephemeral disks with empty ones. Refused if one is in no active storage pool."""
+    """Replace the VM's ephemeral disks with empty ones. Refused if one is in no active storage pool.
+
+    Also if one does not exist and there is no copy of its XML. A call that was interrupted is finished by the next.
+    Raises LibvirtFailure.
+    """
     paths = ephemeral_disks(session.stored_xml(vm))
     _require_pools(session, host, vm, paths)
     for path in paths:
@@ -70,7 +84,10 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
 
 
 def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Create the ephemeral disks of the VM that a failed move has deleted; leaves others as they are."""
+    """Create the ephemeral disks of the VM that a failed move has deleted; leaves others as they are.
+
+    A disk without a kept XML or an active pool is left out. Raises LibvirtFailure.
+    """
     for path in ephemeral_disks(session.stored_xml(vm)):
         volume = copies.load_from_any_host(host, path)
         if volume is None or not _has_active_pool(session, path):
@@ -80,7 +97,11 @@ def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, h
 
 
 def renew_os_disk(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Replace the VM's first disk with a new copy of its image. Refused without an image or a pool."""
+    """Replace the VM's first disk with a new copy of its image. Refused without an image or a pool.
+
+    That is its first own disk that is not ephemeral. A call that was interrupted is finished by the next. Raises
+    LibvirtFailure.
+    """
     disk = _os_disk(session, host, vm)
     _require_pools(session, host, vm, [disk.source])
     volume = session.storage.volume_xml(disk.source) or copies.load(host, disk.source)

@@ -144,7 +144,7 @@ def mark_element(mark: MachineMark) -> str:
 
 
 def parse_mark(element: str | None) -> MachineMark | None:
-    """Return the mark in this metadata element; None if there is none."""
+    """Return the mark in this metadata element; None if there is none. Rejected if it is another element."""
     if element is None:
         return None
     found = _parse_xml(element, root_tag="mark")
@@ -157,7 +157,10 @@ def move_element(move: MoveMark) -> str:
 
 
 def parse_move(element: str | None) -> MoveMark | None:
-    """Return what this metadata element says about a live migration; None without one."""
+    """Return what this metadata element says about a live migration; None without one or if not known.
+
+    Rejected if it is another element.
+    """
     state = _parse_xml(element, root_tag="move").get("state") if element is not None else None
     return MoveMark(state) if state in list(MoveMark) else None
 
@@ -182,22 +185,31 @@ def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | No
 
 
 def host_cpu_model(capabilities: str) -> str:
-    """Return the CPU model that a host's capabilities XML names; "" if it names none."""
+    """Return the CPU model that a host's capabilities XML names; "" if none. Rejected for other XML."""
     return _parse_xml(capabilities, root_tag="capabilities").findtext("host/cpu/model", "")
 
 
 def pool_directory(pool: str) -> str:
-    """Return the directory in which a storage pool (its XML) has its volumes; "" if it has none."""
+    """Return the directory in which a storage pool (its XML) has its volumes; "" if it has none.
+
+    Rejected for other XML.
+    """
     return _parse_xml(pool, root_tag="pool").findtext("target/path", "")
 
 
 def backing_image(volume: str) -> str:
-    """Return the path of the image that a volume (its XML) is a copy of; "" if it has none."""
+    """Return the path of the image that a volume (its XML) is a copy of; "" if it has none.
+
+    Rejected for other XML.
+    """
     return _parse_xml(volume, root_tag="volume").findtext("backingStore/path", "")
 
 
 def new_volume(volume: str, *, keep_backing: bool) -> str:
-    """Return the XML that creates a volume like this one (its XML), empty or as a new copy of its image."""
+    """Return the XML that creates a volume like this one (its XML), empty or as a new copy of its image.
+
+    `keep_backing` makes it a copy of the image. Rejected for other XML.
+    """
     root = _parse_xml(volume, root_tag="volume")
     for tag in ("key", "allocation", "physical", "source", *(() if keep_backing else ("backingStore",))):
         for child in root.findall(tag):

@@ -58,8 +58,9 @@ T = TypeVar("T")
 class LibvirtDriver:
     """Operations on the domains of these hosts, by the fleet's names of them; names ignore case.
 
-    `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened before it
-    is needed.
+    `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened before
+    it is needed. Methods raise HostUnreachable if the host does not answer, and Refused with a sentence if libvirt
+    refuses.
     """
 
     can_reimage = True
@@ -81,7 +82,7 @@ class LibvirtDriver:
         return tuple(connection.name for connection in self._connections.values())
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
-        """Return all domains of the host by name, from one call."""
+        """Return all domains of the host by name, from one call. HostUnreachable if it does not answer."""
         listing = await self._run(host, "", "look at", lambda session: session.listing())
         return {domain.name: observed_machine(domain) for domain in listing}
 
@@ -92,7 +93,7 @@ class LibvirtDriver:
                 yield change.host
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return what the host reports about the VM now."""
+        """Return what the host reports about the VM now; ABSENT if it has none of this name."""
         return await self._run(host, vm, "look at", lambda session: _state(session, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
@@ -100,7 +101,7 @@ class LibvirtDriver:
         return await self._run(host, vm, "look at", lambda session: session.stop_reason(vm))
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused."""
+        """Stop the VM's CPUs: RUNNING becomes PAUSED, which stays. Refused in any other state."""
 
         def work(session: LibvirtSession) -> None:
             if _require(session, host, vm, "pause", MachineState.RUNNING, done=MachineState.PAUSED):
@@ -110,7 +111,7 @@ class LibvirtDriver:
         await self._run(host, vm, "pause", work)
 
     async def resume(self, host: str, vm: str) -> None:
-        """Let a paused VM continue: PAUSED, RECEIVED or HALTED becomes RUNNING. Refuses a VM that was SENT."""
+        """Make a PAUSED, RECEIVED or HALTED VM RUNNING, which stays. Refused in any other state, such as SENT."""
 
         def work(session: LibvirtSession) -> None:
             paused = (MachineState.PAUSED, MachineState.RECEIVED, MachineState.HALTED)
@@ -121,7 +122,7 @@ class LibvirtDriver:
         await self._run(host, vm, "resume", work)
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a PAUSED or HALTED VM, as its reset button does: its next resume boots it."""
+        """Reset a PAUSED or HALTED VM: its next resume boots it. Refused in any other state."""
 
         def work(session: LibvirtSession) -> None:
             if _require(session, host, vm, "reset", MachineState.PAUSED, MachineState.HALTED):
@@ -130,7 +131,7 @@ class LibvirtDriver:
         await self._run(host, vm, "reset", work)
 
     async def press_power_button(self, host: str, vm: str) -> None:
-        """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once."""
+        """Ask a RUNNING guest through ACPI to shut down; returns at once. Nothing if OFF, Refused otherwise."""
 
         def work(session: LibvirtSession) -> None:
             if _require(session, host, vm, "shut down", MachineState.RUNNING, done=MachineState.OFF):
@@ -139,7 +140,10 @@ class LibvirtDriver:
         await self._run(host, vm, "shut down", work)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is OFF, with new and empty ephemeral disks if asked: OFF becomes RUNNING."""
+        """Boot a VM that is OFF, with new and empty ephemeral disks if asked: OFF becomes RUNNING.
+
+        Does nothing if it is RUNNING or HALTED; Refused in any other state, and if it does not start.
+        """
 
         def work(session: LibvirtSession) -> None:
             if _state(session, vm) is MachineState.HALTED:
@@ -154,7 +158,7 @@ class LibvirtDriver:
         await self._run(host, vm, "start", work, is_exclusive=True)
 
     async def power_off(self, host: str, vm: str) -> None:
-        """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay."""
+        """End the VM at once: any state becomes OFF, and its disks stay. Refused if the host does not know it."""
 
         def work(session: LibvirtSession) -> None:
             if session.is_active(vm):
@@ -223,7 +227,11 @@ class LibvirtDriver:
         self._copies.delete("", vm)
 
     async def reimage(self, host: str, vm: str) -> None:
-        """Replace the OS disk of a VM that is OFF with a new copy of its backing file; it stays OFF."""
+        """Replace the OS disk of a VM that is OFF with a new copy of its backing file; it stays OFF.
+
+        Raises HostUnreachable, or Refused in any other state, and if the disk has no backing file or storage
+        pool.
+        """
 
         def work(session: LibvirtSession) -> None:
             if _require(session, host, vm, "reimage", MachineState.OFF):
@@ -266,7 +274,8 @@ class LibvirtDriver:
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Check that the destination can take the VM, and mark it there: OFF becomes RECEIVING.
 
-        libvirt starts the process of the VM there itself, when the migration begins.
+        libvirt starts the process of the VM there itself, when the migration begins. Refused in any other
+        state, or if the host has too little memory left.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -280,7 +289,10 @@ class LibvirtDriver:
         await self._run(to_host, vm, "receive", work)
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
-        """Begin to migrate the VM live to a host where it is RECEIVING, and return at once."""
+        """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
+
+        Does nothing if this process sends it already, or it was SENT. Refused if it is not RECEIVING there.
+        """
         if self._migrations.is_active(host, vm) or await self.state(host, vm) is MachineState.SENT:
             return
         if (state := await self.state(to_host, vm)) is not MachineState.RECEIVING:
@@ -297,7 +309,7 @@ class LibvirtDriver:
         return self._migrations.complete(host, vm, progress)
 
     async def cancel_send(self, host: str, vm: str) -> None:
-        """Abort a live migration from this host; the VM continues here. Does nothing if none is active."""
+        """Abort a live migration from here and wait for its end; the VM continues here. Nothing without one."""
         try:
             await self._migrations.cancel(self._connection(host), vm)
         except LibvirtFailure as failure:
@@ -356,7 +368,7 @@ class LibvirtDriver:
                 await process.wait()
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what the host can still take."""
+        """Return what the host can still take: free memory, and its CPU model. Raises HostUnreachable."""
         return await self._run(host, "", "look at", lambda session: session.capacity())
 
     async def changes(self) -> AsyncGenerator[DomainChange, None]:

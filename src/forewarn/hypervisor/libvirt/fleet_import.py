@@ -59,7 +59,10 @@ def split_named_uri(text: str) -> tuple[str, str]:
 
 
 def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
-    """Return what a host has; blocks. `name` "": the host's own name."""
+    """Return what a host has, its domains sorted by name; blocks. `name` "": the host's own short name.
+
+    Raises LibvirtFailure, and Rejected for a domain whose XML cannot be read.
+    """
     host = name or session.hostname().partition(".")[0]
     capacity = session.capacity()
     return ImportedHost(
@@ -80,7 +83,11 @@ def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
 
 
 def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
-    """Return the fleet that these hosts make. Rejected if hosts share a name, or one is not allowed."""
+    """Return the fleet that these hosts make. Rejected if hosts share a name, or one is not allowed.
+
+    A domain that cannot be a VM, or that several hosts have, is left out with a note; one that runs on exactly one
+    of them is taken from there.
+    """
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)
     for host in hosts:
@@ -151,7 +158,7 @@ def render_fleet_file(found: ImportedFleet) -> str:
 
 
 def render_settings(hosts: Iterable[ImportedHost]) -> str:
-    """Return the settings by which a service acts on these hosts."""
+    """Return the settings (TOML) by which a service acts on these hosts: `hypervisor`, and their URIs."""
     tables = [f"[libvirt.hosts.{_text(host.name)}]\nuri = {_text(host.uri)}\n" for host in hosts]
     return "\n".join(['hypervisor = "libvirt"\n', *tables])
 

@@ -43,7 +43,10 @@ class LiveMigrations:
         return task is not None and not task.done()
 
     async def begin(self, source: LibvirtConnection, target: LibvirtConnection, vm: str) -> None:
-        """Begin to migrate the VM, unless the source does already. Raises as `LibvirtConnection.call`."""
+        """Begin to migrate the VM, unless the source does already; returns before the migration is over.
+
+        Raises as `LibvirtConnection.call`. A later failure is in `complete`.
+        """
         if (await source.call(lambda session: session.progress(vm))).is_active:
             return  # by its own daemon, since before this process started
         mark = parse_mark(await target.call(lambda session: session.metadata(vm, MARK_NAMESPACE, STORED)))
@@ -89,7 +92,8 @@ class LiveMigrations:
     async def cancel(self, source: LibvirtConnection, vm: str) -> None:
         """Abort the migration of the VM, and wait until neither the host nor this process is sending it.
 
-        Raises as `LibvirtConnection.call`, and HostUnreachable if the host does not stop in time.
+        Returns at once if nothing does. Raises as `LibvirtConnection.call`, and HostUnreachable if the host
+        does not stop within its `timeout_s`.
         """
         task = self._tasks.get(_key(source.name, vm))
         try:

@@ -60,7 +60,10 @@ _is_event_loop_running = False
 
 
 def load_libvirt() -> Any:
-    """Import libvirt's Python module and run its event loop. Rejected if it is not installed."""
+    """Import libvirt's Python module and run its event loop. Rejected if it is not installed.
+
+    The first call starts a daemon thread for that loop, and stops libvirt from printing errors.
+    """
     try:
         import libvirt
     except ImportError as error:
@@ -92,12 +95,15 @@ class LibvirtSession:
         self.storage = LibvirtStorage(connection, self._failures)
 
     def close(self) -> None:
-        """Close the connection; VMs and migrations under way are left as they are."""
+        """Close the connection; VMs and migrations under way are left as they are. Raises LibvirtFailure."""
         with self._failures():
             self._connection.close()
 
     def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
-        """Call these when a domain changes, or when the daemon ends the connection."""
+        """Call these when a domain changes, or when the daemon ends the connection, in libvirt's thread.
+
+        They cannot be removed. Raises LibvirtFailure.
+        """
 
         def lifecycle(_connection: Any, domain: Any, event: int, detail: int, _opaque: Any) -> None:
             on_lifecycle(domain.name(), event, detail)
@@ -107,12 +113,15 @@ class LibvirtSession:
             self._connection.registerCloseCallback(lambda _connection, _reason, _opaque: on_close(), None)
 
     def hostname(self) -> str:
-        """Return the host's own name."""
+        """Return the host's own name. Raises LibvirtFailure."""
         with self._failures():
             return str(self._connection.getHostname())
 
     def domains(self) -> list[FoundDomain]:
-        """Return all domains of the host, by name; leaves out those that vanish meanwhile."""
+        """Return all domains of the host, sorted by name; leaves out those that vanish meanwhile.
+
+        Raises LibvirtFailure.
+        """
         found = []
         with self._failures():
             listed = self._connection.listAllDomains()
@@ -134,7 +143,10 @@ class LibvirtSession:
         return sorted(found, key=lambda domain: domain.name)
 
     def listing(self) -> list[ListedDomain]:
-        """Return the states of all domains of the host, from one call."""
+        """Return the states of all domains of the host, from one call, in libvirt's order.
+
+        Raises LibvirtFailure.
+        """
         with self._failures():
             found = self._connection.getAllDomainStats(self._libvirt.VIR_DOMAIN_STATS_STATE)
         return [
@@ -213,32 +225,35 @@ class LibvirtSession:
             raise
 
     def is_active(self, name: str) -> bool:
-        """Return whether the domain has a process now, running or paused."""
+        """Return whether the domain has a process now, running or paused. LibvirtFailure if it is not known."""
         with self._failures():
             return bool(self._domain(name).isActive())
 
     def is_stored(self, name: str) -> bool:
-        """Return whether the host keeps the domain's definition when it ends."""
+        """Return whether the host keeps the domain's definition when it ends. LibvirtFailure if it is unknown."""
         with self._failures():
             return bool(self._domain(name).isPersistent())
 
     def suspend(self, name: str) -> None:
-        """Stop the CPUs of a running domain."""
+        """Stop the CPUs of a running domain. LibvirtFailure if it does not run."""
         with self._failures():
             self._domain(name).suspend()
 
     def resume(self, name: str) -> None:
-        """Let a paused domain continue."""
+        """Let a paused domain continue. LibvirtFailure if it is off or not known."""
         with self._failures():
             self._domain(name).resume()
 
     def reset(self, name: str) -> None:
-        """Reset the domain, as its reset button does."""
+        """Reset the domain, as its reset button does. LibvirtFailure if it is off or not known."""
         with self._failures():
             self._domain(name).reset()
 
     def press_power_button(self, name: str) -> None:
-        """Ask the guest to shut down, through ACPI where the driver lets one choose."""
+        """Ask the guest to shut down, through ACPI where the driver lets one choose; does not wait for it.
+
+        LibvirtFailure if the domain is off or not known.
+        """
         domain = self._domain(name)
         try:
             with self._failures():
@@ -250,17 +265,20 @@ class LibvirtSession:
                 domain.shutdown()
 
     def create(self, name: str) -> None:
-        """Start a domain that is off."""
+        """Start a domain that is off. LibvirtFailure if it is not off, or cannot be started."""
         with self._failures():
             self._domain(name).create()
 
     def destroy(self, name: str) -> None:
-        """End a domain at once."""
+        """End a domain at once, without asking the guest. LibvirtFailure if it is off or not known."""
         with self._failures():
             self._domain(name).destroy()
 
     def undefine(self, name: str) -> None:
-        """Make the host forget a domain that is off, with its saved memory, firmware variables and snapshots."""
+        """Make the host forget a domain that is off, with its saved memory, firmware variables and snapshots.
+
+        Its disks stay. LibvirtFailure if it is not known, or libvirt refuses.
+        """
         flags = self._libvirt
         domain = self._domain(name)
         try:
@@ -278,19 +296,25 @@ class LibvirtSession:
                 domain.undefine()
 
     def stored_xml(self, name: str) -> str:
-        """Return the definition with which the domain starts next, with the passwords in it."""
+        """Return the definition with which the domain starts next, with the passwords in it.
+
+        LibvirtFailure without such a domain.
+        """
         flags = self._libvirt.VIR_DOMAIN_XML_INACTIVE | self._libvirt.VIR_DOMAIN_XML_SECURE
         with self._failures():
             return str(self._domain(name).XMLDesc(flags))
 
     def migratable_xml(self, name: str) -> str:
-        """Return the running definition in the form that a destination of a migration accepts."""
+        """Return the running definition in the form that a destination of a migration accepts.
+
+        It has the passwords in it. LibvirtFailure without such a domain.
+        """
         flags = self._libvirt.VIR_DOMAIN_XML_MIGRATABLE | self._libvirt.VIR_DOMAIN_XML_SECURE
         with self._failures():
             return str(self._domain(name).XMLDesc(flags))
 
     def define(self, xml: str) -> None:
-        """Store this definition, in place of an earlier one of the same name and UUID."""
+        """Store this definition, in place of an earlier one of the same name and UUID. Raises LibvirtFailure."""
         with self._failures():
             self._connection.defineXML(xml)
 
@@ -318,7 +342,8 @@ class LibvirtSession:
         """Migrate a domain live, so that it ends paused on the target and off here; blocks until it is over.
 
         With `peer_uri` the source's daemon calls the target's, and continues when this process ends; without it
-        this process passes the messages between the two.
+        ("") this process passes the messages between the two. `migrate_uri` "": libvirt chooses. LibvirtFailure
+        if it fails; the domain then goes on here.
         """
         constants = self._libvirt
         flags = constants.VIR_MIGRATE_LIVE | constants.VIR_MIGRATE_PAUSED | constants.VIR_MIGRATE_PERSIST_DEST
@@ -335,7 +360,10 @@ class LibvirtSession:
                 domain.migrate3(target._connection, parameters, flags)
 
     def progress(self, name: str) -> MigrationProgress:
-        """Return how the latest migration of a domain from here is going, or went."""
+        """Return how the latest migration of a domain from here is going, or went; zeros without one.
+
+        A domain that is not known has none. Raises LibvirtFailure.
+        """
         completed = self._libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED | self._libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
         for flags in (0, completed):
             try:
@@ -365,7 +393,11 @@ class LibvirtSession:
                 raise
 
     def capacity(self) -> FreeCapacity:
-        """Return the memory that the host could give to more VMs, its page cache included, and its CPU model."""
+        """Return the memory that the host could give to more VMs, its page cache included, and its CPU model.
+
+        Where libvirt does not know that, it is the host's memory less that of its active domains. Raises
+        LibvirtFailure.
+        """
         with self._failures():
             cpu_model = host_cpu_model(self._connection.getCapabilities())
         try:

@@ -31,13 +31,19 @@ class LibvirtStorage:
         self._failures = failures
 
     def find_pool(self, path: str) -> StoragePool | None:
-        """Return the pool that manages this path; None if none does. Of several, an active one."""
+        """Return the pool that manages this path; None if none does. Of several, an active one.
+
+        Raises LibvirtFailure.
+        """
         with self._failures():
             found = [StoragePool(name=pool.name(), is_active=bool(pool.isActive())) for pool in self._pools(path)]
         return max(found, key=lambda pool: pool.is_active, default=None)
 
     def delete_volume(self, path: str) -> bool:
-        """Delete the volume of an active pool with this path; return whether there was one."""
+        """Delete the volume of an active pool with this path; return whether there was one.
+
+        Refreshes the pools if none lists it. Raises LibvirtFailure.
+        """
         if not self._has_volume(path):
             return False
         with self._failures():
@@ -45,14 +51,20 @@ class LibvirtStorage:
         return True
 
     def volume_xml(self, path: str) -> str | None:
-        """Return the XML of the volume of an active pool with this path; None if there is none."""
+        """Return the XML of the volume of an active pool with this path; None if there is none.
+
+        Refreshes the pools if none lists it. Raises LibvirtFailure.
+        """
         if not self._has_volume(path):
             return None
         with self._failures():
             return str(self._volume(path).XMLDesc(0))
 
     def create_volume(self, path: str, xml: str) -> None:
-        """Create a volume in the storage pool that manages this path."""
+        """Create a volume in the storage pool that manages this path; does nothing without an active one.
+
+        Raises LibvirtFailure, also if the volume exists.
+        """
         with self._failures():
             for pool in self._pools(path):
                 if pool.isActive():

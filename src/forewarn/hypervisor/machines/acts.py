@@ -97,8 +97,9 @@ class MachineHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Advance the act for about a second of real time, or return its recorded outcome.
 
-        A host that does not answer makes the act wait; the note of ActUnderWay says for what. Raises ActNotTried if the
-        journal cannot be used.
+        A host that does not answer makes the act wait; the note of ActUnderWay says for what. While another
+        call for this VM runs, it only returns ActUnderWay. An earlier act on the VM that was given up is ended
+        first. Raises ActNotTried if the journal cannot be used.
         """
         record = self._journal.find(act.id)
         if record is not None and record.ok is not None:

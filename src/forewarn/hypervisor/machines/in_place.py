@@ -48,7 +48,10 @@ def first_step(act: MachineActRecord) -> Step:
 
 
 def next_in_place(act: MachineActRecord, seen: Observation) -> Decision:
-    """Return what an act that moves no VM does next, from its record and what its host reports."""
+    """Return what an act that moves no VM does next, from its record and what its host reports.
+
+    KeyError for a step that only moves have, such as SEND.
+    """
     host = act.source
     if act.step is Step.UNDO:
         return _undo(act, seen)
@@ -99,7 +102,11 @@ def _undo(act: MachineActRecord, seen: Observation) -> Decision:
 
 
 def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
-    """Return what follows when the platform refuses an operation for good: the VM is not left paused."""
+    """Return what follows when the platform refuses an operation for good: the VM is not left paused.
+
+    A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, a failed reimage boots it;
+    a refused resume is tried again; any other refusal ends the act as failed. `reason` is a sentence for people.
+    """
     if act.step is Step.UNDO:
         return Wait(reason)
     match operation:

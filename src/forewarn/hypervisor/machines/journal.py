@@ -86,7 +86,7 @@ class MachineJournal:
     def vms_acted_on(self, since: float) -> frozenset[str]:
         """Return the keys of the VMs with an act that has not ended and entered a step at or after `since`.
 
-        `since` is real time.
+        `since` is real time, in POSIX seconds.
         """
         rows = self._execute(
             "SELECT DISTINCT vm FROM act JOIN step USING (act_id) WHERE ok IS NULL AND real_at >= ?", since
@@ -130,7 +130,8 @@ class MachineJournal:
     def enter(self, act_id: str, decision: Enter, *, lab_at: float, real_at: float) -> None:
         """Store that the act enters a step, at these times, together with what the decision knows.
 
-        Does nothing for an act that has ended or has no record.
+        A field of the decision that is None or "" leaves what is stored. Does nothing for an act that has ended
+        or has no record.
         """
         with self._transaction():
             updated = self._execute(

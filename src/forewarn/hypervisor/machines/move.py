@@ -35,12 +35,19 @@ _INCOMING = (MachineState.RECEIVING, MachineState.RECEIVED)
 
 
 def next_move(act: MachineActRecord, seen: Observation) -> Decision:
-    """Return what a migration or redeploy does next, from its record and what its two hosts report."""
+    """Return what a migration or redeploy does next, from its record and what its two hosts report.
+
+    KeyError for a step that no move has, such as BEGIN.
+    """
     return _DECIDERS[act.step](act, seen)
 
 
 def move_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
-    """Return what follows when the platform refuses an operation of the current step for good."""
+    """Return what follows when the platform refuses an operation of the current step for good.
+
+    Before the release, the move is undone; while cleaning up, it ends anyway; after the release, the VM goes back
+    if the destination cannot run it, and else the move waits. `reason` is a sentence for people.
+    """
     match act.step:
         case Step.PREPARE if operation is Operation.COPY_DEFINITION:  # what the destination has is not ours to remove
             return End(False, reason)
@@ -68,7 +75,10 @@ def _join(*sentences: str) -> str:
 
 
 def progress_text(progress: MigrationProgress) -> str:
-    """Return the progress of a live migration for people, such as `62 % sent, 381 MiB remain`."""
+    """Return the progress of a live migration for people, such as `62 % sent, 381 MiB remain`.
+
+    The percentage is rounded down, and 0 if nothing is known; MiB are rounded up.
+    """
     total = progress.transferred_bytes + progress.remaining_bytes
     percentage = 100 * progress.transferred_bytes // total if total else 0
     return f"{percentage} % sent, {-(-progress.remaining_bytes // _MIB)} MiB remain"

@@ -49,11 +49,14 @@ class FoundMark(msgspec.Struct, frozen=True, kw_only=True):
     """The step that a service which lost its journal finds in the marks of an act."""
 
     step: Step
-    release: Release | None = None
+    release: Release | None = None  # None: the VM may run on the source
 
 
 class HostFencer:
-    """Fences hosts through the driver, at most once per interval; remembers success for a few seconds."""
+    """Fences hosts through the driver, at most once per interval; remembers success for ten seconds.
+
+    `interval_s` is the shortest time between two attempts at one host. All times are real time, by `clock`.
+    """
 
     def __init__(self, driver: MachineDriver, clock: Clock, *, interval_s: float) -> None:
         self._driver = driver
@@ -64,19 +67,23 @@ class HostFencer:
         self._fenced_at: dict[str, float] = {}  # real time
 
     def is_fenced(self, host: str) -> bool:
-        """Return whether the host was fenced a few seconds ago."""
+        """Return whether the fence command of the host succeeded within the last ten seconds of real time."""
         fenced_at = self._fenced_at.get(host)
         return fenced_at is not None and self._clock.now() - fenced_at <= _FENCE_VALID_S
 
     def may_try(self, host: str) -> bool:
-        """Return whether the fence command may run now, or is already running."""
+        """Return whether the fence command may run now, or is already running.
+
+        It may if it has not run for `interval_s`, whether it succeeded or not.
+        """
         tried_at = self._tried_at.get(host)
         return host in self._tasks or tried_at is None or self._clock.now() - tried_at >= self._interval_s
 
     async def fence(self, host: str, *, wait_s: float) -> None:
         """Run the fence command of the host, and wait for it for `wait_s` seconds of real time at most.
 
-        Does not start a second one while one runs for this host: its result counts for all.
+        Does not start a second one while one runs for this host: its result counts for all. `is_fenced` then
+        says whether it succeeded; errors are only logged.
         """
         task = self._tasks.get(host)
         if task is None:
@@ -97,7 +104,7 @@ class HostFencer:
         return is_fenced
 
     async def close(self) -> None:
-        """Cancel fence commands that still run."""
+        """Cancel fence commands that still run, and wait until they have ended."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -116,7 +123,11 @@ class MachineOperations:
     async def observe(
         self, act: MachineActRecord, *, is_overdue: bool, done: Operation | None, now: float
     ) -> Observation:
-        """Return what the hosts of the act report now. `now` is lab time."""
+        """Return what the hosts of the act report now. `now` is lab time.
+
+        A host that does not answer has the state None. `is_overdue` and `done` are only passed on. Raises what
+        the driver raises for a host that refuses to be looked at.
+        """
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None
         is_known = progress is not None or not needs_progress  # a state alone does not show whether it is sending
@@ -199,7 +210,9 @@ class MachineOperations:
     async def carry_out(self, act: MachineActRecord, operation: Operation, host: str, *, wait_s: float) -> None:
         """Perform one operation of the current step on a host.
 
-        Raises HostUnreachable if the outcome is unknown, Rejected if the platform refuses it.
+        Before one that the guest notices, stores the act's mark with the VM. `wait_s` is how long it waits for
+        a fence command, in real time; others take as long as the driver. Raises HostUnreachable if the outcome
+        is unknown, Rejected if the platform refuses it.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)

@@ -51,8 +51,8 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     """When a step was entered."""
 
     step: Step
-    lab_at: float
-    real_at: float
+    lab_at: float  # lab time
+    real_at: float  # real time; both are POSIX seconds
 
 
 class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):

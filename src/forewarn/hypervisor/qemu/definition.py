@@ -131,7 +131,7 @@ def _problem(definition: VmDefinition) -> str:
 
 
 def option_text(value: object) -> str:
-    """Return a value, such as a path, for QEMU's option strings, in which a single comma ends it."""
+    """Return a value, such as a path, for QEMU's option strings: commas are doubled, as one ends it."""
     return str(value).replace(",", ",,")
 
 

@@ -30,15 +30,21 @@ class DiskFileJobs:
         self._is_closed = False
 
     async def make_empty_disk(self, path: Path, size_mib: int) -> None:
-        """Replace the file with an empty raw disk of this size, atomically and durably. Refused if that fails."""
+        """Replace the file with an empty raw disk of this size, atomically and durably. Refused if that fails.
+
+        The file need not exist. HostUnreachable after `close`; then it is as it was.
+        """
         await self._run(lambda stop: _make_empty_disk(path, size_mib, stop))
 
     async def copy_disk(self, image: Path, disk: Path) -> None:
-        """Replace the disk's file with a copy of the image, atomically and durably. Refused if that fails."""
+        """Replace the disk's file with a copy of the image, atomically and durably. Refused if that fails.
+
+        Also Refused if `disk` is a device. HostUnreachable after `close`; then it is as it was.
+        """
         await self._run(lambda stop: _copy_disk(image, disk, stop))
 
     async def close(self) -> None:
-        """Stop all jobs, and wait until they have ended; none begins afterwards."""
+        """Stop all jobs, and wait until they have ended; later calls raise HostUnreachable."""
         self._is_closed = True
         for stop in self._running.values():
             stop.set()

@@ -30,7 +30,7 @@ class DiskUser(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identity_of(path: Path) -> FileIdentity | None:
-    """Return what this file or device is; None if it does not exist."""
+    """Return what this file or device is, also behind a symbolic link; None if it cannot be looked at."""
     try:
         found = path.stat()
     except OSError:
@@ -41,9 +41,10 @@ def identity_of(path: Path) -> FileIdentity | None:
 
 
 def find_disk_users(disks: Iterable[Path]) -> list[DiskUser]:
-    """Return the processes that have some of these disks open for writing, each disk once; blocks.
+    """Return the processes that have some of these disks open for writing: one entry per process and disk.
 
-    Without this process, and without those that this user may not look at: root sees all.
+    Blocks. Without this process, and without those that this user may not look at: root sees all. In no order; []
+    if no disk exists.
     """
     wanted = {identity: disk for disk in disks if (identity := identity_of(disk)) is not None}
     found: dict[tuple[int, Path], DiskUser] = {}

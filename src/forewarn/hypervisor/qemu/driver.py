@@ -52,9 +52,9 @@ class QemuDriver:
 
     `copies` is a directory of this machine, created if missing, for copies of all definitions: a VM whose host is lost,
     or that is on no host, is defined on another one from there. `lock_directories` are those of the settings.
-    `timeout_s` limits the wait for an answer from QEMU,
-    `start_timeout_s` the time that QEMU needs to come up, in real seconds. Raises Rejected if the library `qemu.qmp` is
-    missing, or the locks of a directory do not count.
+    `timeout_s` limits the wait for an answer from QEMU, `start_timeout_s` the time that QEMU needs to come up, in real
+    seconds. The constructor raises Rejected if the library `qemu.qmp` is missing, or the locks of a directory do not
+    count; methods raise HostUnreachable and Refused, as `MachineDriver` says.
     """
 
     can_reimage = True  # a VM whose definition names no image refuses
@@ -120,13 +120,13 @@ class QemuDriver:
                 return ""
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs. Refused if it is off."""
+        """Stop the VM's CPUs; does nothing unless it is running. Refused if it is off."""
         async with self._running(host, vm, "paused") as (instance, monitor):
             if await read_state(monitor, instance) is MachineState.RUNNING:
                 await monitor.execute("stop")
 
     async def resume(self, host: str, vm: str) -> None:
-        """Let a paused VM continue. Refused if it was sent, still receives, or is being migrated."""
+        """Let a paused or halted VM continue. Refused if it is off, sent, receiving, or is being migrated."""
         async with self._running(host, vm, "resumed") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.RUNNING:
@@ -150,7 +150,7 @@ class QemuDriver:
                     await asyncio.sleep(_INTERVAL_S)
 
     async def press_power_button(self, host: str, vm: str) -> None:
-        """Send the ACPI event of a power button. Does nothing for a VM that is off."""
+        """Send the ACPI event of a power button; returns at once. Does nothing for a VM that is off."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
@@ -160,7 +160,7 @@ class QemuDriver:
                 _require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is off, in a new process. Refused if QEMU does not start, with its reason."""
+        """Boot a VM that is off, in a new process; nothing if it runs. Refused if QEMU does not start."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             state = await self._state(instance)
@@ -178,7 +178,7 @@ class QemuDriver:
             await self._start(instance, definition)
 
     async def power_off(self, host: str, vm: str) -> None:
-        """End the VM's QEMU process; it is killed if it does not answer."""
+        """End the VM's QEMU process; it is killed if it does not answer. Refused if the VM is not defined."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             if not instance.is_alive():
@@ -258,7 +258,7 @@ class QemuDriver:
             await asyncio.to_thread(write_durably, target.definition_file, data)
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Start QEMU as the destination of a live migration, paused, and let it listen."""
+        """Start QEMU as the destination of a live migration, paused and listening. Refused unless it is off."""
         async with self._lock(to_host, vm):
             instance = self._instance(to_host, vm)
             state = await self._state(instance)
@@ -278,7 +278,7 @@ class QemuDriver:
                     await monitor.execute("migrate-incoming", {"uri": uri})
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
-        """Begin the live migration. Does nothing if it is under way or has completed."""
+        """Begin the live migration; nothing if it is under way or done. Refused unless the target receives."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.SENT or await is_migrating(monitor):
@@ -295,7 +295,7 @@ class QemuDriver:
             await monitor.execute("migrate", {"uri": _migration_uri(addresses[0])})
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
-        """Return QEMU's figures for the migration from this host."""
+        """Return QEMU's figures for the migration from this host; zeros if the VM is off or none has begun."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
@@ -321,7 +321,7 @@ class QemuDriver:
                 return
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
-        """Return the mark from its file. Refused if the file cannot be read."""
+        """Return the mark from its file; None without one, or without the VM. Refused if it cannot be read."""
         instance = self._instance(host, vm)
         if not instance.is_defined():
             return None
@@ -378,7 +378,7 @@ class QemuDriver:
         return [user for user in users if user.pid not in known]
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return the host's memory less that of the VMs with a QEMU process."""
+        """Return the host's memory less that of the VMs with a QEMU process; Refused if a definition is wrong."""
         settings = self._host(host)
         alive = [instance for instance in self._instances(host) if instance.is_alive()]
         used = sum(instance.read_definition()[0].memory_mib for instance in alive)

@@ -16,7 +16,7 @@ async def run_fence_command(settings: QemuHost, host: str) -> bool:
     """Run the host's fence command; returns whether it ended with code 0.
 
     Its environment has FOREWARN_HOST, the host's name. After `fence_timeout_s` of real time it is killed, and has
-    failed.
+    failed. False also if it cannot be started; failures are logged. IndexError without such a command.
     """
     try:
         process = await asyncio.create_subprocess_exec(

@@ -106,7 +106,10 @@ class QemuInstance:
         return parse_definition(data, self.definition_file), data
 
     def disks(self) -> list[Path]:
-        """Return the paths of all its disks, also the ephemeral one; none without a correct definition."""
+        """Return the paths of all its disks, the ephemeral one last; [] without a correct definition.
+
+        Relative ones are joined to the host's directory.
+        """
         with suppress(Refused, HostUnreachable):
             definition = self.read_definition()[0]
             ephemeral = [definition.ephemeral.path] if definition.ephemeral else []
@@ -120,7 +123,10 @@ class QemuInstance:
         return None
 
     def is_alive(self) -> bool:
-        """Whether the QEMU process that the driver started is running, or is being started."""
+        """Whether the QEMU process that the driver started is running, or is being started.
+
+        Refused if its log file cannot be read.
+        """
         try:
             log = os.open(self.log_file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -225,7 +231,7 @@ def delete_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renamed, created and deleted names of this directory durable."""
+    """Make renamed, created and deleted names of this directory durable (fsync); raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

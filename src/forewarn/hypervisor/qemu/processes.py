@@ -36,7 +36,11 @@ class QemuProcesses:
 
     @asynccontextmanager
     async def monitor(self, instance: QemuInstance) -> AsyncIterator[Monitor]:
-        """Connect to QEMU, waiting for one that has just been started. NotRunning if there is no process."""
+        """Connect to QEMU, waiting for one that has just been started. NotRunning if there is no process.
+
+        An async context manager, which disconnects. HostUnreachable if QEMU does not answer in time, Refused
+        without permission.
+        """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             is_alive = instance.is_alive()  # before connecting: QEMU may end in between
@@ -59,7 +63,11 @@ class QemuProcesses:
             await connection.__aexit__(None, None, None)
 
     async def start(self, instance: QemuInstance, argv: Sequence[str]) -> None:
-        """Start QEMU, and return once its monitor answers. Refused with its last message if it ends first."""
+        """Start QEMU, and return once its monitor answers. Refused with its last message if it ends first.
+
+        Refused also if it runs already. HostUnreachable if it does not answer within `start_timeout_s`; it may
+        come up later.
+        """
         child = instance.start(argv)
         self._children.append(child)
         deadline = asyncio.get_running_loop().time() + self._start_timeout_s
@@ -77,7 +85,10 @@ class QemuProcesses:
                 await asyncio.sleep(_INTERVAL_S)
 
     async def end(self, instance: QemuInstance) -> None:
-        """End QEMU if it runs: by `quit`, else by SIGKILL. Returns when it is gone."""
+        """End QEMU if it runs: by `quit`, else by SIGKILL. Returns when it is gone.
+
+        HostUnreachable if it does not end, or its process is not known; Refused without permission.
+        """
         try:
             async with self.monitor(instance) as monitor:
                 await monitor.quit()
@@ -106,7 +117,10 @@ class QemuProcesses:
             await asyncio.sleep(_INTERVAL_S)
 
     async def is_listening(self, instance: QemuInstance) -> bool:
-        """Return whether something listens on the VM's monitor, even if it does not answer."""
+        """Return whether something listens on the VM's monitor, even if it does not answer.
+
+        Refused without permission for its socket.
+        """
         try:
             async with connect_monitor(instance.monitor_socket, instance.name, timeout_s=self._timeout_s):
                 return True

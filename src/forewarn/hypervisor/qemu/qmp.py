@@ -67,7 +67,7 @@ class Monitor:
             raise HostUnreachable(f"QEMU of {self._name} closed the connection during {command!r}") from error
 
     async def quit(self) -> None:
-        """Tell QEMU to end; returns once it has accepted the command, or is gone."""
+        """Tell QEMU to end; returns once it has accepted or refused the command, or is gone. Raises nothing."""
         with suppress(HostUnreachable, MonitorCommandFailed):
             await self.execute("quit")
 

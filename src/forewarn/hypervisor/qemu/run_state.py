@@ -31,7 +31,10 @@ _REASONS = {
 
 
 async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
-    """Return the state of a VM with a QEMU process."""
+    """Return the state of a VM with a QEMU process: any but ABSENT.
+
+    Deletes the file `incoming` of a VM that runs. Raises HostUnreachable if QEMU does not answer.
+    """
     status = (await monitor.execute("query-status"))["status"]
     if status == "finish-migrate":  # the last part is on its way; after a failure the VM goes on here
         has_completed = (await monitor.execute("query-migrate")).get("status") == "completed"
@@ -49,7 +52,10 @@ async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
 
 
 async def stop_reason(monitor: Monitor) -> str:
-    """Return why QEMU has halted the VM; "" if it has not."""
+    """Return why QEMU has halted the VM, with the disks that fail; "" if it has not.
+
+    Raises HostUnreachable if QEMU does not answer.
+    """
     status = (await monitor.execute("query-status"))["status"]
     if status != "io-error":
         return _REASONS.get(status, "")
@@ -70,12 +76,15 @@ def _disk_problem(block: Mapping[str, Any]) -> str:
 
 
 async def is_migrating(monitor: Monitor) -> bool:
-    """Return whether a live migration from here is active."""
+    """Return whether a live migration from here is active, also one that is being cancelled.
+
+    Raises HostUnreachable if QEMU does not answer.
+    """
     return (await monitor.execute("query-migrate")).get("status") in _ACTIVE_MIGRATIONS
 
 
 def migration_progress(report: Mapping[str, Any]) -> MigrationProgress:
-    """Return QEMU's report about the migration from a host as progress."""
+    """Return QEMU's report about the migration from a host (`query-migrate`) as progress; {} gives zeros."""
     memory = report.get("ram", {})
     return MigrationProgress(
         is_active=report.get("status") in _ACTIVE_MIGRATIONS,
