@@ -23,7 +23,8 @@ HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 class BoardView:
     """What the readiness board, a folder shared by all VMs, shows at one time.
 
-    Names of VMs are as `normalize_vm_name` returns them. `ReadinessBoard.publish_and_read` makes it.
+    Names of VMs are in lower case, without a leading underscore (`normalize_vm_name`).
+    `ReadinessBoard.publish_and_read` makes it.
     """
 
     heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)  # seconds, by VM; without VMs never seen
@@ -42,8 +43,8 @@ class ApprovalDecision:
 def approving_vm(resources: Sequence[str], board: BoardView, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> str:
     """The VM that approves for all: the first of `resources` that is alive; "" if none is.
 
-    `resources` are the VMs that the event lists. A VM is alive if the board has a heartbeat of it that is at most
-    `heartbeat_timeout_s` old. All VMs count in the event's order. Returns the name as `normalize_vm_name` does.
+    `resources` are the VMs that the event lists, in its order. A VM is alive if the board has a heartbeat of it that is
+    at most `heartbeat_timeout_s` old. Returns the name in lower case, without a leading underscore.
     """
     return next(
         (
@@ -68,8 +69,8 @@ def decide_for_all_vms(
     """Decides whether `vm`, this VM, may approve for all VMs that the event lists.
 
     It may if it is their `approving_vm`, every VM with a fresh heartbeat is ready for the event, and so are the absent
-    ones, or it has waited for them: `waited_s` seconds since this VM was ready, of `absent_after_s` (None: for ever).
-    A heartbeat is fresh for `heartbeat_timeout_s` seconds. `event_id` is what `event_key` returns for the event,
+    ones, or it has waited for them: `waited_s` seconds since this VM was ready, of `absent_after_s` (None: for ever). A
+    heartbeat is fresh for `heartbeat_timeout_s` seconds. `event_id` is what `event_key` returns: the id in upper case;
     `resources` are its VMs. `recheck_at` is never set: while the answer is no, ask again every few seconds, because it
     may change with the time alone.
     """

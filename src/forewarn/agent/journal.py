@@ -383,22 +383,22 @@ class AgentJournal:
         self.open_records = self.open_records.with_records(*records)
 
     def count_records(self, event_id: str) -> int:
-        """How many records exist, open and closed but not pruned, for what `client.events.event_key` returned."""
+        """How many records, not pruned, have this `event_key`; raises Rejected if they cannot be read."""
         ((count,),) = self._select("SELECT count(*) FROM events WHERE id = ?", event_id)
         return int(count)
 
     def keys(self) -> tuple[str, ...]:
-        """The keys of all records, open and closed, in the order in which they were first saved."""
+        """The keys of all records, the first saved first; raises Rejected if they cannot be read."""
         return tuple(row[0] for row in self._select("SELECT key FROM events ORDER BY number"))
 
     def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:
-        """The `limit` newest records, open and closed, newest first; -1 means all."""
+        """The `limit` newest records, open and closed, newest first; -1: all. Rejected if one is unreadable."""
         return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
     def find_by_prefix(self, prefix: str) -> tuple[EventRecord, ...]:
         """The records, open and closed, whose key begins with this text, ignoring case; oldest first.
 
-        () if none does; "" finds all.
+        () if none does; "" finds all. Raises Rejected if the file cannot be read, JournalDamaged if a record cannot.
         """
         pattern = prefix.upper().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         return tuple(self._read_records("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))

@@ -54,7 +54,8 @@ async def run_once(config: AgentConfig) -> None:
     """Polls the endpoint once, runs the actions that are due, and returns when they end; serves no pages.
 
     It sets handlers: SIGTERM, SIGINT and SIGHUP cancel it (CancelledError), and the next run resumes the steps. Raises
-    Rejected if the journal cannot be used, and as `AgentDaemon.run_once`.
+    Unavailable if the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the endpoint
+    refuses, Rejected also if the journal or the cursor file cannot be used.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -20,7 +20,8 @@ from forewarn.protocol.document import Kind, NoticeStatus
 def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) -> RuleConfig | None:
     """The first of the rules that matches the event at `now`, the server's time; None if none does.
 
-    `vm` is the name of the agent's own VM. See `rule_matches`.
+    `vm` is the name of the agent's own VM. A rule matches if the event meets all its conditions (`rule_matches`): kind,
+    source, listed VMs, duration, and the time left until NotBefore.
     """
     return next((rule for rule in rules if rule_matches(rule, event, vm, now)), None)
 

@@ -154,31 +154,34 @@ class ApiClient:
     def get(self, *path: str, query: QueryParameters | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
         """GET the resource at these path segments below /forewarn/v1; returns the JSON object of the answer.
 
-        Each segment is quoted whole. Parameters of `query` that are None are not sent. Waits up to `timeout_s` seconds
-        of real time for the server; raises as ApiClient says.
+        Each segment is quoted whole. Parameters of `query` that are None are not sent. Raises Unavailable if the
+        service cannot be reached or is silent for `timeout_s` seconds of real time, Rejected for a blank segment, else
+        the error class of the answer's code (`named_error`); InvalidFile if the answer lists problems.
         """
         return self._call("GET", _request_target(path, query or {}), timeout_s=timeout_s)
 
     def post(self, *path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
         """POST a JSON body, {} if None, to these path segments below /forewarn/v1; returns the answer.
 
-        Each segment is quoted whole. Waits up to `timeout_s` seconds of real time for the server; raises as ApiClient
-        says.
+        Each segment is quoted whole. Raises Unavailable if the service cannot be reached or is silent for `timeout_s`
+        seconds of real time, Rejected for a blank segment, else the error class of the answer's code (`named_error`);
+        InvalidFile if the answer lists problems.
         """
         return self._call("POST", _request_target(path, {}), body or {}, timeout_s=timeout_s)
 
     def delete(self, *path: str) -> JsonObject:
         """DELETE the resource at these path segments below /forewarn/v1, each of which is quoted whole.
 
-        Returns the API's view of what was deleted. Raises as ApiClient says.
+        Returns the API's view of what was deleted. Raises Unavailable if the service cannot be reached or is silent for
+        TIMEOUT_S, Rejected for a blank segment, else the error class of the answer's code, such as NotFound.
         """
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
         """The service's (lab) time in seconds since 1970, as its last answer to this client said.
 
-        Asks the service if no answer has said it yet, and raises as `get` then. It does not advance between answers; a
-        lab's time differs from this machine's.
+        Asks the service if no answer has said it yet; raises Unavailable if that cannot be reached, or the error that
+        it answers. It does not advance between answers; a lab's time differs from this machine's.
         """
         return self._now if self._now is not None else float(self.get("clock")["now"])
 

@@ -352,8 +352,9 @@ def status(call: Invocation) -> None:
     forewarn status --json
 
     \f
-    Prints what `print_status` says. Raises ServiceNotRunning, exit code 3, if no service answers; Unavailable, also 3,
-    if the local one is starting or stopping.
+    Prints version, fleet, hypervisor, pending events, addresses, process and data directory; a remote caller who may
+    not see everything gets only the version. Raises ServiceNotRunning, exit code 3, if no service answers; Unavailable,
+    also 3, if the local one is starting or stopping.
     """
     try:
         info = call.api.get("service")

@@ -82,8 +82,8 @@ def speed(call: Invocation, speed: float) -> None:
     """Run a lab's clock FACTOR times as fast as real time; 0 stops it.
 
     \f
-    `speed` is 0 to 100,000. It stays after a restart of the service. Prints the clock as `show` does. Raises Rejected
-    outside a lab.
+    `speed` is 0 to 100,000. It stays after a restart of the service. Prints the time, and how fast the clock runs.
+    Raises Rejected outside a lab, and for a speed that is too high.
     """
     _print_clock(call, call.api.post("clock", "speed", body={"speed": speed}))
 

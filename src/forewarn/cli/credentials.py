@@ -114,7 +114,11 @@ class Profile:
     scope: str = ""  # "": the scope of the server's audience
 
     def read_secret(self) -> str:
-        """Return the stored secret, or else the one in `secret_file`; raises as `read_secret_file` does."""
+        """Return the stored secret, or else the one line in `secret_file`, without blanks around it.
+
+        Raises NotFound if that file does not exist; Rejected if others have any access to it, if it cannot be read, or
+        if it is empty or has several lines.
+        """
         return self.secret or read_secret_file(Path(self.secret_file))
 
 
@@ -133,7 +137,10 @@ class ProfileFile:
         return cls(config_directory(environ) / "profiles.toml")
 
     def read_all(self) -> dict[str, Profile]:
-        """Return all profiles by name, in the file's order; {} if the file does not exist."""
+        """Return all profiles by name, in the file's order; {} if the file does not exist.
+
+        Raises Rejected if others have any access to the file, or if it cannot be read or parsed.
+        """
         if not self.path.exists():
             return {}
         try:
@@ -146,7 +153,10 @@ class ProfileFile:
             ) from None
 
     def find(self, name: str) -> Profile:
-        """Return the profile of this name, in exact case; raises NotFound if there is none."""
+        """Return the profile of this name, in exact case; raises NotFound if there is none.
+
+        Raises Rejected if others have any access to the file, or if it cannot be read or parsed.
+        """
         known = self.read_all()
         if name not in known:
             remedy = f"give one of {', '.join(known)}" if known else "create one with `forewarn login`"
@@ -156,14 +166,16 @@ class ProfileFile:
     def save(self, name: str, profile: Profile) -> None:
         """Write a profile to the file, which is created if missing, in place of an earlier one of this name.
 
-        Other profiles stay, comments do not. The name is not checked. Raises Rejected as the class says.
+        Other profiles stay, comments do not. The name is not checked. Raises Rejected if the file cannot be read,
+        parsed or written, or if others have any access to it.
         """
         self._write({**self.read_all(), name: profile})
 
     def remove(self, name: str) -> Profile:
         """Remove a profile from the file and return it; a `secret_file` that it names stays.
 
-        The name is in exact case. Raises NotFound if there is none.
+        The name is in exact case. Raises NotFound if there is none; Rejected if the file cannot be read, parsed or
+        written, or if others have any access to it.
         """
         removed = self.find(name)
         self._write({known: profile for known, profile in self.read_all().items() if known != name})

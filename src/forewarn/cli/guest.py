@@ -49,7 +49,8 @@ def events(call: Invocation, endpoint: str | None) -> None:
 
     \f
     Polls once, and prints all events of the document, also those of other VMs; those that list this VM are marked.
-    `endpoint` is as in `Client`; None: from the environment, else discovered. Raises as `Client.events`.
+    `endpoint` is a URL, host or address; None: from the environment, else discovered. Raises Unavailable if the
+    endpoint does not answer after some retries, NotFound or Rejected if it refuses.
     """
     client = Client(endpoint)
     received = client.events()
@@ -66,8 +67,9 @@ def watch(call: Invocation, endpoint: str | None) -> None:
     """Keep running, and show every change.
 
     \f
-    Prints each new document of the endpoint as `events` does, with its incarnation. Never returns; waits out outages.
-    Raises NotFound or Rejected if the endpoint refuses.
+    Prints each new document of the endpoint: its incarnation, and all its events, also those of other VMs. Never
+    returns; waits out outages. `endpoint` None: from the environment, else discovered. Raises NotFound or Rejected if
+    the endpoint refuses.
     """
     client = Client(endpoint)
     name: str | None = None
@@ -92,8 +94,9 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
 
     \f
     `mine` approves all that list this VM, maybe none. All are approved in one request, or none. Prints the ids that
-    were approved. Raises Rejected unless either `ids` or `mine` is given, as `complete_event_id` for `ids`, and as
-    `Client.approve`.
+    were approved. Raises Rejected unless either `ids` or `mine` is given, for a beginning that is too short or
+    ambiguous, and if the endpoint refuses; NotFound if no listed event begins so; Unavailable if the endpoint does not
+    answer.
     """
     if mine == bool(ids):
         raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")

@@ -83,13 +83,19 @@ class Invocation:
     def remote_profile(self) -> Profile | None:
         """The profile of the selected remote service; None if the local service is selected.
 
-        Raises as `remote_selection` and `resolve_profile` do.
+        Options come before the environment. Raises Rejected for options that contradict each other or a profile that
+        cannot be used, NotFound if the named profile does not exist, Unauthenticated if none is for the selected
+        server.
         """
         return resolve_profile(self.remote_selection, self.profiles, os.environ) if self.remote_selection else None
 
     @cached_property
     def api(self) -> ApiClient:
-        """The client of the selected service; it connects with each call. Raises as `remote_profile` does."""
+        """The client of the selected service, made at the first use; it connects with each call.
+
+        Raises, as `remote_profile`, Rejected, NotFound or Unauthenticated if no remote profile can be chosen; whether
+        the service runs is not checked.
+        """
         if self.remote_profile is not None:
             return ApiClient(RemoteTransport(self.remote_profile))
         is_signed_in = self.profiles.path.exists() and not self._is_local
@@ -187,7 +193,10 @@ def offline_command(function: CommandFunction) -> CommandFunction:
 
 
 def local_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command for the local service: like `offline_command`, and adds --data."""
+    """Decorate a command for the local service: it gets the Invocation as its first argument.
+
+    Adds --data and --json. --server and --profile are accepted only to be rejected when the command runs.
+    """
     return data_option(offline_command(function))
 
 

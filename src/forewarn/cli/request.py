@@ -141,8 +141,10 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
 
     \f
     `vms` are names, `group/name` or keys, in any case. Sends the request `delete`, or `scale-in`, and prints its
-    events. A VM without terminate notification is deleted at once, and then a notice_s is Refused. `options`, errors
-    and the exit code are as in `restart`: 1 if it was followed and did not succeed, else 0.
+    events. A VM without terminate notification is deleted at once, and then a notice_s is Refused. `options` has wait
+    (follow it to its end), notice_s (seconds; None: the VM's own), short_notice (allow less than the minimum; needs
+    notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an unknown one, Refused if the
+    state of one forbids it. Returns the exit code: 1 if it was followed and did not succeed, else 0.
     """
     return _send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 

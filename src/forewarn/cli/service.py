@@ -114,8 +114,9 @@ def _load_settings(call: Invocation, options: dict[str, Any], *, lab: bool) -> S
 def run_service_command(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
     """Run the service in this process until a signal stops it, and print its banner once it serves.
 
-    `command` is the command that was typed, for messages; `options` are as in `serve`, with `config` and `new_store`,
-    which is removed from it. Configures the log of this process. Raises what `serve` raises.
+    `command` is the command that was typed, for messages; `options` are the command's options by name, with `config`
+    and `new_store`, which is removed from it; those that are None do not override settings. Configures the log of this
+    process. Raises Rejected for wrong settings, Refused if a service runs in the data directory.
     """
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids
@@ -154,8 +155,9 @@ def sockets(call: Invocation, config: Path | None) -> None:
     The service's user owns the data directory, and needs no privileges.
 
     \f
-    `config` None: settings of the environment, or the defaults. Runs until it is stopped. Prints once how many sockets
-    are open, and how many not yet; opens those later, when that is possible. Raises Rejected for wrong settings.
+    `config` None: settings of the environment, or the defaults. Runs until SIGINT or SIGTERM. Prints once how many
+    sockets are open, and how many not yet; opens those later, when that is possible. Raises Rejected for wrong
+    settings, or a listener or data directory that cannot be used, Refused if another helper runs for that directory.
     """
     with require_server_extra("sockets"):
         from forewarn.metadata.socket_helper import run_socket_helper

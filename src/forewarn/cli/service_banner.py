@@ -45,7 +45,8 @@ def print_service(output: Output, info: JsonObject, link: str = "") -> None:
 def print_status(output: Output, info: JsonObject, link: str = "") -> None:
     """Print what the service is and where it is reached, or `info` as JSON with --json.
 
-    `info` and `link` are as in `print_service`. A caller who does not see everything gets only the version.
+    `info` is the API's view of the service. `link` signs in to the portal once, and is a secret; "" prints the portal's
+    plain URL. Of the VMs' addresses, 16 at most are shown. A caller who does not see everything gets only the version.
     """
     if output.as_json:
         output.print_json(info)

@@ -79,8 +79,9 @@ def copy(call: Invocation, source: str, target: str) -> None:
     tags and history stay the same. The source is marked as moved and is not started again.
 
     \f
-    Prints the number of rows by table. Raises Refused if one of the two is in use or the target is not empty; then
-    nothing has changed.
+    Prints the number of rows by table. Raises Rejected unless exactly one of the two is a postgresql:// URL, and if the
+    data directory to copy from does not exist; Refused if one of the two is in use, the target is not empty, or the
+    store is a lab's; Unavailable if the server cannot be reached or the copy differs. Then the target has no copy.
     """
     with _require_driver("store copy"):
         from forewarn.clock import read_real_time
@@ -128,7 +129,9 @@ def check(call: Invocation, url: str, copy_file: Path | None) -> int:
     Changes nothing. Exits with 1 if something is wrong.
 
     \f
-    Raises Refused or Rejected if the record cannot be used at all, Unavailable if the server cannot be reached.
+    `copy_file` None: compares no copy. Prints the server, its schema, the active control node, the standby servers,
+    then problems and warnings. Returns the exit code: 1 if there are problems, else 0, also with warnings. Raises
+    Refused or Rejected if the record cannot be used at all, Unavailable if the server cannot be reached.
     """
     with _require_driver("store check"):
         from forewarn.store.record_report import examine_record
@@ -165,7 +168,8 @@ def renew(call: Invocation, url: str) -> None:
     nodes first; they build their copies again at the next start.
 
     \f
-    Prints the epoch. Raises Refused if a control node is active.
+    Prints the epoch, which is the same for all scopes. Raises Refused if a control node is active, Rejected for a URL
+    or password that is not right, Unavailable if the server cannot be reached.
     """
     with _require_driver("store renew"):
         from forewarn.clock import read_real_time

@@ -42,10 +42,11 @@ class LocalTransport:
         return f"in {self._data}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
-        """Send one request; returns the answer, also one with an error status; see `Transport.send`.
+        """Send one request over a new connection and wait; returns the answer, also one with an error status.
 
         Raises ServiceNotRunning if nothing serves the socket or it belongs to another user, Rejected if its path is too
-        long, OSError or HTTPException if the connection fails later.
+        long, TimeoutError if the service is silent for `timeout_s` seconds, OSError or HTTPException if the connection
+        fails later.
         """
         connection = _UnixSocketConnection(self._data, self._not_running, timeout_s)
         return send_request(connection, method, target, payload, {})

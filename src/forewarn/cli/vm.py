@@ -72,8 +72,9 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
 
     \f
     `options` has name (name or key of the VM), netns, no_vnet, isolated and grace (seconds). Blocks until the program
-    has ended, also with `detached`; the exit code and errors are those of `run_vm`. Raises Rejected for both `netns`
-    and `no_vnet`.
+    has ended, also with `detached`. Returns its exit code: 128 plus the number for a signal, 0 if the VM was evicted or
+    deleted, 127 or 126 if the program cannot be started. Raises Unavailable if no service answers, Refused if the
+    service or this machine does not allow it, Rejected for both `netns` and `no_vnet`.
     """
     return _run_in_vm(call, command, detached=detached, **options)
 
@@ -85,7 +86,9 @@ def shell(call: Invocation, **options: Any) -> int:
     """Start a shell inside a VM.
 
     \f
-    Runs $SHELL, or /bin/sh, as `run` does, and returns its exit code.
+    Runs $SHELL, or /bin/sh, inside the VM, and blocks until it has ended; returns its exit code, 128 plus the number
+    for a signal. `options` and errors are those of `run`: Unavailable if no service answers, Refused if it does not
+    allow it.
     """
     return _run_in_vm(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **options)
 

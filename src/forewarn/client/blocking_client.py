@@ -210,24 +210,25 @@ class Client(ClientProperties):
         """Returns the events that list this VM, in the document's order; () if none does.
 
         Asks for the document, and first for this VM's name if it is not known; the case of names does not matter.
-        Raises Unavailable, Unreachable, NotFound or Rejected, as `events` and `name` do.
+        Retries transient failures a few times, then raises Unavailable. Raises Unreachable at once if nothing accepts
+        the connection, NotFound or Rejected if a retry cannot help.
         """
         return self.ask(self._session.mine())
 
     def name(self) -> str:
-        """Returns this VM's name, as the `resources` of events spell it.
+        """Returns this VM's name, as the `resources` of events spell it; asks only until it is known.
 
-        Asks the endpoint only until the name is known. Retries and raises as `events`; Unavailable also if the answer
-        cannot be a name.
+        Retries transient failures a few times, then raises Unavailable, also if the answer cannot be a name. Raises
+        Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
         """
         return self.ask(self._session.name())
 
     def approve(self, *events: Event | str) -> None:
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). Retries as
-        `events`. Raises Rejected if no id is given, an id is empty or the endpoint refuses, NotFound if it answers 404,
-        else Unavailable.
+        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). Retries
+        transient failures a few times, then raises Unavailable; Unreachable at once if nothing accepts the connection.
+        Raises Rejected if no id is given, an id is empty or the endpoint refuses, NotFound if it answers 404.
         """
         self.ask(self._session.approve(events))
 
@@ -251,19 +252,21 @@ class Client(ClientProperties):
 
         A change is a Scheduled, Started or Gone. It is handled when the next one is requested or when its `done()` is
         called; with `explicit` only by `done()`. The next watch with the same cursor file first repeats the changes
-        that were not handled; without a file, or with a new one, it begins with all listed events. Outages and errors
-        are as in `documents`; it also raises Rejected if the cursor file cannot be read or written at the start. A
-        damaged one is replaced, with a warning in the log.
+        that were not handled; without a file, or with a new one, it begins with all listed events. Waits out outages of
+        any length. Raises NotFound or Rejected if the endpoint refuses, Rejected also if the cursor file cannot be read
+        or written at the start. A damaged one is replaced, with a warning in the log.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 
     def follow(
         self, cursor: Path | str | None, options: WatchOptions, *, interrupt: WatchInterrupt | None = None
     ) -> Generator[Any, None, None]:
-        """Yields changes as `watch` does, with all `WatchOptions`.
+        """Yields each change of each event, for ever, at least once: `watch` with all `WatchOptions`.
 
         If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
-        raises WatchInterrupted, also in the middle of a poll or of a pause.
+        raises WatchInterrupted, also in the middle of a poll or of a pause. Waits out outages. Raises NotFound or
+        Rejected if the endpoint refuses, Rejected also if the file `cursor` (None: no file) cannot be used at the
+        start.
         """
         flow = changes_flow(self._session, None if cursor is None else Path(cursor), options)
         return self.hear(flow, interrupt=interrupt)

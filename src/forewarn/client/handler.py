@@ -76,7 +76,8 @@ class Handler:
         """Decorator: calls the function with the Started of an event of these kinds; no kinds means all.
 
         The case of kinds is ignored. If no Scheduled came before, functions of `on` are called with it too. Raises
-        Rejected as `on`.
+        Rejected for a kind that is not a text, and the decorator for a function that cannot be called with one
+        argument.
         """
         return partial(self._add_rule, _is_started, _checked_kinds(kinds, "started"), False)
 
@@ -101,10 +102,10 @@ class Handler:
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
         """Watches and calls functions, each call in its own thread, until `stop`; may be run again then.
 
-        `cursor` is the file that keeps the changes that are not handled; None: no file. Raises what `Client.watch`
-        raises, Rejected if one of the functions is async or the endpoint refuses to give this VM's name, and an
-        exception of a function that is no Exception (such as SystemExit). After any other exception of a function, it
-        logs it and calls the function again.
+        `cursor` is the file that keeps the changes that are not handled; None: no file. Waits out outages. Raises
+        NotFound or Rejected if the endpoint refuses, Rejected also if the cursor file cannot be used or one of the
+        functions is async, and an exception of a function that is no Exception (such as SystemExit). After any other
+        exception of a function, it logs it and calls the function again.
         """
         for rule in self._rules:
             if inspect.iscoroutinefunction(rule.function):
@@ -146,9 +147,10 @@ class Handler:
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
         """Watches and calls functions until `stop` or cancellation; async ones as tasks, others in threads.
 
-        `cursor` is as in `run`. Cancellation cancels the tasks; functions in threads run on, and are not waited for.
-        Raises what `AsyncClient.watch` raises, and Rejected if the endpoint refuses to give this VM's name. After an
-        exception of a function, it logs it and calls the function again.
+        `cursor` is the file that keeps the changes that are not handled; None: no file. Waits out outages. Cancellation
+        cancels the tasks; functions in threads run on, and are not waited for. Raises NotFound or Rejected if the
+        endpoint refuses, Rejected also if the cursor file cannot be used. After an exception of a function, it logs it
+        and calls the function again.
         """
         scheduler = self._make_scheduler()
         loop, interrupt = asyncio.get_running_loop(), asyncio.Event()

@@ -96,7 +96,10 @@ def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> byte
 
 
 def encode_recording(recording: EndpointRecording) -> bytes:
-    """Encodes a whole recording as the bytes of its file, one line for each part; raises as `encode_line`."""
+    """Encodes a whole recording as the bytes of its file, one line for each part.
+
+    Raises ValueError if a number is not finite.
+    """
     ends = (recording.end,) if recording.end else ()
     return b"".join(encode_line(part) for part in (recording.header, *recording.answers, *ends))
 

@@ -172,14 +172,16 @@ class ClientSession:
     def events(self) -> Flow[Received]:
         """Flow: returns the current document. Retries transient failures, but raises Unreachable at once.
 
-        Raises Unavailable after the last try (see `should_give_up`), NotFound or Rejected if a retry cannot help.
+        Raises Unavailable after MAX_TRIES failures, for status 410 after pauses of GONE_TIMEOUT_S in all; NotFound or
+        Rejected if a retry cannot help.
         """
         return (yield from self._with_retries(self._events_once))
 
     def mine(self) -> Flow[tuple[Event, ...]]:
         """Flow: returns the events that list this VM, in the document's order; () if none does.
 
-        Asks first for the VM's name, if it is not known; the case of names does not matter. Raises as `events`.
+        Asks first for the VM's name, if it is not known; the case of names does not matter. Retries transient failures,
+        then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot help.
         """
         name = yield from self.name()
         received = yield from self.events()
@@ -188,7 +190,8 @@ class ClientSession:
     def name(self) -> Flow[str]:
         """Flow: returns this VM's name, as the `resources` of events spell it; asks only until it is known.
 
-        Retries and raises as `events`; Unavailable also if the answer cannot be a VM's name.
+        Retries transient failures, then raises Unavailable, also if the answer cannot be a VM's name; Unreachable at
+        once, NotFound or Rejected if a retry cannot help.
         """
         if self._name is None:
             self._name = yield from self._with_retries(self._name_once)
@@ -197,7 +200,8 @@ class ClientSession:
     def approve(self, events: Sequence[Event | str]) -> Flow[None]:
         """Flow: approves these events or event ids, in one request: all or, if it is refused, none.
 
-        Retries and raises as `events`. Raises Rejected also if there is no id, or an empty one.
+        Retries transient failures, then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot
+        help. Raises Rejected also if there is no id, or an empty one.
         """
         ids = [event if isinstance(event, str) else event.id for event in events]
         if not all(ids) or not ids:

@@ -189,12 +189,18 @@ def _remaining_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: Destinati
 
 
 def is_destination(host: Host, vm: Vm) -> bool:
-    """Return whether the VM can move to the host: `can_take_vms`, not its own, of its location and zone."""
+    """Return whether the VM can move to the host: healthy, of its location and zone, and not its own.
+
+    A host that is confirmed down is no destination, either (`Host.can_take_vms`).
+    """
     return host.can_take_vms and host.name != vm.host and host.location == vm.location and host.zone == vm.zone
 
 
 def require_destination(vm: Vm, hosts: Iterable[Host]) -> None:
-    """Raise Refused if the VM can move to none of these hosts, see `is_destination`; else do nothing."""
+    """Raise Refused if the VM can move to none of these hosts, else do nothing.
+
+    It can move to a healthy host of its location and zone that is not its own, nor confirmed down.
+    """
     if not any(is_destination(host, vm) for host in hosts):
         where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")
         besides = f" besides {vm.host!r}" if vm.host else ""

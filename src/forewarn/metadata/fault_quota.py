@@ -98,7 +98,8 @@ class SharedFaultQuota:
     def close(self) -> None:
         """Close the file; may be called twice.
 
-        `assign_offsets` still works then, but writes nothing; other methods raise OSError for a fault with a limit.
+        `assign_offsets` still works then, but writes nothing. For a fault with a limit, `has_remaining` raises OSError
+        and `consume` ValueError.
         """
         file, self.file = self.file, -1
         if file >= 0:

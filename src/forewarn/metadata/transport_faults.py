@@ -227,7 +227,11 @@ class VmFaults:
         return serve(request)
 
     def consume(self, fault: Fault) -> bool:
-        """Count one request of this VM that the fault affects and return True; False as `FaultTable.consume`."""
+        """Count one request of this VM that the fault affects, add a hit, and return True.
+
+        Returns False, without a hit, if the fault has reached its limit (over all VMs), or the quota that processes
+        share cannot be counted now.
+        """
         return self.table.consume(fault, self.vm)
 
     def _first_active(self, *kinds: FaultKind) -> Fault | None:

@@ -45,7 +45,7 @@ def bad_request(reason: str) -> HttpResponse:
 
 
 def malformed_request() -> HttpResponse:
-    """400, as `bad_request`: the bytes are not an HTTP request."""
+    """400 as JSON: the bytes are not an HTTP request."""
     return bad_request("The request is not HTTP")
 
 
@@ -64,32 +64,32 @@ def unsupported_method(method: str) -> HttpResponse:
 
 
 def origin_not_allowed() -> HttpResponse:
-    """400, as `bad_request`: the request has an Origin header, so a browser sent it."""
+    """400 as JSON: the request has an Origin header, so a browser sent it."""
     return bad_request("Origin header not allowed")
 
 
 def cross_site_not_allowed() -> HttpResponse:
-    """400, as `bad_request`: `Sec-Fetch-Site` says that a page of another origin sent the request."""
+    """400 as JSON: `Sec-Fetch-Site` says that a page of another origin sent the request."""
     return bad_request("Cross-site request not allowed")
 
 
 def host_header_invalid() -> HttpResponse:
-    """400, as `bad_request`: an HTTP/1.1 request has no Host header, or a request has several."""
+    """400 as JSON: an HTTP/1.1 request has no Host header, or a request has several."""
     return bad_request("Exactly one Host header is required")
 
 
 def transfer_coding_not_supported() -> HttpResponse:
-    """400, as `bad_request`: the body has a transfer coding other than `chunked`, or any in HTTP/1.0."""
+    """400 as JSON: the body has a transfer coding other than `chunked`, or any in HTTP/1.0."""
     return bad_request("The only supported Transfer-Encoding is chunked")
 
 
 def forwarded_for_not_allowed() -> HttpResponse:
-    """400, as `bad_request`: the request has an X-Forwarded-For header, so a proxy sent it."""
+    """400 as JSON: the request has an X-Forwarded-For header, so a proxy sent it."""
     return bad_request("X-Forwarded-For header not allowed")
 
 
 def duplicate_parameter(name: str) -> HttpResponse:
-    """400, as `bad_request`: the query has the parameter `name` twice; the reason names it."""
+    """400 as JSON: the query has the parameter `name` twice; the reason names it."""
     return bad_request(f"Duplicate query parameter: {name}")
 
 
@@ -112,7 +112,7 @@ def version_not_found() -> HttpResponse:
 
 
 def unknown_event(event_id: str) -> HttpResponse:
-    """400, as `bad_request`: the approval names an id that is not (or no longer) known in the VM's scope.
+    """400 as JSON: the approval names an id that is not (or no longer) known in the VM's scope.
 
     The reason names the id, as given.
     """

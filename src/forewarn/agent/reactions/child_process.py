@@ -60,11 +60,12 @@ async def run_command(
 async def exit_status_of(
     command: CommandLine, context: StepContext, *, log: str, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> int:
-    """Runs a command as `run_command` does; returns its exit status, or minus the signal that ended it.
+    """Runs a command for a step and waits; returns its exit status, or minus the signal that ended it.
 
-    Its output replaces {log}.log in the step's folder; `variables` are added to its environment. It first ends what an
-    earlier run in the folder left running. Raises TimeoutError if the step's time was over, after it has ended the
-    command; OSError if the command cannot be started.
+    The event is on its stdin as JSON and in its environment, to which `variables` are added. Its output replaces
+    {log}.log in the step's folder, up to MAX_LOG_BYTES. It first ends what an earlier run in the folder left running.
+    Raises TimeoutError if the step's time was over, after it has ended the command; OSError if the command cannot be
+    started. A cancellation ends the command too.
     """
     grace_s = min(TERMINATE_GRACE_S, max(context.left_s(), 0.0) * 0.1)
     await end_orphan_processes(context.folder, grace_s)

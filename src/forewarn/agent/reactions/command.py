@@ -28,7 +28,7 @@ class CommandReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Runs the configured command `run`; success if it exits with 0 in the step's time.
+        """Runs the configured command `run`; success if it exits with 0 in the step's time, else a failure.
 
         It gets the event on stdin as JSON and in its environment; its output goes to do.log in the step's folder.
         """
@@ -37,7 +37,8 @@ class CommandReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Runs the configured command `undo`; success if it exits with 0, or at once if there is none.
 
-        It gets the event as `run` does; its output goes to undo.log in the step's folder.
+        It gets the event on stdin as JSON and in its environment; its output goes to undo.log in the step's folder. A
+        failure also if it cannot be run, or does not end in the step's time.
         """
         if not self._options.undo:
             return StepOutcome(ok=True, text="nothing to undo")

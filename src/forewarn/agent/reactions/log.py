@@ -51,7 +51,10 @@ class LogReaction:
         return StepOutcome(ok=True, text=f"written to {target_path}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Writes that the event is gone, to the same place as `do`, and with the same outcome."""
+        """Writes that the event is gone to the configured file, or without one to the systemd journal.
+
+        The outcome is a failure if that place cannot be written to; the other one is not tried.
+        """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:

@@ -210,7 +210,11 @@ class MailReaction:
             wait_s = min(wait_s * 2, _MAX_RETRY_S)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sends the mail that the event is gone, with retries and outcome as for `do`."""
+        """Sends a mail that the event is gone; success when the server has accepted it for all receivers.
+
+        Retries while the server cannot be reached or answers 4xx, until the step's time is over. A failure then, or at
+        once if the server rejects the mail or the password cannot be read.
+        """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:

@@ -157,7 +157,10 @@ def read_path(raw: RawOptions, key: str) -> Path | None:
 
 
 def read_url(raw: RawOptions, key: str, default: str = "") -> str:
-    """The http(s) URL under `key`; the default if absent. Raises BadOption as `check_url`, and for ""."""
+    """The http or https URL under `key`; the default, which may be "", if the key is absent.
+
+    Raises BadOption if it is not such a URL, has a user or password, or is empty.
+    """
     given = read_text(raw, key, default)
     if given:
         check_url(key, given)

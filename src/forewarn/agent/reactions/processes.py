@@ -124,10 +124,10 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
 
 
 async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, timeout_s: float) -> bool:
-    """Signals the targets as `send_signal` does, and waits up to `timeout_s` seconds for them to end.
+    """Signals processes and the groups that they lead, and waits up to `timeout_s` seconds for their end.
 
-    Returns True as soon as they and the groups they led have ended, at once without targets; False if some still run
-    at the end of that time. Raises PermissionError.
+    Returns True as soon as they and the groups they led have ended, at once without targets; False if some still run at
+    the end of that time. Ignores a target that has ended. Raises PermissionError.
     """
     target_list = list(targets)
     for target in target_list:

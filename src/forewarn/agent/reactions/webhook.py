@@ -58,7 +58,11 @@ class WebhookReaction:
         return StepOutcome(ok=reply.ok, text=f"the receiver answered {reply.status}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Posts a CloudEvent of type Forewarn.Agent.EventGone, with data, retries and outcome as for `do`."""
+        """Posts a CloudEvent of type Forewarn.Agent.EventGone, with retries in the step's time.
+
+        Its data are as for `do`. Success if the receiver answers 2xx; another answer, none, or a secret that cannot be
+        read is a failure.
+        """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:

@@ -35,9 +35,10 @@ def pattern_error(pattern: str) -> str | None:
 
 
 def plain_name_error(name: str, *, limit: int) -> str | None:
-    """Return why a name that cannot have a number is not allowed, as `name_error` does, or None.
+    """Return why a name that cannot have a number is not allowed, to follow it in a sentence, or None.
 
-    In addition, it may contain no braces.
+    It must have 1 to `limit` characters, no blanks around it, no braces, slashes or backslashes, and only printable
+    characters.
     """
     return "contains braces" if "{" in name or "}" in name else name_error(name, limit=limit)
 

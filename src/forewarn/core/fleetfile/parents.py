@@ -137,7 +137,7 @@ def _notice_minutes(value: bool | int) -> int:
 def read_parents(file: ParsedFleetFile, inherited: InheritedValues) -> list[ParentResource]:
     """Return all parents of the file: availability sets, then scale sets, then cloud services, in order.
 
-    A template may report problems, see `InheritedValues`.
+    `inherited` reports their unknown subscriptions and invalid resource groups to its problems.
     """
     sets = [_read_parent("availability set", table, inherited) for table in file.availability_sets]
     scale_sets = [_read_parent("scale set", table, inherited) for table in file.scale_sets]
