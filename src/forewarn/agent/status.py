@@ -128,9 +128,10 @@ def state_view(snapshot: AgentSnapshot) -> JsonObject:
     """The JSON object of the page /state. Times are the server's, in POSIX seconds.
 
     Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (a list of ReadinessHold as objects) and `events`: an
-    object for each open record, oldest first. That has the facts of the event and its rule, `status` (`Gone` once it
-    is), times, `notice_promised_s` and `notice_got_s`, `steps` (each with `do` and `undo`), `approval`, `gate` (the
-    approval check), `waits_for` and `waits_until`.
+    object for each open record, oldest first. That has key, id and other facts of the event, its `rule`, `status`
+    (`Gone` once it is) and `outcome`, times, `notice_promised_s` and `notice_got_s`, `steps` (each with `name`, `use`,
+    `budget_s`, `due_at`, `latest_at`, `do` and `undo`), `approval`, `gate` (the approval check), `waits_for` and
+    `waits_until`. What is not known is None or "".
     """
     status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
     waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}

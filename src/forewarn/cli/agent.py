@@ -72,8 +72,8 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
 
     \f
     Checks the file (InvalidFile), then replaces this process by `python -m forewarn.agent`. With `dry_run` stays and
-    prints, for each new document, what the agent would do; with `once` for one document, and raises as `Client.events`.
-    `endpoint` None: the file's, else discovered.
+    prints, for each new document, what the agent would do; with `once` for one document, and raises Unavailable,
+    NotFound or Rejected if the endpoint does not give it. `endpoint` None: the file's, else discovered.
     """
     config = _read_agent_config(file)
     if dry_run:
@@ -113,7 +113,7 @@ def check(call: Invocation, named: Path | None, file: Path) -> None:
     For each rule, shows its steps with a notice of 15 minutes, 30 seconds and 7 days.
 
     \f
-    `named` is the file to check, if given, else `file`. Raises InvalidFile with the problems of the file.
+    `named`, else `file`, is checked. Raises InvalidFile with its problems, Rejected if it cannot be read.
     """
     file = named or file
     config = _read_agent_config(file)
@@ -174,7 +174,7 @@ def repair(call: Invocation, file: Path) -> None:
     not damaged is not changed.
 
     \f
-    Prints what it kept and lost. Raises Rejected if an agent uses the journal or it is unreadable; InvalidFile.
+    Prints what it kept and lost. Raises Rejected if an agent uses it, or it is missing or unreadable; InvalidFile.
     """
     config = _read_agent_config(file)
     done = repair_journal(config.journal_path, config.step_folders, read_real_time())

@@ -378,8 +378,8 @@ def running_pid(data: Path) -> int | None:
 def stop_service(call: Invocation, pid: int, timeout_s: float) -> int | None:
     """Stop the service with SIGTERM, wait for its end, and return the number of pending events.
 
-    None: it could not be asked. Raises Refused if it belongs to another user, Unavailable if it still runs after
-    `timeout_s` of real time.
+    None: it could not be asked. Returns at once if the process is gone already. Raises Refused if it belongs to another
+    user, Unavailable if it still runs after `timeout_s` of real time.
     """
     try:
         pending: int | None = call.api.get("service")["counts"]["events"]

@@ -200,8 +200,9 @@ def replay(ctx: click.Context, result_file: Path, case_id: str, recorded: bool) 
 
     \f
     `result_file` is the file of --json of that run, `case_id` the exact id of a case in it. With `recorded` nothing
-    runs: the case, as it is defined now, judges what was recorded. Prints the result, writes no files, and exits as
-    `crash_test` does without a baseline. Raises Rejected for a wrong file or case, before anything starts.
+    runs: the case, as it is defined now, judges what was recorded. Prints the result, writes no files, and exits with 0
+    without failures, 1 with one, 2 if the handler did not run, 130 or 143 after SIGINT or SIGTERM. Raises Rejected for
+    a wrong file or case, before anything starts.
     """
     with require_server_extra("crash-test replay"):
         from forewarn.cli.crash_test_run import ReportFiles, find_case_of_result, plan_replay, report_result, run_plan

@@ -35,7 +35,10 @@ def clock_time(at: float, now: float, *, dated: bool = False) -> str:
 
 
 def clock_times(ats: Iterable[float], now: float) -> list[str]:
-    """The times of one column as `clock_time`, in the same order; all with the date if any needs it."""
+    """The local times of one column, `12:00:05`, in the same order; all with the date if any needs it.
+
+    One needs it if it is not of the day of `now`. "never" for a time that is out of range.
+    """
     listed = list(ats)
     plain = [clock_time(at, now) for at in listed]
     alike = len({len(text) for text in plain if text != "never"}) <= 1

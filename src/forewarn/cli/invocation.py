@@ -44,9 +44,9 @@ class Invocation:
 
     @property
     def data(self) -> Path:
-        """The path of the local service's data directory: --data, else the environment's or the default one.
+        """The path of the local service's data directory: --data, else FOREWARN_DATA, else the default one.
 
-        See `data_directory`. It may not exist.
+        That is `forewarn` below XDG_STATE_HOME or ~/.local/state. It may not exist.
         """
         return data_directory(self.given_data, os.environ)
 
@@ -227,9 +227,9 @@ def non_empty_name(text: str) -> str:
 
 
 def duration(text: str) -> float:
-    """Click type of a length of time such as 20m or 1h30m: returns seconds.
+    """Click type of a length of time such as 20m, 1h30m or 90 (seconds): returns seconds, 0 or more.
 
-    Raises BadParameter where `parse_duration` raises ValueError.
+    Raises BadParameter for another text, a negative duration, and one that is too long (`parse_duration`).
     """
     try:
         return parse_duration(text)

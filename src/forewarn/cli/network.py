@@ -134,8 +134,9 @@ def check(call: Invocation, **options: Any) -> int:
 
     \f
     `options` has taps, ports, uris, file and state. Prints one line for each difference, also for listeners that a
-    running service lacks. Returns the exit code: 1 if something differs, else 0. Raises Rejected without root, and as
-    `plan`.
+    running service lacks. Returns the exit code: 1 if something differs, else 0. Raises Rejected without root, if a
+    source is wrong, a device does not fit, or a service answers whose fleet does not have a VM that an option or the
+    file names.
     """
     from forewarn.guest_network.apply import compare_here
     from forewarn.guest_network.machine import require_root

@@ -72,7 +72,8 @@ _IN_PROGRESS, _SUCCEEDED = "in progress", "succeeded"  # states of a request
 def show_receipt(call: Invocation, answer: JsonObject) -> None:
     """Print the API's answer to a request: what was accepted, and its events; JSON with --json.
 
-    The answer has `request`, `events` and what `show_events` needs.
+    The answer has `request`, `events`, the `scopes` of these and maybe `replaced_events`. Without events it says that
+    they follow.
     """
     if call.output.as_json:
         call.output.print_json(answer)

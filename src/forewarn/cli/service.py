@@ -62,14 +62,14 @@ def up(call: Invocation, detach: bool, wait_ready: bool, **options: Any) -> None
     forewarn up --detach --wait-ready
 
     \f
-    Prints `print_service` once it serves, and runs until SIGTERM or Ctrl-C; Refused if a service runs in the data
-    directory. With `detach` it starts a process in the background with the options that were typed, prints its process
-    id or, with `wait_ready`, its addresses once it serves, and returns; if a lab runs or starts in that directory
-    already, it starts none, waits until that one serves, and prints its addresses. `options` are the command's options
-    by name, such as fleet, workers and console; they override the settings of environment and file, those that are None
-    do not. Raises Rejected for wrong settings and for `wait_ready` without `detach`; with `detach`, ServiceFailure if
-    the lab ends during its start, Refused if the service that runs there is not a lab, and Unavailable if a lab that it
-    waits for does not serve after two minutes.
+    Prints what it serves, and where, once it does, and runs until SIGTERM or Ctrl-C; Refused if a service runs in the
+    data directory. With `detach` it starts a process in the background with the options that were typed, prints its
+    process id or, with `wait_ready`, its addresses once it serves, and returns; if a lab runs or starts in that
+    directory already, it starts none, waits until that one serves, and prints its addresses. `options` are the
+    command's options by name, such as fleet, workers and console; they override the settings of environment and file,
+    those that are None do not. Raises Rejected for wrong settings and for `wait_ready` without `detach`; with `detach`,
+    ServiceFailure if the lab ends during its start, Refused if the service that runs there is not a lab, and
+    Unavailable if a lab that it waits for does not serve after two minutes.
     """
     if wait_ready and not detach:
         raise Rejected("--wait-ready needs --detach: without it, the lab runs here and prints when it is ready")
@@ -89,9 +89,9 @@ def serve(call: Invocation, **options: Any) -> None:
     """Start the service for real VMs, in real time.
 
     \f
-    Prints `print_service` once it serves, and runs until SIGTERM or Ctrl-C. `options` are the command's options by
-    name, such as fleet, workers and console; they override the settings of environment and file, those that are None do
-    not. Raises Rejected for wrong settings, Refused if a service runs in the data directory.
+    Prints what it serves, and where, once it does, and runs until SIGTERM or Ctrl-C. `options` are the command's
+    options by name, such as fleet, workers and console; they override the settings of environment and file, those that
+    are None do not. Raises Rejected for wrong settings, Refused if a service runs in the data directory.
     """
     run_service_command(call, "serve", options, lab=False)
 

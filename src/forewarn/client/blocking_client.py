@@ -188,7 +188,10 @@ class Client(ClientProperties):
 
     @property
     def endpoint(self) -> Endpoint:
-        """As `discover()`: reading it may run the discovery, which may take minutes. Raises Unreachable."""
+        """The endpoint: as configured, else discovered once, which sends requests and may take minutes.
+
+        Raises Unreachable if none is found; the next access then searches again.
+        """
         return self.discover()
 
     def discover(self) -> Endpoint:

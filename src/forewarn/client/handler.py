@@ -93,7 +93,8 @@ class Handler:
         """Decorator: calls the function when an event is gone; `change.outcome` says how it ended.
 
         Without parentheses or kinds it applies to all kinds, whose case is ignored. The Gone drops other functions of
-        the event that are not running. Raises Rejected as `on`.
+        the event that are not running. Raises Rejected for a kind that is not a text, and for a function that cannot be
+        called with one argument.
         """
         if len(kinds) == 1 and callable(kinds[0]):
             return self._add_rule(_is_gone, (), False, kinds[0])

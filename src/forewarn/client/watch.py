@@ -170,8 +170,9 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
     """Flow: yields each change at least once, for ever; `path` is the cursor file, None keeps no file.
 
     Changes are written to the file before they are yielded. It first yields the unhandled changes of the file, once a
-    poll has succeeded; with `options.max_poll_s` it also yields None after each poll. Errors are as in
-    `documents_flow`; raises Rejected also if the file cannot be read, or written at the start.
+    poll has succeeded; with `options.max_poll_s` it also yields None after each poll. Retries Unavailable without end,
+    and logs the third failure in a row. Raises NotFound and Rejected, the latter also if the file cannot be read, or
+    written at the start.
     """
     boot_id = yield CallFunction(function=session.boot_id)
     store = _CursorStore(path, (yield from _load_or_create_cursor(path)))

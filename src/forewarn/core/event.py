@@ -60,7 +60,7 @@ class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     duration_s: int = -1  # how long it should take, in seconds; -1: not known
     keeps_vm: bool = True  # False: an eviction with policy Delete
     abrupt: bool = False  # the host has failed, so the VM cannot shut down
-    is_stopped: bool = False  # the VM was stopped when the act was made: it stays off, unless it is started
+    is_stopped: bool = False  # the VM was stopped on purpose when the act was made: it stays off, unless it is started
     outcome: ActOutcome | None = None  # None: not known yet
 
 

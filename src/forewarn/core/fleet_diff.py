@@ -84,7 +84,8 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
     def to_lines(self, limit: int | None = 20) -> list[str]:
         """Return lines for people: one per host, VM and problem by what happens to it, then the summary.
 
-        At most `limit` of each kind are listed, and the rest is counted; None lists all. Unchanged ones are left out.
+        A line begins with + (added), ~ (changed), - (removed), a blank (kept, or stays deleted) or ! (a problem). At
+        most `limit` of each kind are listed, and the rest is counted; None lists all. Unchanged ones are left out.
         """
         sections = (
             [f"+ host {host.name}" for host in self.hosts_added],

@@ -21,8 +21,8 @@ def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: C
 
     Such an act brings a VM to the failed host, or it began before the host failed and its VM is still there. An act
     that began after the failure of its VM's host, which redeploys or removes the VM, continues. `names` limits this to
-    the acts of VMs with these names; None: all. Each outcome gets a history entry. Returns the same scope if no act
-    ends. VMs stay unchanged.
+    the acts of VMs with exactly these names; None: all. Each outcome gets a history entry. Returns the same scope if no
+    act ends. VMs stay where they are; only their `seen`, if they have one, is marked as uncertain.
     """
     for started in scope.live_events(EventState.STARTED):
         for act in started.unfinished_acts:
@@ -47,7 +47,10 @@ def needs_failed_host(act: Act, vm_host: str, failed_hosts: Set[str]) -> bool:
 
 
 def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext) -> bool:
-    """Return whether `end_acts_on_failed_hosts` would end an act of this event."""
+    """Return whether an unfinished act of this event cannot continue because a host has failed.
+
+    `end_acts_on_failed_hosts` would end it, by `context.failed_hosts`.
+    """
     return any(_host_problem(scope, act, context) is not None for act in event.unfinished_acts)
 
 

@@ -128,11 +128,15 @@ class HostOccupancy(Protocol):
     def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
         """Return the domains of the scope's VMs that are on the host or moving to it, each pair once.
 
-        A scope of a single VM may be left out, because no other VM can share a host with it.
+        Empty if the host is unknown. A scope of a single VM may be left out, because no other VM can share a host with
+        it.
         """
 
     def arriving_sizes(self, host: str) -> Iterable[str]:
-        """Return the sizes of the VMs that move to the host and are not there yet, such as Standard_D2s_v5."""
+        """Return the sizes of the VMs that move to the host and are not there yet, such as Standard_D2s_v5.
+
+        A size comes once for each VM; none if the host is unknown.
+        """
 
 
 class DestinationHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -50,8 +50,9 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     """Return the scope with the outcome of an act, and with its VM changed if the act succeeded.
 
     The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible; the outcome is
-    recorded all the same, with a history entry. A second outcome of the same act, or one for an event that the scope
-    does not have, returns the same scope.
+    recorded all the same, with a history entry. After a failure only the VM's `seen`, if it has one, is marked as
+    uncertain. A second outcome of the same act, or one for an event that the scope does not have, returns the same
+    scope.
     """
     event = scope.event(act.event_id)
     if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):

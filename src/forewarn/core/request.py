@@ -117,7 +117,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
 
     @property
     def is_open(self) -> bool:
-        """Whether the reconciler must work on it: it is a rollout or replay that has not ended."""
+        """Whether the reconciler must work on it: a replay that has not ended, or a rollout not yet closed."""
         if self.replay is not None:
             return self.replay.ended is None
         return self.rollout is not None and not self.rollout.closed

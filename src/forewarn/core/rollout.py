@@ -164,7 +164,7 @@ def next_rollout_state(rollout: Rollout, events: Sequence[Event], remaining: int
 def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: RolloutState) -> str:
     """Return why a rollout whose state becomes `progress` stopped, or which VMs failed, for people.
 
-    `events` are all its events. Names the first failed VMs with their reasons, and counts the rest. "" if nothing
+    `events` are all its events. Names the first three failed VMs with their reasons, and counts the rest. "" if nothing
     failed, or if it neither stopped by itself nor completed.
     """
     failed = [act for event in events for act in event.failed_acts]

@@ -85,7 +85,10 @@ class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     needs_all_hosts: bool = False  # it follows from the answers of all hosts
 
     def entry(self, now: float) -> HistoryEntry | None:
-        """Return the history entry about it, at lab time `now`; None if it is not worth one."""
+        """Return the history entry about it, at lab time `now`; None if it is not worth one (no `text`).
+
+        Its kind is UNANNOUNCED, or FLEET if nobody is to blame.
+        """
         if not self.text:
             return None
         what = EntryKind.UNANNOUNCED if self.kind is not None else EntryKind.FLEET

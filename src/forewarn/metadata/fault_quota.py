@@ -32,7 +32,7 @@ class FaultQuota(Protocol):
         """
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request; counts nothing."""
+        """Whether the fault may affect one more request; counts nothing. Always True for one without a limit."""
 
     def consume(self, fault: Fault) -> bool:
         """Count one more affected request and return True; False, uncounted, if the fault is at its limit.
@@ -60,11 +60,17 @@ class LocalFaultQuota:
         self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in faults}
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request; one that was not set counts from 0."""
+        """Whether the fault may affect one more request; always True for one without a limit.
+
+        A fault that was not set counts from 0.
+        """
         return fault.count is None or self._used.get(fault.id, 0) < fault.count
 
     def consume(self, fault: Fault) -> bool:
-        """Count one more affected request and return True; False, uncounted, if the fault is at its limit."""
+        """Count one more affected request and return True; False, uncounted, if the fault is at its limit.
+
+        Always True, and counted too, for a fault without a limit. One that was not set counts from 0.
+        """
         if not self.has_remaining(fault):
             return False
         self._used[fault.id] = self._used.get(fault.id, 0) + 1

@@ -74,7 +74,10 @@ class SourceAddressIdentity:
         return f"{self.network}/{address}" if self.network else address
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the attachment for the peer's address; "" if the peer is unknown."""
+        """Return the attachment for the peer's address, NETWORK/ADDRESS or only the address.
+
+        "" if the peer is unknown. `sock` does not matter.
+        """
         return self.attachment_of(peer[0]) if peer else ""
 
 
@@ -101,7 +104,7 @@ class DedicatedIdentity:
     vm: str  # names the listener: the VM's key, or for a configured listener the name of the network namespace
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the same attachment for every connection, `dedicated_attachment(self.vm)`."""
+        """Return the same attachment for every connection: `within:VM`, as `dedicated_attachment(self.vm)`."""
         return dedicated_attachment(self.vm)
 
 
@@ -125,7 +128,10 @@ class DeviceIdentity:
         return f"device:{self.namespace}/{device}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the attachment for the device that the socket is bound to; "" if there is none or it is gone."""
+        """Return `device:NAMESPACE/DEVICE` for the device that the socket is bound to; `peer` does not matter.
+
+        "" if it is bound to none, or the device is gone.
+        """
         device = bound_device(sock)
         return self.attachment_of(device) if device else ""
 
@@ -143,7 +149,10 @@ class MarkIdentity:
         return f"mark:{self.namespace}/{self.device}/{mark}"
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
-        """Return the attachment for the socket's mark, which is 0 if unmarked; "" if it cannot be read."""
+        """Return `mark:NAMESPACE/DEVICE/MARK` for the socket's mark, which is 0 if it is unmarked.
+
+        "" if the mark cannot be read. `peer` does not matter.
+        """
         try:
             return self.attachment_of(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
         except OSError:

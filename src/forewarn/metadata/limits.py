@@ -16,7 +16,10 @@ _MIN_VM_SHARES = 4  # one VM may use at most 1/4 of all connections
 
 
 def raise_open_file_limit() -> None:
-    """Raise the soft limit of open files of this process: the default, often 1024, is too low for a fleet."""
+    """Raise this process's soft limit of open files to 65,536, or to its hard limit if that is lower.
+
+    The default, often 1024, is too low for a fleet. A higher limit stays.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _OPEN_FILE_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILE_LIMIT)
     if soft != resource.RLIM_INFINITY and soft < limit:

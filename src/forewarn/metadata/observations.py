@@ -189,9 +189,11 @@ class GuestObservations:
                 self._queue_deliveries([_make_delivery(notice, view, version, at)])
 
     def take_increments(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Like `take_batch`, but each poll's count is the increment since the VM's last batch; for workers.
+        """Remove and return a batch as `take_batch` does, with the polls of each VM since its last batch.
 
-        Sets the counts of these VMs to 0. The owner process passes the result to `merge_increments`.
+        Each poll's count is that increment, not the total: the counts of these VMs begin at 0 again. For workers; the
+        owner process passes the result to `merge_increments`. `min_interval_s` is as in `take_batch`: real time since a
+        VM's last batch.
         """
         polls, deliveries = self.take_batch(min_interval_s)
         for poll in polls:
@@ -248,8 +250,8 @@ class GuestObservations:
     def pace(self, vm: str) -> PollingPace | None:
         """Return the gap between this VM's polls and how long it is silent, both in seconds of real time.
 
-        None if it has never polled, or was forgotten. A VM that has polled, but not since this process started, counts
-        as silent since then.
+        None if it has never polled, or was forgotten. The gap is None while it is not known. A VM that has polled, but
+        not since this process started, counts as silent since then.
         """
         self._flush_hits_of(vm)
         activity = self._activity.get(vm)

@@ -69,7 +69,7 @@ class PublishedDocuments:
         self._subscribers.append(callback)
 
     def publish(self, scope: PublishedScope) -> None:
-        """Replace what the scope's VMs see, or add the scope; calls the subscribers.
+        """Replace what the scope's VMs see, or add the scope; calls the subscribers. Needs a running loop.
 
         If responses to polls change (by epoch, document, override or VMs), its long polls are woken soon after. A VM
         that the scope no longer has is unknown from now on, unless another scope has it.
@@ -244,7 +244,10 @@ class StaleDocuments:
             self._replaced = {}
 
     def add(self, replaced: PublishedScope) -> None:
-        """Keep a scope that was replaced just now, and drop those older than a minute; nothing if not enabled."""
+        """Keep a scope that was replaced just now, and drop those older than a minute; nothing if not enabled.
+
+        Needs a running event loop, whose time counts.
+        """
         if self._replaced is None:
             return
         now = asyncio.get_running_loop().time()

@@ -39,7 +39,9 @@ def request_category(request: HttpRequest) -> RequestCategory:
     """Return the category of a VM's request, by method, path (in any case) and api-version.
 
     Scheduled events are POLL (GET) or APPROVAL (POST), the other endpoints INSTANCE or TOKEN (any method), and all else
-    is OTHER, also another method on scheduled events. Never UNKNOWN_CALLER, which only the connection can tell.
+    is OTHER, also another method on scheduled events. Never UNKNOWN_CALLER, which only the connection can tell. The
+    version is "" unless the path is that of scheduled events; there, UNKNOWN_VERSION or NO_VERSION if it is unknown or
+    missing.
     """
     return _category_of_target(request.method, request.target)
 

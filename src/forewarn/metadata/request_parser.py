@@ -142,7 +142,7 @@ class RequestParser:
         """Take the next complete request out of the buffered bytes; None if more bytes are needed.
 
         Returns RefusedRequest if the bytes are not valid HTTP/1.0 or 1.1 (400) or exceed a limit (413 body, 431 head),
-        also before the request is complete.
+        also before the request is complete; the parser must not be used after that.
         """
         try:
             if self._head is None or self._body is None:

@@ -402,9 +402,10 @@ class UnknownCallerLog:
         self._overflow_logged_at: float | None = None
 
     def record(self, caller: Caller, now: float) -> None:
-        """Log that a request of this caller at `now` (loop time) got 404, and why.
+        """Log, as a warning, that a request of this caller at `now` (loop time) got 404, and why.
 
-        Logs nothing if one of the same attachment was logged in the last minute.
+        Logs nothing if one of the same attachment was logged in the last minute. If `max_callers` others were, it logs
+        only that there are more, once a minute.
         """
         since = now - _UNKNOWN_CALLER_INTERVAL_S
         if self._logged_at.get(caller.attachment, since) > since:

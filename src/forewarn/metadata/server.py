@@ -92,7 +92,8 @@ class MetadataServer:
     def request_totals(self) -> RequestTotals:
         """Return the counts of `counters`, the lost deliveries and the open connections now, as a new value.
 
-        Workers send it to the owner process, where `sum_totals` adds it up.
+        Records cache hits of at most BATCH_SIZE VMs first; others are not counted yet. Workers send it to the owner
+        process, where `sum_totals` adds it up.
         """
         counters = self.counters
         return RequestTotals(
@@ -115,9 +116,9 @@ class MetadataServer:
         return self._state.buffered_bytes
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults; those that are not transport faults are ignored.
+        """Replace the active faults; those that are not transport faults are ignored. Needs a running loop.
 
-        As `FaultTable.set_faults`: a fault that stays continues its counts.
+        A fault that stays continues its counts. Drops cached responses of the VMs whose faults were added or removed.
         """
         self.faults.set_faults(faults)
 

@@ -118,7 +118,7 @@ async def accept_clients(server: socket.socket, distributor: SocketDistributor, 
     """Accept clients on the Unix socket `server` until cancelled, and pass them the distributor's sockets.
 
     `server` listens and is non-blocking. Clients that run neither as root nor as user id `owner` are disconnected and
-    logged. When it is cancelled, all clients are disconnected.
+    logged. A failure to accept is logged and tried again. When it is cancelled, all clients are disconnected.
     """
     async with asyncio.TaskGroup() as group:
         while True:

@@ -39,10 +39,10 @@ async def run_command(
 ) -> StepOutcome:
     """Runs a command for a step and waits for it; the outcome is a success if its exit status is 0.
 
-    It does not raise failures: they are outcomes, too. Its output replaces {log}.log in the step's folder, up to
-    MAX_LOG_BYTES; without `log` it is named after the phase. The event is on its stdin as JSON and in its environment,
-    to which `variables` are added. It is ended, with its children, when the step's time is over or the call is
-    cancelled.
+    It does not raise failures: they are outcomes, too. It first ends what an earlier run in the step's folder left
+    running. Its output replaces {log}.log there, up to MAX_LOG_BYTES; without `log` it is named after the phase. The
+    event is on its stdin as JSON and in its environment, to which `variables` are added. It is ended, with its
+    children, when the step's time is over or the call is cancelled.
     """
     log = log or context.phase
     try:

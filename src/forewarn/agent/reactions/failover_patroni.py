@@ -167,8 +167,9 @@ class FailoverPatroniReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Switches over to a replica, and waits until another member leads and this node runs as replica.
 
-        Success at once if this node does not lead, and did not in an earlier try. If no replica can take over, it first
-        waits for one. The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
+        The replica is the configured candidate, else one that the event does not list, else Patroni's choice. Success
+        at once if this node does not lead, and did not in an earlier try. If no replica can take over, it first waits
+        for one. The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
         step's time is over before.
         """
         try:
@@ -233,7 +234,8 @@ class FailoverPatroniReaction:
 
         It first waits until this node runs in the cluster again, which takes a while after a reboot. Success without a
         switchover if that is not configured, this node did not lead before `do`, leads already, or another member than
-        the successor of `do` leads. The outcome is a failure in the same cases as that of `do`.
+        the successor of `do` leads. A failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
+        step's time is over before.
         """
         found = load_undo_notes(context)
         if not self._options.return_leadership or "led" not in found:

@@ -120,7 +120,8 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
 async def end_all_orphan_processes(root: Path) -> None:
     """Ends the processes that an earlier agent left running for any step; `root` contains EVENT/STEP.
 
-    It logs a warning for each such command, and calls `end_orphan_processes` for all folders with a mark at once.
+    It logs a warning for each such command, and calls `end_orphan_processes` for all folders with a mark at once, with
+    5 s between SIGTERM and SIGKILL. Returns when they have ended, or cannot be ended, which is logged.
     """
     folders = [mark.parent for mark in root.glob(f"*/*/{_RUN_MARK_FILE}")]
     for folder in folders:

@@ -66,7 +66,8 @@ class InheritedValues:
     def subscription_id(self, table: ParsedTable[Any]) -> str:
         """Return the id of the subscription that a table names by name or id, else of the default one.
 
-        A GUID need not be declared. Any other unknown name is reported, and returned as it is.
+        Ignores case. A GUID need not be declared. Any other unknown name is returned as it is, and reported, unless a
+        table of subscriptions is invalid.
         """
         named = table.content.subscription or self._defaults.content.subscription
         known = self._subscriptions.get(named.casefold()) or self._subscription_ids.get(named.casefold())

@@ -31,7 +31,10 @@ def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
 
 
 def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> None:
-    """Report sets and services with bad names, zones or priorities, or declared twice, to `problems`."""
+    """Report sets and services with bad names, zones or priorities, or declared twice, to `problems`.
+
+    Two of a kind are the same if their names in one resource group are, ignoring case.
+    """
     duplicates = _DuplicateCheck(problems)
     for parent in parents:
         thing = f"{parent.label} {parent.name!r}"
