@@ -38,7 +38,7 @@ class ServiceNotRunning(Unavailable):
 
 
 class ServiceFailure(ForewarnError):
-    """The service failed: an error answer with an unknown code, or an answer that is no JSON object.
+    """The service failed: an answer with an unknown error code, or no JSON object, or no successful start.
 
     The caller cannot fix it. Exit code 1.
     """

@@ -30,7 +30,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     id: str  # see `scope_id_for`
     version: int = 0  # of the stored row, for optimistic commits; not the incarnation
-    epoch: int = 0  # how often it was enabled or reset
+    epoch: int = 0  # grows each time it is enabled or reset; 0: it never was
     incarnation: int = 0  # of its document, within the epoch
     enabled_at: float | None = None  # None: scheduled events are disabled
     last_request_at: float | None = None  # the latest poll of one of its VMs; None: none yet

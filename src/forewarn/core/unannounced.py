@@ -70,9 +70,9 @@ class VmFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The facts about a VM that a comparison with its hosts may change."""
 
     name: str
-    host: str
+    host: str  # the name of its host; "": on none
     power: PowerState
-    seen: LastSeen | None
+    seen: LastSeen | None  # None: not compared so far
 
 
 class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):

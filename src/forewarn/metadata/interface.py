@@ -66,18 +66,15 @@ class PublishedScope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestView:
-    """Everything that one VM may see; `PublishedDocuments.view` makes it.
-
-    Its fields without a comment are those of the VM's `PublishedScope`.
-    """
+    """Everything that one VM may see, as its `PublishedScope` has it; `PublishedDocuments.view` makes it."""
 
     vm: str  # key
     scope_id: str
-    enabled: bool
-    epoch: int
-    document: Document
+    enabled: bool  # False: the first request calls `MetadataBackend.enable`
+    epoch: int  # of the scope; part of the ETag
+    document: Document  # the events that it sees
     facts: InstanceFacts  # of this VM, for the instance endpoint
-    poll_override: HttpResponse | ResetConnection | None = None
+    poll_override: HttpResponse | ResetConnection | None = None  # the response to polls; None: the document
     delayed_until: float = 0.0  # loop time until which responses are delayed (spec §8.1); 0.0: they are not
     store_tag: str = ""  # distinguishes the ETags of this store from those of any other
 
