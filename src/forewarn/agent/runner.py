@@ -300,9 +300,10 @@ ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}  # of an approval check; any other s
 async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
     """Runs the approval check once; returns its answer ("yes", "no", "" if none) and a text for people.
 
-    A command answers by exit status 0 or 1 and ends with the context's time; its output goes to gate.log in the
-    context's folder. A webhook answers by {"approve": true or false} in a 2xx within `timeout_s`. Failures and timeouts
-    are no answer; it does not raise them. It journals nothing.
+    A command gets the event on stdin as JSON and in its environment, answers by exit status 0 or 1, and ends with the
+    context's time; its output goes to gate.log in the context's folder. A webhook gets the event by POST as JSON, and
+    answers by {"approve": true or false} in a 2xx within `timeout_s`. Failures and timeouts are no answer; it does not
+    raise them. It journals nothing.
     """
     return await (_check_by_command(check, context) if check.command else _check_by_webhook(check, context))
 

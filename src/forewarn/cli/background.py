@@ -291,7 +291,8 @@ def reset(call: Invocation, yes: bool) -> None:
     Removes the store, the simulated hypervisor's ledger and the files of namespace VMs, and ends programs in VMs. A lab
     that `up --detach` started is stopped, and started again with the same options. Asks first unless `yes`; changes
     nothing if the user says no. Raises Refused for a production store, or if a lab runs in a terminal; Rejected if
-    there is no terminal to ask on; Unavailable if something does not end.
+    there is no terminal to ask on; Unavailable if something does not end; ServiceFailure if the lab does not start
+    again.
     """
     with require_server_extra("reset"):
         from forewarn.service.data_directory import DataDirectory

@@ -136,8 +136,9 @@ def check(call: Invocation, file: IO[bytes]) -> None:
     """Check a fleet file, and show what it would change.
 
     \f
-    Changes nothing; prints what applying the file would add, change and remove, and what prevents it. Without a running
-    service checks only the file itself. Raises InvalidFile with the problems of a file that is wrong by itself.
+    Changes nothing; prints what applying the file would add, change and remove, and what prevents it, which is no error
+    here. Without a running service checks only the file itself. Raises InvalidFile with the problems of a file that is
+    wrong by itself, Rejected if it is not UTF-8.
     """
     proposal = _read_proposal(file)
     try:

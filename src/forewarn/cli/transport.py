@@ -235,8 +235,8 @@ class RemoteTransport:
         Signs in first if it has no valid token. If the server refuses (401) a token that was kept from an earlier
         request, signs in again and repeats the request once. `timeout_s` limits each of these steps. Raises
         Unauthenticated if the issuer refuses the secret, Unavailable if server or issuer cannot be reached or the
-        issuer fails (429, 5xx), Rejected if the profile is wrong (its secret, CA, server or
-        issuer) or a certificate is not trusted, and OSError or HTTPException if the connection fails.
+        issuer fails (429, 5xx), Rejected if the profile is wrong (its secret, CA, server or issuer), a certificate is
+        not trusted or TLS fails, and OSError or HTTPException if the connection fails.
         """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)

@@ -49,7 +49,9 @@ class HostAllocator:
     def choose_host(self, vm: Vm) -> str | None:
         """Return the name of the best host for the VM; None if its location and zone have no healthy one.
 
-        It may be the host that the VM is on. The VM does not count there until `assign` is called.
+        That is the one with the fewest VMs, of several the first by name; one with another update domain of the VM's
+        scope only if there is no other. It may be the host that the VM is on. The VM does not count there until
+        `assign` is called.
         """
         heap = self._heaps.get((vm.location, vm.zone))
         if not heap:

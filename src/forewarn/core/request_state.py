@@ -27,10 +27,10 @@ class RequestState(StrEnum):
 def request_state(request: MaintenanceRequest, events: Sequence[Event], *, planned: int, skipped: bool) -> RequestState:
     """Return the state of a request; `events` are all events that it published or approved.
 
-    `planned` counts the events that it has yet to publish. `skipped`: part of it became impossible before its event was
-    published. That counts as a withdrawal, but as not needed for work on a host, which the VM has left (spec §6.4). A
-    rollout that has ended is judged by its tally. A replay that has ended succeeded if it finished, else it is
-    canceled.
+    `planned` counts the events that it has yet to publish. When nothing is planned or live: FAILED if an event failed,
+    CANCELED if some were withdrawn and none finished, else SUCCEEDED. `skipped`: part of it became impossible before
+    its event was published. That counts as a withdrawal, but as not needed for work on a host, which the VM has left
+    (spec §6.4). A rollout is judged by its tally; a replay succeeded if it finished, else it is canceled.
     """
     if planned or request.is_open or any(event.is_live for event in events):
         return RequestState.IN_PROGRESS

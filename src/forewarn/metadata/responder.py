@@ -123,8 +123,9 @@ class Responder:
 
         That is an HttpResponse or ResetConnection now, a HeldResponse (long poll or delay), a SlowResponse, or a
         coroutine that waits for the backend (PendingResponse). Records polls, approvals and deliveries, and consumes
-        faults and the rate limit. An unknown caller gets 404, and is logged. Only the coroutine, once run, calls the
-        backend: Unavailable and Conflict become 503, and NotFound of an approval or a first request becomes 404.
+        faults and the rate limit, beyond which it is a 429. An unknown caller gets 404, and is logged. Only the
+        coroutine, once run, calls the backend: Unavailable and Conflict become 503, and NotFound of an approval or a
+        first request becomes 404.
         """
         view = self._current_view(caller)
         if view is None:

@@ -62,8 +62,9 @@ class ReadinessReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Creates the file, waits `notice_s`, and then until the ports have no connections.
 
-        A file that exists is left as it is. The outcome is a failure if the file cannot be created, or if connections
-        remain at the end of the step's time; the VM then stays not ready.
+        A file that exists is left as it is; without file, notice or ports it skips that part. It waits for the step's
+        time at most. The outcome is a failure if the file cannot be created, or if connections remain at the end of
+        that time; the VM then stays not ready.
         """
         try:
             self._create_file(context)
