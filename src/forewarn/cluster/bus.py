@@ -60,18 +60,23 @@ class Bus(Protocol):
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Send a request and return the first answer.
 
-        Raises NoAnswer after `timeout_s`, or NoResponders at once.
+        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or the
+        bus is out of reach.
         """
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
         """Call the handler with each message to this subject, in the order received; again after a reconnect.
 
-        `subject` may end with the wildcard `*`. Returns a function that unsubscribes. Raises Refused if the server
-        does not permit it.
+        `subject` may end with the wildcard `*`. Errors of the handler are logged. Returns a function that
+        unsubscribes; calling it twice is harmless. Raises Refused if the server does not permit it, NoAnswer if
+        it does not answer.
         """
 
     def subscribe_doubts(self, handler: DoubtHandler) -> None:
-        """Call the handler when messages may have been lost: after a reconnect, or if this side was slow."""
+        """Call the handler when messages may have been lost: after a reconnect, or if this side was slow.
+
+        It gets the reason, "reconnected" or "too slow", and cannot be removed.
+        """
 
     async def flush(self) -> None:
         """Return once the bus has taken everything that was published; raises NoAnswer if it does not."""

@@ -56,11 +56,14 @@ class ClusterControl:
     def attach(
         self, control: ControlPlane, publisher: MetadataPublisher, backend: MetadataBackend, config: FrontendConfig
     ) -> None:
-        """Take over what the streams read and call."""
+        """Take over what the streams read and call. Call it once, before `make_streams`."""
         self._control, self._publisher, self._backend, self._config = control, publisher, backend, config
 
     def make_streams(self, store_tag: str) -> HostStreams:
-        """Make the streams, to which the publisher publishes."""
+        """Make and return the streams, to which the publisher publishes. `store_tag` is that of the store.
+
+        They are also the attribute `streams`, which exists only from then on.
+        """
         config, control = self._config, self._control
         self._store_tag = store_tag
         self.streams = HostStreams(
@@ -84,7 +87,7 @@ class ClusterControl:
         return self.streams
 
     async def start(self) -> None:
-        """Answer host nodes from now on. Raises Refused if the bus does not permit it."""
+        """Answer host nodes from now on. Raises Refused if the bus does not permit it, NoAnswer without one."""
         await self.streams.start()
 
     async def close(self) -> None:

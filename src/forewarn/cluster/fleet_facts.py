@@ -24,7 +24,10 @@ class CommittedFleet:
         return next((host.name for host in self._placement.hosts() if host_id(host.name) == host_key), None)
 
     def scopes_on(self, host_key: str) -> Iterator[Scope]:
-        """Return the scopes with a VM on this host, or with one that an act brings to it, each once."""
+        """Return the scopes with a VM on this host, or with one that an act brings to it, each once.
+
+        Nothing for a host that the fleet does not have.
+        """
         name = self.host_name(host_key)
         if name is None:
             return

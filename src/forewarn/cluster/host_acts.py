@@ -55,7 +55,11 @@ class HostActs:
         self.refused_for_term = 0  # orders so far
 
     def on_order(self, message: BusMessage) -> None:
-        """Carry out an order and answer it, now or after it has run for a while."""
+        """Carry out an order and answer it, after 1.5 s of real time at most; returns at once.
+
+        One that takes longer is answered as under way, and continues. An order of an older term is refused, and
+        counted in `refused_for_term`. A message that is no order is logged, and gets no answer.
+        """
         try:
             order = decode_order(message.payload)
         except Rejected as error:
@@ -76,7 +80,7 @@ class HostActs:
         answering.add_done_callback(self._answers.discard)
 
     async def close(self) -> None:
-        """Stop waiting for acts under way; what they are doing continues or not, as the hypervisor says."""
+        """Cancel the calls of the hypervisor under way, and wait for them; acts continue or not, as it says."""
         tasks = [*self._running.values(), *self._answers]
         for task in tasks:
             task.cancel()

@@ -60,16 +60,25 @@ class HostBackend:
         return self._clock.now()
 
     async def enable(self, vm: str) -> None:
-        """Have the scope of this VM (its key) enabled; on return it is shown as enabled."""
+        """Have the scope of this VM (its key) enabled; on return it is shown as enabled.
+
+        Raises Unavailable after 5 s without an answer, or what the active node raises, such as NotFound.
+        """
         await self._call(EnableRequest(next(self._ids), vm))
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Have these events approved for this VM (its key); return None, or the id of an unknown event."""
+        """Have these events approved for this VM (its key); return None, or the id of an unknown event.
+
+        Then none is approved. Raises Unavailable after 5 s without an answer, or what the active node raises.
+        """
         unknown = await self._call(ApproveRequest(next(self._ids), vm, event_ids))
         return unknown.unknown if isinstance(unknown, RequestDone) else None
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Have a token of this identity issued; WrongResource if there are none for this resource."""
+        """Have a token of this identity issued; WrongResource if there are none for this resource.
+
+        Raises Unavailable after 5 s without an answer, or what the active node raises.
+        """
         reply = await self._call(WorkerTokenRequest(next(self._ids), identity, resource))
         if isinstance(reply, TokenGranted):
             return reply.token

@@ -32,11 +32,17 @@ class HostFacts:
         return [vm for scope in self.scopes.values() for vm in scope.update.vms]
 
     def apply(self, facts: Iterable[HostFact]) -> list[HostFact]:
-        """Take over these facts, and return those that change what is shown, in order."""
+        """Take over these facts, and return those that change what is shown, in order.
+
+        A fact about a scope that is older than one that was taken over before is ignored.
+        """
         return [fact for fact in facts if self._take(fact)]
 
     def install(self, facts: Iterable[HostFact]) -> list[HostFact]:
-        """Take over a complete state: scopes that it does not have leave this host. Return what changes."""
+        """Take over a complete state: scopes that it does not have leave this host. Return what changes.
+
+        A scope that leaves is returned as a fact without VMs, before the others.
+        """
         facts = tuple(facts)
         named = {fact.update.scope_id for fact in facts if isinstance(fact, HostScope)}
         left = [_without_vms(scope) for scope_id, scope in self.scopes.items() if scope_id not in named]

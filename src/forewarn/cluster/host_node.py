@@ -121,10 +121,11 @@ class HostNode:
         self._network_listeners = NetworkListeners(listeners, helper_socket=helper)
 
     async def run(self) -> None:
-        """Bind the sockets, join, serve, and return after `stop`.
+        """Bind the sockets, join, serve, and return after `stop`. Call it once.
 
-        Raises Rejected if a socket cannot be bound, Refused if the active node does not work with this node,
-        RulesChanged if it must be started again, and Unavailable if a worker fails to start.
+        Raises Rejected if a socket cannot be bound, Refused if the active node or the bus does not work with
+        this node, RulesChanged if it must be started again, and Unavailable if a worker fails to start or the
+        bus does not answer.
         """
         self._network_listeners.bind()
         unsubscribe = [
@@ -144,7 +145,7 @@ class HostNode:
             await self._shut_down()
 
     def stop(self) -> None:
-        """Let `run` end in order: answer the requests in progress, and send the last report."""
+        """Let `run` end in order: answer the requests in progress, and send the last report. Returns at once."""
         self._finish(None)
 
     def show(self, facts: Sequence[HostFact]) -> None:
@@ -165,12 +166,12 @@ class HostNode:
         return self._network_listeners.describe()
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of requests of VMs since this node began to serve."""
+        """Return the counts of requests of VMs since this node began to serve; zeros before, and after `run`."""
         return self.frontend.request_totals() if self.frontend is not None and self.is_serving else RequestTotals()
 
     @property
     def joins(self) -> dict[str, int]:
-        """How often it asked for the complete state, by reason."""
+        """How often it asked for the complete state, by reason (`JOIN_REASONS`), also those that are 0."""
         return self.follower.joins
 
     @property

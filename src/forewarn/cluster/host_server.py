@@ -30,11 +30,15 @@ class HostServer:
         self._is_stale = False
 
     def show_all(self) -> None:
-        """Show all facts."""
+        """Show all facts: publish the scopes and faults, and assign the places of their VMs."""
         self.show([*self._facts.scopes.values(), self._facts.faults])
 
     def show(self, changes: Iterable[HostFact]) -> None:
-        """Show facts that have changed."""
+        """Show facts that have changed: publish them, and assign or release the places of their VMs.
+
+        A scope without VMs has left the host. A listener's name that several VMs have is logged once, and
+        assigned to none.
+        """
         for fact in changes:
             if isinstance(fact, HostScope):
                 self._show_scope(fact)

@@ -155,7 +155,10 @@ class HostStreams:
         return StreamSource(self._term.number, self._session)
 
     async def start(self) -> None:
-        """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted."""
+        """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted.
+
+        NoAnswer if the bus does not answer.
+        """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),
             (self._subjects.seen("*"), self._on_seen),
@@ -179,7 +182,11 @@ class HostStreams:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
-        """Send what changed of this scope to the hosts of its VMs, and to those that its VMs have left."""
+        """Send what changed of this scope to the hosts of its VMs, and to those that its VMs have left.
+
+        Only to hosts whose node has joined. Returns at once: the messages are sent in the next turn of the
+        event loop.
+        """
         by_host = vms_by_host(scope)
         placements = frozenset((host, vm) for host, vms in by_host.items() for vm in vms)
         before = self._placements.get(scope.id, frozenset())
@@ -194,7 +201,10 @@ class HostStreams:
                 self._schedule_flush()
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults on all hosts; those that are not transport faults are ignored."""
+        """Replace the active faults on all hosts; those that are not transport faults are ignored.
+
+        Returns at once; nodes that join later get them, too.
+        """
         transport = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         self._faults = encode_bus_message(FaultsUpdate(transport))
         for stream in self._streams.values():

@@ -225,7 +225,7 @@ _DECODERS: dict[object, Any] = {
 
 
 def encode_bus_message(message: msgspec.Struct) -> bytes:
-    """Return the message as the payload of a bus message."""
+    """Return the message as the payload of a bus message, in MessagePack."""
     return _encode(message)
 
 

@@ -52,7 +52,7 @@ class MoveProgress:
         return {step: report.done for step, report in self.reports.items() if report.done is not None}
 
     def record(self, step: MoveStep, report: StepReport) -> None:
-        """Take over the report of a step that is over, and what it handed over."""
+        """Take over the report of a step that is over, and what it handed over, which replaces what was known."""
         assert report.done is not None
         self.reports[step] = report
         found = report.handover
@@ -64,7 +64,7 @@ class MoveProgress:
 
 
 def next_step(progress: MoveProgress) -> StepOrder | ActDone:
-    """Return what to order next, or how the move ended."""
+    """Return what to order next, or how the move ended. Changes nothing."""
     step = _next_in_order(progress)
     if step is None:
         return _outcome(progress)
@@ -95,7 +95,8 @@ def after_silence(
 ) -> StepOrder | StepWait | ActDone:
     """Return what follows if the node of an order does not answer; `text` says so, for people.
 
-    `is_down`: the operator confirmed that the source is down. `may_fence`: it is time to fence it, if it has failed.
+    `is_down`: the operator confirmed that the source is down. `may_fence`: it is time to fence it, if it has
+    failed. What it concludes from the silence, such as a release, it records in `progress`.
     """
     act, step = progress.act, order.step
     if step is MoveStep.DESCRIBE and (is_down or act.abrupt):
@@ -124,7 +125,11 @@ def after_silence(
 
 
 def after_fencing(progress: MoveProgress, answer: ActDone) -> StepOrder | StepWait | ActDone:
-    """Return what follows the attempt of the destination to fence the source."""
+    """Return what follows the attempt of the destination to fence the source.
+
+    If it succeeded, that is recorded in `progress` as the release; else a person must confirm that the source is
+    down.
+    """
     act = progress.act
     if answer.ok:
         progress.given = replace(progress.given, release=MoveRelease.FENCED)

@@ -130,7 +130,8 @@ class NatsBus:
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Send a request and return the first answer.
 
-        Raises NoAnswer after `timeout_s`, or NoResponders at once.
+        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or there
+        is no connection.
         """
         from nats import errors
 
@@ -147,7 +148,11 @@ class NatsBus:
         return bytes(answer.data)
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
-        """Call the handler with each message to this subject. Raises Refused if the server does not permit it."""
+        """Call the handler with each message to this subject, also after a reconnect; its errors are logged.
+
+        Returns a function that unsubscribes. Raises Refused if the server does not permit something
+        (`problem`), NoAnswer if it does not answer.
+        """
         self._next_id += 1
         number = self._next_id
         self._subscriptions[number] = (subject, handler)
@@ -165,11 +170,14 @@ class NatsBus:
         return unsubscribe
 
     def subscribe_doubts(self, handler: DoubtHandler) -> None:
-        """Call the handler whenever messages may have been lost."""
+        """Call the handler with "reconnected" or "too slow" whenever messages may have been lost."""
         self._doubt_handlers.append(handler)
 
     async def flush(self) -> None:
-        """Return once the server has taken everything that was published; raises NoAnswer if it does not."""
+        """Return once the server has taken everything that was published; raises NoAnswer if it does not.
+
+        That is without a connection, or after 2 s without an answer.
+        """
         from nats import errors
 
         if not self.is_connected:
@@ -183,7 +191,7 @@ class NatsBus:
             raise NoAnswer(f"NATS at {self._settings.url} does not answer: {error}") from error
 
     async def close(self) -> None:
-        """Close the connection; may be called twice."""
+        """Close the connection; may be called twice. What was published and not sent yet is lost."""
         self._is_closing = True
         for task in tuple(self._tasks):
             task.cancel()

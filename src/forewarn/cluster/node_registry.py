@@ -52,11 +52,11 @@ class JoinedNode:
     request_totals: RequestTotals = field(default_factory=RequestTotals)  # since it was started, as of its last report
 
     def is_silent(self, now: float) -> bool:
-        """Return whether it has left, or was not heard for a while."""
+        """Return whether it has left, or was not heard for over 5 s (SILENT_S)."""
         return self.has_left or now - self.heard_at > SILENT_S
 
     def note_heard(self, now: float) -> None:
-        """Record that it was heard, and the silence that this ends."""
+        """Record that it was heard at `now`, and in `silence` the silence that this ends, if it was silent."""
         if self.is_silent(now):
             self.silence = NodeSilence(self.heard_at, now)
         self.heard_at = now
@@ -74,7 +74,12 @@ class NodeRegistry:
         self._totals_of_replaced = RequestTotals()
 
     def admit(self, host_key: str, host: str, join: JoinRequest, now: float) -> NodeDenied | None:
-        """Record that this node serves the host from now on; return why not, if it must not."""
+        """Record that this node serves the host from now on, and was heard; return why not, if it must not.
+
+        None: it serves the host. Denied are a node of another protocol (VERSION), one that is older than the
+        present one of the same id (REPLACED), and one of another id while the present one was heard within 3 s
+        (OCCUPIED).
+        """
         info, current = join.node, self._nodes.get(host_key)
         if info.protocol != PROTOCOL:
             return NodeDenied(
@@ -104,7 +109,11 @@ class NodeRegistry:
         return None
 
     def check(self, host_key: str, node_id: str, now: float) -> NodeDenied | None:
-        """Note that the node with this id was heard; return why it is not served, if it is not the one."""
+        """Note that the node with this id was heard; return why it is not served, if it is not the one.
+
+        None: it is the node of this host. Denied if none has joined (NOT_JOINED), or another one has
+        (REPLACED).
+        """
         current = self._nodes.get(host_key)
         if current is None:
             return NodeDenied(DenialReason.NOT_JOINED, "this node has not joined since the service started: join again")
@@ -114,14 +123,20 @@ class NodeRegistry:
         return None
 
     def silence_of(self, host_key: str, now: float) -> NodeSilence | None:
-        """Return the silence of this host's node, if it is silent, else its latest; None if it never was."""
+        """Return the silence of this host's node, if it is silent, else its latest; None if it never was.
+
+        A node that never joined is silent once 5 s have passed since `started_at`.
+        """
         node = self._nodes.get(host_key)
         if node is None:
             return NodeSilence(None, None) if now - self._started_at > SILENT_S else None
         return NodeSilence(node.heard_at, None) if node.is_silent(now) else node.silence
 
     def record_report(self, host_key: str, report: SeenReport) -> bool:
-        """Record what a report says about its node; return False if the report was received before."""
+        """Record what a report says about its node; return False if the last report had the same number.
+
+        KeyError if no node of this host has joined: call `check` before.
+        """
         node = self._nodes[host_key]
         is_new = node.seen_number != report.number
         node.request_totals = report.report.counted or node.request_totals
@@ -153,10 +168,10 @@ class NodeRegistry:
         return f"waits for the node of host {host}, silent for {duration_text(round(shown_s))}"
 
     def describe(self, now: float) -> list[dict[str, Any]]:
-        """Return one dictionary per node for people and programs, sorted by host.
+        """Return one dictionary per node for people and programs, sorted by host; nodes that left, too.
 
-        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s, term, position, clock_ahead_s and
-        left (it was stopped).
+        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s, term and position (None
+        before its first report), clock_ahead_s and left (it was stopped).
         """
         return [
             {

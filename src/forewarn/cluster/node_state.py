@@ -62,7 +62,10 @@ class NodeState:
         return self._stored.terms.get(store_tag, 0)
 
     def store_term(self, store_tag: str, term: int) -> None:
-        """Store a higher term of this store, durably. Raises OSError if that fails; then the old one stays."""
+        """Store the term of this store, durably; that it is higher than the one before is not checked.
+
+        Raises OSError if that fails; then the old one stays.
+        """
         before = dict(self._stored.terms)
         self._stored.terms[store_tag] = term
         try:

@@ -72,9 +72,11 @@ class RemoteHypervisor:
         self._fenced_at: dict[str, float] = {}  # host → real time of the last attempt
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Order the act from its host, or the next step of a move from one of its two hosts.
+        """Order the act from its host, or the next steps of a move from its two hosts.
 
-        A node that does not answer makes the act wait. Raises Unavailable if the node says that the outcome is unknown.
+        A node that does not answer within 3 s makes the act wait, and so does a lease that is not certainly
+        held: then it returns ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or
+        no host can perform it.
         """
         if not self._view.is_held():
             return ActUnderWay(at=now + _RETRY_AFTER_S, note="waits until this control node is active again")

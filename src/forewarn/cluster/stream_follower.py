@@ -103,19 +103,25 @@ class StreamFollower:
         return bool(self._join_reason)
 
     def silent_s(self, now: float) -> float:
-        """Return for how long the active node was not heard; infinite if never."""
+        """Return for how many seconds the active node was not heard; infinite if never."""
         return now - self._heard_at
 
     def start(self, now: float) -> list[FollowerAction]:
-        """Ask for the complete state for the first time."""
+        """Ask for the complete state for the first time; returns the request to send."""
         return self._join("start", now)
 
     def on_doubt(self, reason: str, now: float) -> list[FollowerAction]:
-        """Ask for the complete state, because messages may have been lost."""
+        """Ask for the complete state, because messages may have been lost; `reason` is counted in `joins`.
+
+        Returns nothing to do if a request was sent a moment ago: `on_tick` repeats it.
+        """
         return self._join(reason, now)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
-        """Note that the active node is alive; a new one makes this node join again."""
+        """Note that the active node is alive; a new one makes this node join again.
+
+        A heartbeat of an older term is ignored.
+        """
         if self._is_deposed(heartbeat.source):
             return []
         self._heard_at = now
@@ -123,7 +129,10 @@ class StreamFollower:
         return self._follow_source(heartbeat.source, now)
 
     def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:
-        """Apply an update if it is the next one; keep it if the state is awaited; else ask for the state."""
+        """Apply an update if it is the next one; keep it if the state is awaited; else ask for the state.
+
+        An update that is shown already, or of an older term, is ignored.
+        """
         source, number = update.position.source, update.position.number
         if self._is_deposed(source):
             return []

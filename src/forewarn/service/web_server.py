@@ -128,7 +128,11 @@ async def open_operator_server(
 async def make_operator_server(
     settings: Settings, port: ConsolePort, secrets: SecretFiles, store: Store, now: float
 ) -> OperatorServer:
-    """Return what is served on this port, with the keys in `secrets`; see `open_operator_server`."""
+    """Return what is served on this port, with the keys in `secrets`, which are created where missing.
+
+    Also stores the tenant id and, once, the administrator client; see `open_operator_server` for what it raises.
+    The port stays the caller's, also after an error.
+    """
     key = SigningKey.load_or_create(secrets.token_key)
     issuer = TokenIssuer(
         f"{port.url}/adfs",
