@@ -20,8 +20,8 @@ async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
 
     The path parameter `thing` is its name or id, in any case, or a unique id prefix of an event or rollout. VMs are
     searched first, then hosts, scopes, requests, events and rollouts. Removed VMs and past events count; hosts and
-    rollouts only for callers who see everything. Stores observed polls and deliveries first, so that they count. Raises
-    NotFound if nothing visible has the name, Refused if it is ambiguous.
+    rollouts only for callers who see everything. Stores observed polls and deliveries first, so that they count, and
+    may remove expired faults. Raises NotFound if nothing visible has the name, Refused if it is ambiguous.
     """
     thing = call.path_params["thing"]
     await context.dependencies.flush_observations()

@@ -72,7 +72,7 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
     The path parameter `name` is its name, in any case. Marks the host as degraded, schedules the redeployment of its
     VMs and of those being moved to it, except deallocated ones, and returns the request with these events. Raises
     NotFound, Refused if the host is not healthy, a VM has no other host or the hypervisor cannot redeploy, Rejected for
-    too short a notice. The history gets an entry.
+    too short a notice, Conflict if the host keeps changing. The history gets an entry.
     """
     receipt = await context.control.requests.degrade_host(
         call.path_params["name"],
@@ -89,8 +89,8 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 
     The path parameter `name` is its name, in any case. Marks the host as failed. Its VMs and those being redeployed to
     it are redeployed at once, except deallocated ones; VMs that were migrating to it stay where they are. Returns the
-    request with its events. Raises NotFound, or Refused if the host has failed already or a VM has no other host. The
-    history gets an entry.
+    request with its events. Raises NotFound, Refused if the host has failed already or a VM has no other host, Conflict
+    if it keeps changing. The history gets an entry.
     """
     receipt = await context.control.requests.fail_host(
         call.path_params["name"], who=context.caller_name, key=call.request_key
@@ -101,9 +101,10 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Mark a host as healthy again.
 
-    The path parameter `name` is its name, in any case. Returns the host. Moves no VM back, and withdraws no event.
-    Raises NotFound, or Refused if it is healthy, or while events are scheduled that move VMs away because it is
-    degraded: withdraw them first. The history gets an entry.
+    The path parameter `name` is its name, in any case. The host is no longer confirmed down either. Returns the host.
+    Moves no VM back, and withdraws no event. Raises NotFound, Refused if it is healthy and not confirmed down, or while
+    events are scheduled that move VMs away because it is degraded: withdraw them first; Conflict if it keeps changing.
+    The history gets an entry.
     """
     repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
@@ -113,8 +114,9 @@ async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostV
     """State that a host is certainly down, so that its VMs may be started elsewhere.
 
     The path parameter `name` is its name, in any case. A VM that still ran there would run twice and damage its disks.
-    It stays so until the host is repaired. Returns the host. Raises NotFound, or Refused unless the host has failed or
-    does not answer the hypervisor, and if it was confirmed already. The history gets an entry.
+    It stays so until the host is repaired; its health stays as it is. Returns the host. Raises NotFound, Refused unless
+    the host has failed or does not answer the hypervisor, and if it was confirmed already; Conflict if it keeps
+    changing. The history gets an entry.
     """
     confirmed = await context.control.host_statements.confirm_down(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(confirmed)

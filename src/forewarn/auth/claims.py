@@ -66,8 +66,9 @@ class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
 def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:
     """Raise InvalidToken if the token has another issuer or audience, or is not valid now (real time).
 
-    One of its audiences must be in `audiences`, which are normalized. A slash at the end of the issuer does not count;
-    a token may begin 60 s in the future.
+    Its reason says which of them, checked in this order. One of its audiences must be in `audiences`, which are
+    normalized. A slash at the end of the issuer does not count. It is expired from `exp` on; it may begin 60 s in the
+    future.
     """
     if token.iss.rstrip("/") != issuer.rstrip("/"):
         raise InvalidToken(

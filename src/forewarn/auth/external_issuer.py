@@ -160,8 +160,8 @@ class ExternalIssuer:
     async def verify(self, token: str, now: float) -> Claims:
         """Return the claims of a valid access token; `now` is real time.
 
-        The ids are `oidc:` and the token's oid or sub; for the token of an app, its app id before that. Raises
-        InvalidToken, or Unavailable if no key is known.
+        The ids are `oidc:` and the token's oid or sub; for the token of an app, its app id before that. May fetch the
+        issuer's keys. Raises InvalidToken, or Unavailable if no key is known.
         """
         payload = await self._verified_payload(token, self.audiences, now)
         return _claims_from_payload(payload, _principal_ids(payload))
@@ -169,8 +169,8 @@ class ExternalIssuer:
     async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
         """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens.
 
-        The token must be for `client_id` and contain `nonce`; `now` is real time. Raises InvalidToken, or Unavailable
-        if no key is known.
+        The token must be for `client_id` (so must its `azp`, if it has one) and contain `nonce`; `now` is real time.
+        May fetch the issuer's keys. Raises InvalidToken, or Unavailable if no key is known.
         """
         payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:

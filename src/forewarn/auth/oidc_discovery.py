@@ -58,7 +58,10 @@ async def _exchange(
 
 
 def require_https(url: str) -> None:
-    """Raise Rejected unless the URL is https, or http on loopback: keys over plain http could be forged."""
+    """Raise Rejected unless the URL is https, or http on loopback: keys over plain http could be forged.
+
+    Loopback is `localhost` or a loopback address. Text without a host, or with an invalid port, is rejected too.
+    """
     try:
         parts = urlsplit(url)
         is_safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))

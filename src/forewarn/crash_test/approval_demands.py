@@ -35,8 +35,8 @@ def approved(event: int = 0, *, margin_s: float = 2.0, despite_disturbance: bool
     An approval after NotBefore, or none, is a failure; only those that got a 2xx count. A handler that claims to
     approve for its scope may do so on any VM, another one on a VM of the event. Applies to handlers that claim to
     approve. It is unknown if the event was withdrawn, had no notice or was never published, if the machine was too
-    slow, or if the case left too little time to poll; with `despite_disturbance`, substitute answers are no excuse.
-    `event` is its number in the order of publication, from 0.
+    slow, if the case left too little time to poll, or ended before NotBefore without an approval; with
+    `despite_disturbance`, substitute answers are no excuse. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -203,8 +203,8 @@ def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: 
 
     Accepted is a 2xx. Until `at_most_s` it is slow; both are seconds of the service's clock, without those in which the
     handler could not poll. It is a failure if the handler never tried although it could, and unknown if no approval was
-    refused, the event was never published, or the machine was too slow. Applies to those that claim to approve. `event`
-    is its number in the order of publication, from 0.
+    refused, the event was never published, the machine was too slow, or the case ended before `at_most_s` without one.
+    Applies to those that claim to approve. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:

@@ -76,8 +76,8 @@ class CaseRecorder:
     def record(self, observation: Observation) -> None:
         """Keep an observation and wake those who wait for it; does nothing after `finish`.
 
-        After 5000 requests and connections, only some more are kept, of the same kind at least 0.2 s apart; all of them
-        wake waiters.
+        After 5000 requests and connections, which a Disturbance then says, only some more are kept, of the same kind at
+        least 0.2 s apart; all of them wake waiters.
         """
         if self._is_closed:
             return

@@ -47,7 +47,8 @@ def noticed(event: int = 0, *, within_s: float | None = None, at_most_s: float |
     `event` is its number in the order of publication, from 0. By default the limits are the poll interval that the
     handler claims plus 2 s, and three intervals plus 5 s. After NotBefore it is a failure, unless the first limit is
     later. Time in which the handler could not poll does not count. It is unknown if the machine was too slow, the event
-    was never published, or no poll got it in time and it disappeared before the second limit. Applies to all handlers.
+    was never published, or no poll got it and it disappeared, or the case ended, before the second limit. Applies to
+    all handlers.
     """
     limit = "its claimed poll interval" if within_s is None else f"{within_s:g} s"
 
@@ -78,8 +79,9 @@ def noticed_before_start(
     """Demand that a poll gets the event `margin_s` before its NotBefore or earlier; slow until `least_s`.
 
     `event` is its number in the order of publication, from 0. It is unknown if the event had no notice or was never
-    published, the machine was too slow, or the case left too little time to poll. With `despite_disturbance`,
-    substitute answers are no excuse: a handler must be able to use them. Applies to all handlers.
+    published, the machine was too slow, the case left too little time to poll, or ended before that limit. With
+    `despite_disturbance`, substitute answers are no excuse: a handler must be able to use them. Applies to all
+    handlers.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -104,12 +106,12 @@ def noticed_before_start(
 def prepared_before_start(event: int = 0, *, margin_s: float = 1.0, already_counts: bool = False) -> Demand:
     """Demand that the handler is prepared `margin_s` before the event starts; until the start it is slow.
 
-    If the event started before NotBefore, because it was approved, the handler must have been prepared by then. A probe
-    that says yes before the event was published proves nothing (unknown), unless `already_counts`: an earlier event may
-    be why. It is unknown too if the event had no notice or was never published, the machine was too slow, the case left
-    too little time to poll, or the handler may have been prepared before its VM went down. Needs the probe `prepared`;
-    applies to handlers that claim to prepare. `event` is its number in the order of publication, from 0. A yes of the
-    probe up to 1.5 s after the start counts as one before it.
+    A yes of the probe up to 1.5 s after the start counts as one before it. If the event started before NotBefore,
+    because it was approved, the handler must have been prepared by then. A probe that says yes before the event was
+    published proves nothing (unknown), unless `already_counts`: an earlier event may be why. It is unknown too if the
+    event had no notice or was never published, the machine was too slow, the case left too little time to poll or ended
+    before the start, or the handler may have been prepared before its VM went down. Needs the probe `prepared`; applies
+    to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -271,10 +273,11 @@ def prepared_at_most_once(event: int = 0, *, until_start: bool = False) -> Deman
 def recovered(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 25.0) -> Demand:
     """Demand that the application works again within `within_s` of the event's end.
 
-    Until `at_most_s` it is slow. It must still work when the case ends. The event may have been carried out or
-    withdrawn; it is unknown if it was never published or still listed at the end, or the machine was too slow. Time in
-    which the handler could not poll does not count. Needs the probe `recovered`; applies to handlers that claim to
-    recover. `event` is its number in the order of publication, from 0. Both limits have 1.5 s more, for the probe.
+    Until `at_most_s` it is slow; both limits have 1.5 s more, for the probe. It must still work when the case ends. The
+    event may have been carried out or withdrawn; it is unknown if it was never published or still listed at the end,
+    the machine was too slow, or the case ended before the second limit. Time in which the handler could not poll does
+    not count. Needs the probe `recovered`; applies to handlers that claim to recover. `event` is its number in the
+    order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:

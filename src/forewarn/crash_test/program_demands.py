@@ -91,7 +91,8 @@ def polls_again(*, within_s: float | None = None, at_most_s: float | None = None
 
     By default the limits are two poll intervals that the handler claims plus 2 s, and three plus 5 s. Answered means
     200 or 304. Time in which it could not poll does not count. It is unknown if no disturbance ended before the case,
-    or the machine was too slow. Does not apply to handlers that claim one-shot.
+    the machine was too slow, or the case ended before the second limit without such a poll. Does not apply to handlers
+    that claim one-shot.
     """
     limit = "a few poll intervals" if within_s is None else f"{within_s:g} s"
 
@@ -108,8 +109,9 @@ def polls_again(*, within_s: float | None = None, at_most_s: float | None = None
 def polls_after_restart(*, within_s: float = 10.0, at_most_s: float = 15.0) -> Demand:
     """Demand that a poll is answered within `within_s` of the program's restart; slow until `at_most_s`.
 
-    The restart is the second start of the program; up to 5 s that it takes to start do not count. It is unknown if
-    there is no restart, or the machine was too slow. Does not apply to handlers that claim one-shot or run elsewhere.
+    Answered means 200 or 304. The restart is the second start of the program; up to 5 s that it takes to start do not
+    count. It is unknown if there is no restart, the machine was too slow, or the case ended before the second limit
+    without such a poll. Does not apply to handlers that claim one-shot or run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -130,10 +132,10 @@ def polls_after_restart(*, within_s: float = 10.0, at_most_s: float = 15.0) -> D
 def polls_regularly(*, within_s: float | None = None, at_most_s: float | None = None) -> Demand:
     """Demand that the time between two polls is at most `within_s`; until `at_most_s` it is slow.
 
-    By default, and at least, the limit is 1.25 poll intervals that the handler claims plus a second; slow until two
-    intervals plus 2 s. Time before the first poll, and in which it could not poll, does not count; that from the last
-    poll to the end does, and without any poll that of the whole case. It is unknown if the machine was too slow. Does
-    not apply to handlers that claim one-shot.
+    It counts from the answer of one poll to the next poll. By default, and at least, the limit is 1.25 poll intervals
+    that the handler claims plus a second; slow until two intervals plus 2 s. Time before the first poll, and in which
+    it could not poll, does not count; that from the last poll to the end does, and without any poll that of the whole
+    case. It is unknown if the machine was too slow. Does not apply to handlers that claim one-shot.
     """
     limit = "as often as it claims" if within_s is None else f"at least every {within_s:g} s"
 

@@ -112,8 +112,8 @@ class ProxyConnection:
     async def run(self) -> None:
         """Serve the connection until the client or the service closes it, then close both sides.
 
-        Raises nothing: errors end the connection, and are logged. A request that was not answered when this is
-        cancelled is recorded without an answer.
+        Raises nothing: errors are logged, and reset the connection, also if the service cannot be reached. A request
+        that was not answered when this is cancelled is recorded without an answer.
         """
         try:
             reader, self._client = await asyncio.open_connection(sock=self._socket, limit=_PIECE_BYTES)

@@ -92,6 +92,8 @@ def _page_link(title: str, path: str, **query: str) -> AttentionLink:
 async def find_attention(context: PortalContext) -> AttentionReport:
     """Finds what needs a person, as far as the user may see it; urgent items first.
 
+    That is: a store in trouble, VMs with a scheduled event and no polling handler, failed acts, failed and degraded
+    hosts, events that start within five minutes without an approval, and stopped, stalled or paused rollouts.
     Unprepared VMs and missing approvals are searched in the 200 soonest scheduled events only, failed acts and stopped
     rollouts in the last 24 hours of lab time. Only users who may see everything are shown rollouts. The indexes of the
     context, `overview` and `events`, must be built.

@@ -144,7 +144,7 @@ def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
 
 
 def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
-    """Up to 8 visible scopes of several VMs: those with a name like `value` first, then others."""
+    """Up to 8 visible scopes of several VMs: those with a name like `value`, in any case, then others."""
     ids = [
         block.id
         for group, _ in context.overview.visible_groups(context.directory)

@@ -49,8 +49,8 @@ class PendingUpdates:
 class LiveSubscriber:
     """One open page with its pending updates, which are bounded for a page that reads slowly.
 
-    The LiveUpdateHub makes it, adds updates and closes it (`is_closed`); the page's stream takes them with `wait`.
-    Every method that adds an update ends a `wait`. Use it on the event loop only.
+    `principal_id` is that of the page's user. The LiveUpdateHub makes it, adds updates and closes it (`is_closed`); the
+    page's stream takes them with `wait`. Every method that adds an update ends a `wait`. Use it on the event loop only.
     """
 
     def __init__(self, principal_id: str) -> None:

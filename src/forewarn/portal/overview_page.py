@@ -165,7 +165,8 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     def calm_text(self) -> str:
         """How many VMs run, and that scheduled events are delivered: the text if `attention` is empty.
 
-        Does not check that it is empty.
+        Does not check that it is empty. Says so if the user may see no VM, no event is scheduled, or only the next
+        events were checked.
         """
         if not self.total:
             return "There are no VMs that you can see."

@@ -208,7 +208,8 @@ class RequestContext:
     def find_rollout(self, name: str) -> MaintenanceRequest:
         """The request of the rollout with this id or unique id prefix, in any case.
 
-        Raises NotFound, also for an empty name or a caller who does not see everything, or Refused if several match.
+        A prefix is searched among the rollouts of `list_rollouts`. Raises NotFound, also for an empty name, another
+        kind of request or a caller who does not see everything, or Refused if several match.
         """
         wanted = name.strip().lower()
         if not wanted:
