@@ -44,9 +44,9 @@ class ReadinessBoard:
         """Publishes this VM's heartbeat and the events it is ready for; returns what all VMs have published.
 
         `ready` are the `event_key`s for which this VM is ready; for those of `listed` that are not among them it
-        withdraws its readiness. The view has the ages of all heartbeats since this VM's and, for each event of
-        `listed`, the ready VMs, with what this VM has just published. Blocks; creates folders that are missing. Raises
-        OSError.
+        withdraws its readiness. The view has, for each VM, how many seconds before this VM's new heartbeat its own was
+        and, for each event of `listed`, the ready VMs, with what this VM has just published. Blocks; creates folders
+        that are missing. Raises OSError.
         """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)

@@ -82,9 +82,9 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
 
     \f
     `vm` (a name, `group/name` or key) selects the VM whose managed identity is used; None: the first with an address.
-    Prints the commands of the shell `shell_name`; with `with_secret` the client's secret is among them. Also writes a
-    bundle of the system's CAs and the service's beside the service's CA. Raises Refused if the service does not serve
-    HTTPS, or does not allow what `vm` or `with_secret` asks for.
+    Prints the commands of the shell `shell_name`; with `with_secret` the client's secret is among them. If the service
+    has a CA of its own, also writes a bundle of the system's CAs and that one beside its certificate. Raises Refused if
+    the service does not serve HTTPS, or does not allow what `vm` or `with_secret` asks for.
     """
     info = call.api.get("service", query={"vm": vm})
     console = info.get("console")

@@ -190,8 +190,8 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     Removes the VMs and hosts that the file does not declare; all or nothing. VMs that were deleted stay so, unless
     `resurrect`. `dry_run` changes nothing, and returns 0 also if problems forbid the difference: it prints them with
     the difference. With `yes` it does not ask, and prints the difference after it was applied. Returns the exit code: 1
-    if the user declines, else 0, also if nothing differs. Raises InvalidFile with the file's problems, Rejected if
-    there is no terminal to ask on, and the service's refusal.
+    if the user declines, else 0, also if nothing differs. Raises InvalidFile with the file's problems, Rejected if it
+    is not UTF-8 or there is no terminal to ask on, and the service's refusal.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
     if yes and not dry_run:

@@ -100,9 +100,9 @@ def repair(call: Invocation, host: str) -> None:
     """Make a host healthy again.
 
     \f
-    `host` is the name, in any case, of a host that is degraded or has failed. Prints its health; moves no VM back, and
-    withdraws no event. Raises NotFound, or Refused if it is healthy or events are still scheduled that move VMs away
-    because it is degraded: withdraw them first.
+    `host` is the name, in any case, of a host that is degraded, has failed, or is confirmed down, which ends too.
+    Prints its health; moves no VM back, and withdraws no event. Raises NotFound, or Refused if it is healthy and not
+    confirmed down, or events are still scheduled that move VMs away because it is degraded: withdraw them first.
     """
     view = call.api.post("hosts", host, "repair")
     if call.output.as_json:

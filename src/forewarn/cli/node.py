@@ -38,8 +38,8 @@ def run_node(call: Invocation, config: Path | None, listen: tuple[str, ...], **o
     \f
     Prints the host, its VMs and the listeners once VMs are answered, and runs until SIGTERM or Ctrl-C. `options` are
     the command's options by name; they override the settings of environment and file, those that are None do not.
-    Raises Rejected for wrong settings, Refused if a node runs in the data directory or the service does not accept this
-    one.
+    Raises Rejected for wrong settings, or a data directory or socket that cannot be used, Refused if a node runs in the
+    data directory or the service does not accept this one, Unavailable if a worker fails to start.
     """
     with require_server_extra("node run"):
         from forewarn.service.node_process import run_host_node

@@ -91,7 +91,9 @@ def serve(call: Invocation, **options: Any) -> None:
     \f
     Prints what it serves, and where, once it does, and runs until SIGTERM or Ctrl-C. `options` are the command's
     options by name, such as fleet, workers and console; they override the settings of environment and file, those that
-    are None do not. Raises Rejected for wrong settings, Refused if a service runs in the data directory.
+    are None do not. Raises Rejected for wrong settings or a port that cannot be used, Refused if a service runs in the
+    data directory or its store must not be opened, Unavailable if a worker fails to start or the store cannot be
+    written.
     """
     run_service_command(call, "serve", options, lab=False)
 
@@ -116,7 +118,8 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
 
     `command` is the command that was typed, for messages; `options` are the command's options by name, with `config`
     and `new_store`, which is removed from it; those that are None do not override settings. Configures the log of this
-    process. Raises Rejected for wrong settings, Refused if a service runs in the data directory.
+    process. Raises Rejected for wrong settings or a port that cannot be used, Refused if a service runs in the data
+    directory or its store must not be opened, Unavailable if a worker fails to start or the store cannot be written.
     """
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids

@@ -51,8 +51,9 @@ def migrate(call: Invocation, url: str) -> None:
     The database must exist. Control nodes of the release before may run meanwhile.
 
     \f
-    Prints the revision before and after. Raises Refused for a database of a newer release, Rejected for a URL or
-    password that is not right, Unavailable if the server cannot be reached; then nothing has changed.
+    Prints the revision before and after. Raises Refused for a database of a newer release, or one without the standby
+    that it demands, Rejected for a URL or password that is not right, Unavailable if the server cannot be reached; then
+    nothing has changed.
     """
     with _require_driver("store migrate"):
         from forewarn.store.record_administration import migrate_record

@@ -153,7 +153,8 @@ def request_flow(
 
     Returns a response of any status. `timeout_s` limits the wait until the response begins, and between two reads of
     it; `connect_s` the connection attempt. The repetition is harmless: polls change nothing, and an approval may be
-    repeated (spec §5.2). Raises Unreachable or IncompleteResponse.
+    repeated (spec §5.2). Raises Unreachable if it cannot connect, IncompleteResponse if the response does not come
+    whole or in time.
     """
     effect = SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s, connect_timeout_s=connect_s)
     try:

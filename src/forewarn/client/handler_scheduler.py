@@ -140,8 +140,9 @@ class HandlerScheduler:
     def job_succeeded(self, job: HandlerJob, result: Any) -> None:
         """Takes the result of a job: the VM's name for LearnVmName, else it is ignored.
 
-        After a function whose rule wants it, the approval becomes due, unless the change is no Scheduled or the event
-        is gone. Else the task is over; the last one of a change calls its `done()`.
+        With the name, the changes that waited for it get their tasks, or are done if no function wants them. After a
+        function whose rule wants it, the approval becomes due, unless the change is no Scheduled or the event is gone.
+        Else the task is over; the last one of a change calls its `done()`.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name, self.vm_name = False, result

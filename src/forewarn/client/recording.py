@@ -76,7 +76,7 @@ class EndpointRecording:
 
 
 class BadRecording(Rejected):
-    """The file cannot be replayed; the message names the line and a remedy."""
+    """The file cannot be replayed; the message names the file, the line if one is at fault, and a remedy."""
 
 
 def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> bytes:

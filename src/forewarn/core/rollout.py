@@ -150,7 +150,8 @@ def next_rollout_state(rollout: Rollout, events: Sequence[Event], remaining: int
     """Return the next state of a rollout: stopped after `max_failures` failed VMs, completed, or as it is.
 
     `events` are all its events that were published; `remaining` counts the `remaining_vms` and the planned events. It
-    completes, also while it is paused, when none remain and all events are over. Changes nothing.
+    completes, also while it is paused, when none remain and all events are over. With `max_failures` 0 failures do not
+    stop it; one that has ended stays as it is. Changes nothing.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress

@@ -47,7 +47,8 @@ class DateHeader:
 class PreparedResponse:
     """A rendered response without its Date header, which goes between the bytes `before` and `after`.
 
-    `raw` is the complete response with the Date header `date`, as `bytes_at` made it last; `date` is None before.
+    `raw` is the complete response with the Date header `date`, as `bytes_at` made it last; before that, they are b""
+    and None.
     """
 
     __slots__ = ("_after", "_before", "date", "raw")
