@@ -7,8 +7,7 @@ import pytest
 from forewarn.control.fleet import FleetChange
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.request import RequestedOperation
-from forewarn.hypervisor.ledger import EffectLedger
-from forewarn.hypervisor.simulated import DurationRule, SimulatedBehaviour, SimulatedHypervisor
+from forewarn.hypervisor.simulated import DurationRule, SimulatedBehaviour
 from tests.support.world import World, a_host, a_vm
 
 MINUTE = 60.0
@@ -88,36 +87,11 @@ def test_a_vm_on_its_way_is_arriving_until_it_has_arrived() -> None:
     index = world.control.placement
     with index.reserve_destinations([world.vm("db")]) as destinations:
         assert destinations == {"sub/lab/db": "h2"}
-        assert index.arriving_sizes("h2") == ["Small"]
-    assert index.arriving_sizes("h2") == []
+        assert index.arriving_vms("h2") == [("db", "Small")]
+    assert index.arriving_vms("h2") == []
     world.ask(RequestedOperation.REDEPLOY, "db", short_notice=True)
     world.advance(1)
-    assert (index.arriving_sizes("h1"), index.arriving_sizes("h2")) == ([], ["Small"])
+    assert (index.arriving_vms("h1"), index.arriving_vms("h2")) == ([], [("db", "Small")])
     world.advance(10 * MINUTE)
-    assert (world.vm("db").host, index.arriving_sizes("h2")) == ("h2", [])
+    assert (world.vm("db").host, index.arriving_vms("h2")) == ("h2", [])
     world.close()
-
-
-def test_moves_go_where_the_hypervisor_knows_of_free_memory_and_spread_by_what_is_left() -> None:
-    """Spec §6.4; one request that moves several VMs does not fill one host."""
-    vms = [a_vm(f"vm-{number}", host="h1", size="Small") for number in range(3)]
-    world = World(vms=vms, hosts=[a_host(f"h{n}") for n in range(1, 4)], hypervisor=KnowingHypervisor())
-    world.do(world.control.requests.fail_host("h1", who="op"))
-    world.advance(10 * MINUTE)
-    assert sorted(world.vm(vm.name).host for vm in vms) == ["h2", "h3", "h3"]
-    world.close()
-
-
-class KnowingHypervisor(SimulatedHypervisor):
-    """Simulates acts, and knows that h3 has more free memory than h2."""
-
-    def __init__(self) -> None:
-        super().__init__(EffectLedger.open(None))
-
-    @property
-    def free_mib(self) -> dict[str, int]:
-        return {"h2": 2_500, "h3": 4_500}
-
-    @property
-    def size_mib(self) -> dict[str, int]:
-        return {"Small": 2_000}

@@ -166,9 +166,9 @@ def test_publishing_an_event_chooses_no_destination_before_it_starts(
     chosen: list[str] = []
     find = PlacementIndex.find_destination
 
-    def find_and_note(index: PlacementIndex, vm: Vm, hints: DestinationHints) -> str | None:
+    def find_and_note(index: PlacementIndex, vm: Vm, hints: DestinationHints, *, is_live: bool) -> str | None:
         chosen.append(vm.name)
-        return find(index, vm, hints)
+        return find(index, vm, hints, is_live=is_live)
 
     monkeypatch.setattr(PlacementIndex, "find_destination", find_and_note)
     names = [vm.name for vm in world.store.vms()]

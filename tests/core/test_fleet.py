@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.core.fleet import Host, HostHealth, scope_id_for
-from forewarn.core.placement import DestinationHints, choose_destination, require_destination
+from forewarn.core.placement import (
+    DestinationHints,
+    choose_destination,
+    no_destination_problem,
+    require_destination,
+)
 from forewarn.errors import Refused
 from tests.support.world import a_host, a_vm
 
@@ -73,8 +78,8 @@ class FixedOccupancy:
     def has_announced_work(self, host: str) -> bool:
         return host in self.maintained
 
-    def arriving_sizes(self, host: str) -> list[str]:
-        return self.arriving.get(host, [])
+    def arriving_vms(self, host: str) -> list[tuple[str, str]]:
+        return [(f"other-{number}", size) for number, size in enumerate(self.arriving.get(host, []))]
 
 
 VM = a_vm("web-0", host="h1", zone="1")
@@ -163,6 +168,31 @@ def test_the_free_memory_of_hosts_decides_where_it_is_known(
     hosts = [a_host(name, zone="1") for name in ("h2", "h3", "h4")]
     hints = DestinationHints(free_mib=free_mib, size_mib={VM.size: 2_048})
     assert choose_destination(VM, hosts, FixedOccupancy({"h3": 1, "h4": 2}, arriving=arriving), hints) == chosen
+
+
+def test_the_memory_of_a_vm_that_the_hypervisor_knows_counts_instead_of_that_of_its_size() -> None:
+    hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
+    free_mib = {"h2": 3_000, "h3": 2_900}
+    by_size = DestinationHints(free_mib=free_mib, size_mib={VM.size: 2_048})
+    assert choose_destination(VM, hosts, FixedOccupancy(maintained=frozenset({"h2"})), by_size) == "h3"
+    real = DestinationHints(free_mib=free_mib, size_mib={VM.size: 2_048}, vm_mib={VM.name: 2_950})
+    assert choose_destination(VM, hosts, FixedOccupancy(maintained=frozenset({"h2"})), real) == "h2"
+    on_their_way = DestinationHints(free_mib=free_mib, vm_mib={VM.name: 1_000, "other-0": 2_500})
+    assert choose_destination(VM, hosts, FixedOccupancy(arriving={"h2": [VM.size]}), on_their_way) == "h3"
+
+
+def test_a_vm_is_not_migrated_live_to_a_host_that_cannot_run_its_cpu_but_may_be_redeployed_there() -> None:
+    hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
+    occupancy = FixedOccupancy({"h3": 50}, maintained=frozenset({"h3"}))
+    hints = DestinationHints(incompatible={VM.name: frozenset({"h2"})})
+    assert choose_destination(VM, hosts, occupancy, hints, is_live=True) == "h3"
+    assert choose_destination(VM, hosts, occupancy, hints) == "h2"
+    assert choose_destination(VM, hosts[:1], occupancy, hints, is_live=True) is None
+    assert choose_destination(a_vm("db", host="h1", zone="1"), hosts, occupancy, hints, is_live=True) == "h2"
+    assert no_destination_problem(VM, hosts[:1]) == (
+        "no healthy host in westeurope has a CPU that it can be migrated to live: redeploy it instead"
+    )
+    assert no_destination_problem(VM, []) == "no healthy host to move to in westeurope"
 
 
 def test_a_host_that_does_not_answer_is_the_last_choice_and_still_one() -> None:

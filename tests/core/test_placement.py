@@ -37,7 +37,7 @@ class SlowOccupancy:
     def has_announced_work(self, host: str) -> bool:
         return False
 
-    def arriving_sizes(self, host: str) -> list[str]:
+    def arriving_vms(self, host: str) -> list[tuple[str, str]]:
         return []
 
     def domains_on(self, host: str, scope_id: str) -> set[tuple[int, int]]:

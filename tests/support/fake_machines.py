@@ -23,6 +23,7 @@ from forewarn.hypervisor.machines.driver import (
     MachineMark,
     MachineState,
     MigrationProgress,
+    VmNeeds,
 )
 
 _T = TypeVar("_T")
@@ -120,6 +121,7 @@ class FakeBehaviour:
     unreachable: set[str] = field(default_factory=set)  # hosts
     silent_after: str = ""  # the operation after whose effect its host no longer answers; "": none
     can_fence: bool = False
+    cpus: dict[str, str] = field(default_factory=dict)  # host → its CPU model
     has_locks: bool = False  # a VM that runs holds locks on its disks, and does not boot without them
     broken_disks_on: set[str] = field(default_factory=set)  # hosts where guests are halted as soon as they run
 
@@ -367,7 +369,26 @@ class FakeMachines:
 
     async def capacity(self, host: str) -> FreeCapacity:
         """See `MachineDriver`."""
-        return self._call("capacity", host, lambda: FreeCapacity(memory_mib=4096))
+        return self._call("capacity", host, lambda: self._capacity(host))
+
+    def _capacity(self, host: str) -> FreeCapacity:
+        """4096 MiB less 1024 for each VM in memory; the CPU of a VM is that of the host that it is on."""
+        machines, cpu = self._hosts.machines[host], self._hosts.behaviour.cpus.get(host, "")
+        in_memory = [machine for machine in machines.values() if machine.state in IN_MEMORY]
+        vms = {
+            vm: VmNeeds(memory_mib=1024, cpu=cpu if machine.state in IN_MEMORY else "")
+            for vm, machine in machines.items()
+        }
+        return FreeCapacity(memory_mib=4096 - 1024 * len(in_memory), cpu_model=cpu, vms=vms)
+
+    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+        """See `MachineDriver`; only the same CPU will do."""
+        return self._call("can_run_cpu", host, lambda: self._hosts.behaviour.cpus.get(host) == cpu)
+
+    async def kept_vms(self) -> dict[str, VmNeeds]:
+        """See `MachineDriver`."""
+        on_hosts = {vm for machines in self._hosts.machines.values() for vm in machines}
+        return {vm: VmNeeds(memory_mib=1024) for vm in self._hosts.disks - on_hosts}
 
     async def close(self) -> None:
         """Do nothing: the world stays as it is."""

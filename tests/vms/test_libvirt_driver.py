@@ -15,15 +15,17 @@ import pytest
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.libvirt.connection import LibvirtHost
+from forewarn.hypervisor.libvirt.cpu import cpu_needs
 from forewarn.hypervisor.libvirt.domain_state import ChangeKind
 from forewarn.hypervisor.libvirt.driver import LibvirtDriver
 from forewarn.hypervisor.libvirt.session import LibvirtSession
-from forewarn.hypervisor.machines.driver import HostUnreachable, MachineMark, MachineState
+from forewarn.hypervisor.machines.driver import HostUnreachable, MachineMark, MachineState, VmNeeds
 from tests.vms.libvirt_hosts import OTHER_UUID, domain, driver_of
 
 pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
 pytestmark = pytest.mark.vms
 
+OLD_CPU = "<domain type='test'><cpu mode='custom'><model>pentium</model></cpu></domain>"
 MARK = MachineMark(act_id="A-1", step="pause")
 Operation = Callable[[LibvirtDriver], Coroutine[Any, Any, None]]
 OPERATIONS: dict[str, tuple[Operation, MachineState]] = {
@@ -156,10 +158,29 @@ def test_a_prepared_destination_is_receiving_until_it_is_powered_off(tmp_path: P
 def test_a_host_without_enough_memory_does_not_receive_a_vm(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with driver_of(tmp_path, a=domain(memory=900_000), b="") as driver:
-            await driver.copy_definition("a", "web-1", "b")
             with pytest.raises(Refused, match="MiB of memory left, but VM 'web-1' needs 900000 MiB"):
-                await driver.prepare_to_receive("b", "web-1")
-            assert await driver.state("b", "web-1") is MachineState.OFF
+                await driver.copy_definition("a", "web-1", "b")
+            assert await driver.state("b", "web-1") is MachineState.ABSENT
+        async with driver_of(tmp_path, c=domain(memory=900_000)) as driver:
+            await driver.power_off("c", "web-1")
+            with pytest.raises(Refused, match="MiB of memory left, but VM 'web-1' needs 900000 MiB"):
+                await driver.prepare_to_receive("c", "web-1")
+            assert await driver.state("c", "web-1") is MachineState.OFF
+
+    asyncio.run(scenario())
+
+
+def test_a_host_says_what_its_vms_need_and_cpus_that_it_cannot_compare_fit(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with driver_of(tmp_path, a=domain()) as driver:
+            assert driver.hosts == ("a",)
+            assert (await driver.capacity("a")).vms == {"web-1": VmNeeds(memory_mib=256)}
+            assert await driver.can_run_cpu("a", cpu_needs(OLD_CPU, ""))
+            assert await driver.kept_vms() == {}
+            await driver.power_off("a", "web-1")
+            await driver.remove("a", "web-1", delete_disks=False)
+            assert (await driver.capacity("a")).vms == {}
+            assert await driver.kept_vms() == {"web-1": VmNeeds(memory_mib=256)}
 
     asyncio.run(scenario())
 

@@ -10,13 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.hypervisor.libvirt.cpu import cpu_needs
 from forewarn.hypervisor.libvirt.driver import LibvirtDriver
 from forewarn.hypervisor.machines.driver import MachineMark, MachineState
-from tests.vms.hosts import VM
+from tests.vms.hosts import MEMORY_MIB, VM
 from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, embedded_host, end_guest
 
 pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
 pytestmark = [pytest.mark.vms, pytest.mark.timeout(900), pytest.mark.usefixtures("_can_run_vms")]
+UNKNOWN_CPU = cpu_needs(
+    "<domain type='qemu'><os><type arch='x86_64' machine='q35'>hvm</type></os><cpu mode='custom' match='exact'>"
+    "<model>Cascadelake-Server</model><feature policy='require' name='avx512f'/></cpu></domain>",
+    "",
+)
 MARK = MachineMark(act_id="E-1:web-0", step="shut-down")
 
 
@@ -41,6 +47,13 @@ def test_a_real_guest_is_paused_reset_shut_down_and_started_and_keeps_its_mark(d
         await driver._connection("kvm-a").call(lambda session: session.define(guest.xml))
         await driver.power_on("kvm-a", VM)
         await asyncio.to_thread(guest.wait_for_boot, 1)
+
+        capacity = await driver.capacity("kvm-a")
+        assert capacity.memory_mib > 0
+        needs = capacity.vms[VM]
+        assert needs.memory_mib == MEMORY_MIB
+        assert await driver.can_run_cpu("kvm-a", needs.cpu), "a host can run the CPU of a VM that it runs"
+        assert not await driver.can_run_cpu("kvm-a", UNKNOWN_CPU)
 
         await driver.pause("kvm-a", VM)
         assert await driver.state("kvm-a", VM) is MachineState.PAUSED

@@ -76,7 +76,7 @@ _MEANINGS = {
     ),
     "commands": "for the `command` hypervisor, a table: verb → `run`, `timeout_s`, `check`",
     "machines": "for real VMs (`qemu`, `libvirt`), a table: how long acts wait for guests, hosts and migrations, "
-    "and how often hosts are observed",
+    "and how often hosts are observed and asked what they have free",
     "qemu": (
         "for the `qemu` hypervisor, a table: `hosts.NAME` → `directory`, `prefix`, `fence` and others; "
         "`lock_directories`"

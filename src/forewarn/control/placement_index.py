@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import Host, HostHealth, Vm, is_single_vm_scope
 from forewarn.core.host_failure import needs_failed_host
-from forewarn.core.placement import NO_HINTS, DestinationHints, Domains, choose_destination
+from forewarn.core.placement import NO_HINTS, DestinationHints, Domains, choose_destination, no_destination_problem
 from forewarn.store.interface import AppliedCommit, Store
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class PlacementIndex:
     def __init__(self, store: Store) -> None:
         self._hosts: dict[str, Host] = {host.name: host for host in store.hosts()}
         self._vms: dict[str, tuple[str, int, int]] = {}  # key → scope, update domain, fault domain
-        self._sizes: dict[str, str] = {}  # key → size
+        self._sizes: dict[str, tuple[str, str]] = {}  # key → name and size
         self._current_hosts: dict[str, str] = {}  # key → host, as stored
         self._destinations: dict[str, dict[str, str]] = {}  # key → unfinished act → its destination host
         self._counted_hosts: dict[str, str] = {}  # key → the host where it counts
@@ -96,8 +96,8 @@ class PlacementIndex:
         """
         return self._domains.get((host, scope_id), ())
 
-    def arriving_sizes(self, host: str) -> list[str]:
-        """Return the sizes of the VMs that move to this host and are not there yet, in a new list, unordered.
+    def arriving_vms(self, host: str) -> list[tuple[str, str]]:
+        """Return name and size of the VMs that move to this host and are not there yet, in a new list.
 
         Within `reserve_destinations` a VM counts on its chosen destination.
         """
@@ -151,26 +151,33 @@ class PlacementIndex:
         """Return all hosts as of the last commit, in a new list, in no particular order."""
         return list(self._hosts.values())
 
-    def find_destination(self, vm: Vm, hints: DestinationHints = NO_HINTS) -> str | None:
+    def find_destination(self, vm: Vm, hints: DestinationHints = NO_HINTS, *, is_live: bool = False) -> str | None:
         """Return the name of the host that this VM would move to now, or None if no host can take it.
 
         `choose_destination` has the rules: another healthy host of its location and zone, preferably with few VMs.
-        `hints` are what the hypervisor knows about hosts.
+        `hints` are what the hypervisor knows about hosts; `is_live` says that the VM is migrated with its memory.
         """
-        return choose_destination(vm, self._hosts.values(), self, hints)
+        return choose_destination(vm, self._hosts.values(), self, hints, is_live=is_live)
+
+    def destination_problem(self, vm: Vm) -> str:
+        """Return for people why `find_destination` has found no host for this VM."""
+        return no_destination_problem(vm, self._hosts.values())
 
     @contextmanager
-    def reserve_destinations(self, vms: Iterable[Vm], hints: DestinationHints = NO_HINTS) -> Iterator[dict[str, str]]:
+    def reserve_destinations(
+        self, vms: Iterable[Vm], hints: DestinationHints = NO_HINTS, *, live: Collection[str] = ()
+    ) -> Iterator[dict[str, str]]:
         """Choose a destination for each VM, one after the other, and count the VM there within the block.
 
-        So concurrent moves spread out. `hints` are what the hypervisor knows about hosts. Use it with `with`. Yields VM
-        key → name of the host; a VM that no host can take has no entry. After the block a VM counts where the committed
+        So concurrent moves spread out. `hints` are what the hypervisor knows about hosts; `live` has the keys of the
+        VMs that are migrated with their memory. Use it with `with`. Yields VM key → name of the host; a VM that no host
+        can take has no entry. After the block a VM counts where the committed
         state has it. Commits nothing.
         """
         destinations: dict[str, str] = {}
         try:
             for vm in vms:
-                if (host := self.find_destination(vm, hints)) is not None:
+                if (host := self.find_destination(vm, hints, is_live=vm.key in live)) is not None:
                     destinations[vm.key] = host
                     self._set_counted_host(vm.key, host)
             yield destinations
@@ -208,7 +215,7 @@ class PlacementIndex:
             self._current_hosts.pop(key, None)
             return
         self._vms[key] = (vm.scope_id, vm.update_domain, vm.fault_domain)
-        self._sizes[key] = vm.size
+        self._sizes[key] = (vm.name, vm.size)
         self._current_hosts[key] = vm.host
         self._recount_vm(key)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from forewarn.clock import Clock
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.placement_index import PlacementIndex
-from forewarn.core.acts import vms_needing_destination
+from forewarn.core.acts import live_migrations, vms_needing_destination
 from forewarn.core.commit import Commit, merge_commits, new_destinations, new_hosts_of_vms, scope_commit
 from forewarn.core.decision import DecisionContext, HostSilence, Policy
 from forewarn.core.fleet import Vm
@@ -81,12 +81,17 @@ class ScopeTransactions:
         context = self.context_for(scope, planned)
         starting = [item for item in planned if may_start_at_once(scope, item, context)]
         movers = vms_needing_destination(scope, starting, context.now)
-        return self._with_destinations(context, movers) if movers else nullcontext(context)
+        if not movers:
+            return nullcontext(context)
+        return self._with_destinations(context, movers, live_migrations(scope, starting, context.now))
 
     @contextmanager
-    def _with_destinations(self, context: DecisionContext, movers: Sequence[Vm]) -> Iterator[DecisionContext]:
-        with self.placement.reserve_destinations(movers, self.destination_hints()) as destinations:
-            yield replace(context, destinations=destinations)
+    def _with_destinations(
+        self, context: DecisionContext, movers: Sequence[Vm], live: frozenset[str]
+    ) -> Iterator[DecisionContext]:
+        with self.placement.reserve_destinations(movers, self.destination_hints(), live=live) as destinations:
+            problems = {vm.key: self.placement.destination_problem(vm) for vm in movers if vm.key not in destinations}
+            yield replace(context, destinations=destinations, destination_problems=problems)
 
     def _commit_for(self, old: Scope | None, new: Scope) -> Commit:
         """Return the commit that changes the stored scope `old` (None: not stored) to `new`; writes nothing.

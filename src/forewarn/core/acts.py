@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -101,7 +101,7 @@ def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
     has_failed = vm.host in context.failed_hosts
     problem = ""
     if needs_host and to_host is None:
-        problem = f"no healthy host to move to in {vm.location}"
+        problem = context.destination_problems.get(vm.key) or f"no healthy host to move to in {vm.location}"
     elif has_failed and rules.verb not in _VERBS_ON_FAILED_HOST:
         problem = f"host {vm.host} has failed"
     return Act(
@@ -131,15 +131,22 @@ def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: 
     planned events that it may start, if the event moves its VMs or starts one that is on no host. Each VM is returned
     once, in the order of these events; removed ones are left out.
     """
+    return list({vm.key: vm for vm, _rules in _moving_vms(scope, planned, now)}.values())
+
+
+def live_migrations(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> frozenset[str]:
+    """Return the keys of the VMs of `vms_needing_destination` that would be migrated with their memory."""
+    return frozenset(vm.key for vm, rules in _moving_vms(scope, planned, now) if rules.verb is Verb.MIGRATE)
+
+
+def _moving_vms(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> Iterator[tuple[Vm, CauseRules]]:
     ready = [event for event in scope.events if event.status is EventState.SCHEDULED and event.is_ready(now)]
     items: list[Event | PlannedEvent] = [*ready, *planned]
-    found: dict[str, Vm] = {}
     for item in items:
         rules = CAUSE_RULES[item.cause]
         if rules.moves_vm or rules.verb is Verb.START:
             movers = (scope.vm(name) for name in item.vms)
-            found.update((vm.key, vm) for vm in movers if vm is not None and _needs_destination(vm, rules))
-    return list(found.values())
+            yield from ((vm, rules) for vm in movers if vm is not None and _needs_destination(vm, rules))
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:

@@ -54,5 +54,6 @@ class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     released_gates: frozenset[str] = frozenset()  # ids of released gates, among those of the scope's events
     failed_hosts: frozenset[str] = frozenset()  # names
     destinations: Mapping[str, str] = {}  # VM key → the host it moves to; without an entry, none
+    destination_problems: Mapping[str, str] = {}  # VM key → for people: why there is no host that it could move to
     faults: tuple[EventFault, ...] = ()  # active faults on events, oldest first
     host_silences: Mapping[str, HostSilence] = {}  # host → its latest silence, if that matters; names

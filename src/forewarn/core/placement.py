@@ -2,7 +2,7 @@
 
 Prefers the healthy host with the fewest VMs, and avoids hosts that hold another update domain of the VM's scope. A
 moving VM also avoids hosts with announced maintenance or another fault domain of its scope and, where the hypervisor
-knows it, hosts without enough free memory.
+knows it, hosts without enough free memory. It is not migrated live to a host that cannot run its CPU.
 """
 
 from __future__ import annotations
@@ -134,40 +134,54 @@ class HostOccupancy(Protocol):
         it.
         """
 
-    def arriving_sizes(self, host: str) -> Iterable[str]:
-        """Return the sizes of the VMs that move to the host and are not there yet, such as Standard_D2s_v5.
+    def arriving_vms(self, host: str) -> Iterable[tuple[str, str]]:
+        """Return name and size of each VM that moves to the host and is not there yet.
 
-        A size comes once for each VM; none if the host is unknown.
+        A size is one such as Standard_D2s_v5; none if the host is unknown.
         """
 
 
 class DestinationHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the hypervisor knows about possible destinations; without entries, nothing is known.
 
-    It may be some seconds old, so it only ranks hosts, and never excludes one.
+    It may be some seconds old, so free memory only ranks hosts. Only the CPU excludes a host, and only from live
+    migrations, because it does not change.
     """
 
     free_mib: Mapping[str, int] = {}  # host → memory that is free for more VMs
     size_mib: Mapping[str, int] = {}  # size of a VM, such as Standard_D2s_v5 → its memory; unknown ones count as 0
+    vm_mib: Mapping[str, int] = {}  # name of a VM → its memory, which counts instead of that of its size
+    incompatible: Mapping[str, frozenset[str]] = {}  # name of a VM → hosts that it cannot be migrated to live
     unreachable: frozenset[str] = frozenset()  # names of hosts that do not answer
+
+    def needed_mib(self, name: str, size: str) -> int:
+        """Return the memory that a VM of this name and size needs; 0 if it is not known."""
+        return self.vm_mib.get(name, self.size_mib.get(size, 0))
 
 
 NO_HINTS = DestinationHints()
 
 
 def choose_destination(
-    vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy, hints: DestinationHints = NO_HINTS
+    vm: Vm,
+    hosts: Iterable[Host],
+    occupancy: HostOccupancy,
+    hints: DestinationHints = NO_HINTS,
+    *,
+    is_live: bool = False,
 ) -> str | None:
     """Return the name of the host that a VM moves to (spec §6.4); None if no host is possible.
 
     Only healthy hosts in its location and zone are possible, other than the one it is on (a deallocated VM is on none).
-    It prefers hosts that answer, and those with enough free memory, if `hints` say so; then hosts without announced
+    With `is_live`, it is migrated with its memory: hosts that cannot run its CPU, as `hints` say, are not possible. It
+    prefers hosts that answer, and those with enough free memory, if `hints` say so; then hosts without announced
     maintenance, which would soon affect the VM again; then hosts without another update domain of the VM's scope, so
     that later work on a host stays within one update domain; then hosts without another fault domain of it. Of these it
     takes the host with the most free memory, if that is known of all possible ones, else with the fewest VMs; then the
     first by name.
     """
-    possible = [host.name for host in hosts if is_destination(host, vm)]
+    unfit = hints.incompatible.get(vm.name, frozenset()) if is_live else frozenset()
+    possible = [host.name for host in hosts if is_destination(host, vm) and host.name not in unfit]
     knows_all = bool(hints.free_mib) and all(name in hints.free_mib for name in possible)
 
     scope_id, update_domain, fault_domain = vm.scope_id, vm.update_domain, vm.fault_domain
@@ -190,8 +204,16 @@ def choose_destination(
 
 def _remaining_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: DestinationHints) -> int:
     """Return the memory that the host has left with this VM and those on their way; negative: too little."""
-    taken = sum(hints.size_mib.get(size, 0) for size in (vm.size, *occupancy.arriving_sizes(host)))
+    taken = sum(hints.needed_mib(name, size) for name, size in occupancy.arriving_vms(host))
+    taken += hints.needed_mib(vm.name, vm.size)
     return hints.free_mib[host] - taken
+
+
+def no_destination_problem(vm: Vm, hosts: Iterable[Host]) -> str:
+    """Return for people why `choose_destination` found no host: none is possible, or none runs its CPU."""
+    if any(is_destination(host, vm) for host in hosts):
+        return f"no healthy host in {vm.location} has a CPU that it can be migrated to live: redeploy it instead"
+    return f"no healthy host to move to in {vm.location}"
 
 
 def is_destination(host: Host, vm: Vm) -> bool:

@@ -1,4 +1,4 @@
-"""What a hypervisor knows about free memory on hosts, for the choice of destinations. Optional."""
+"""What a hypervisor knows about its hosts, for the choice of destinations. Optional."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from forewarn.hypervisor.interface import Hypervisor
 
 @runtime_checkable
 class CapacityHypervisor(Protocol):
-    """A hypervisor that knows how much memory its hosts have free, and how much VMs need.
+    """A hypervisor that knows how much memory its hosts have free, and what VMs need.
 
-    Both are read while a decision is made, so they must be in memory already: the hypervisor refreshes them beside its
+    All of it is read while a decision is made, so it must be in memory already: the hypervisor refreshes it beside its
     work. A host without an entry is one whose free memory is not known.
     """
 
@@ -25,14 +25,30 @@ class CapacityHypervisor(Protocol):
     def size_mib(self) -> Mapping[str, int]:
         """Memory of a VM, by its size in the fleet file, such as Standard_D2s_v5."""
 
+    @property
+    def vm_mib(self) -> Mapping[str, int]:
+        """Memory of single VMs, by name, which counts instead of that of their size."""
+
+    @property
+    def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
+        """Hosts that cannot run the CPU of a VM, by the VM's name: it cannot be migrated to them live."""
+
+    @property
+    def silent_hosts(self) -> frozenset[str]:
+        """Names of the hosts that did not answer the last time."""
+
 
 def destination_hints(hypervisor: Hypervisor, unreachable_hosts: frozenset[str]) -> DestinationHints:
-    """Return what is known about destinations now: their free memory, and which do not answer.
+    """Return what is known about destinations now: memory, CPUs, and which hosts do not answer.
 
-    Of a hypervisor that is no `CapacityHypervisor`, only the latter. Asks no host.
+    Of a hypervisor that is no `CapacityHypervisor`, only the last. Asks no host.
     """
     if isinstance(hypervisor, CapacityHypervisor):
         return DestinationHints(
-            free_mib=hypervisor.free_mib, size_mib=hypervisor.size_mib, unreachable=unreachable_hosts
+            free_mib=hypervisor.free_mib,
+            size_mib=hypervisor.size_mib,
+            vm_mib=hypervisor.vm_mib,
+            incompatible=hypervisor.incompatible_hosts,
+            unreachable=unreachable_hosts | hypervisor.silent_hosts,
         )
     return DestinationHints(unreachable=unreachable_hosts)

@@ -31,6 +31,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import ForewarnError
 from forewarn.hypervisor.interface import Hypervisor
+from forewarn.hypervisor.machines.acts import MachineHypervisor
 from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
 from forewarn.hypervisor.process.server import StopListening, SupervisorServer
 from forewarn.hypervisor.process.starter import ProgramStarter
@@ -145,6 +146,8 @@ async def open_control(
     else:
         hypervisor = open_hypervisor(settings, directory, supervisors, is_confirmed_down)
     stack.push_async_callback(hypervisor.close)
+    if isinstance(hypervisor, MachineHypervisor):
+        await _run_in_background(stack, hypervisor.watch_capacity())
     control = ControlPlane(
         store=storage.store,
         clock=storage.clock,

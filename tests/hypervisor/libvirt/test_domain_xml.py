@@ -15,7 +15,6 @@ from forewarn.hypervisor.libvirt.domain_xml import (
     DomainInterface,
     MoveMark,
     backing_image,
-    host_cpu_model,
     mark_element,
     move_element,
     new_volume,
@@ -135,9 +134,7 @@ def test_an_emptied_volume_keeps_its_size_and_format_but_no_content() -> None:
     assert backing_image(new_volume(volume, keep_backing=False)) == ""
 
 
-def test_the_model_of_a_host_and_the_directory_of_a_pool_are_empty_if_not_named() -> None:
-    assert host_cpu_model("<capabilities><host><cpu><model>kvm64</model></cpu></host></capabilities>") == "kvm64"
-    assert host_cpu_model("<capabilities/>") == ""
+def test_the_directory_of_a_pool_is_empty_if_not_named() -> None:
     assert pool_directory("<pool><target><path>/images</path></target></pool>") == "/images"
     assert pool_directory("<pool/>") == ""
 

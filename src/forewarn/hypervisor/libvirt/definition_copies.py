@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from glob import escape
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 
 class DefinitionCopies:
@@ -47,6 +47,13 @@ class DefinitionCopies:
             return _path(self._directory, host, vm).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+
+    def load_all(self, host: str) -> dict[str, str]:
+        """Return everything that is kept for the host, by name, such as definitions and volumes."""
+        if self._directory is None:
+            return {}
+        found = sorted((self._directory / _file_name(host)).glob("*.xml"))
+        return {unquote(path.stem): path.read_text(encoding="utf-8") for path in found}
 
     def load_from_any_host(self, host: str, name: str) -> str | None:
         """Return what is kept under this name for the host, else for the first other one; None if nothing is."""

@@ -77,7 +77,7 @@ class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_domain(xml: str) -> DomainDefinition:
     """Return what this domain XML says. Raises Rejected if it is not the XML of a domain."""
-    root = _parse_xml(xml)
+    root = parse_xml(xml)
     ephemeral = _ephemeral_targets(root)
     return DomainDefinition(
         name=root.findtext("name", ""),
@@ -147,7 +147,7 @@ def parse_mark(element: str | None) -> MachineMark | None:
     """Return the mark in this metadata element; None if there is none. Rejected if it is another element."""
     if element is None:
         return None
-    found = _parse_xml(element, root_tag="mark")
+    found = parse_xml(element, root_tag="mark")
     return MachineMark(act_id=found.get("act", ""), step=found.get("step", ""))
 
 
@@ -161,7 +161,7 @@ def parse_move(element: str | None) -> MoveMark | None:
 
     Rejected if it is another element.
     """
-    state = _parse_xml(element, root_tag="move").get("state") if element is not None else None
+    state = parse_xml(element, root_tag="move").get("state") if element is not None else None
     return MoveMark(state) if state in list(MoveMark) else None
 
 
@@ -170,7 +170,7 @@ def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | No
 
     Raises Rejected if `xml` is not the XML of a domain.
     """
-    root = _parse_xml(xml)
+    root = parse_xml(xml)
     metadata = root.find("metadata")
     if metadata is None:
         metadata = ET.SubElement(root, "metadata")
@@ -184,17 +184,12 @@ def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | No
     return ET.tostring(root, encoding="unicode")
 
 
-def host_cpu_model(capabilities: str) -> str:
-    """Return the CPU model that a host's capabilities XML names; "" if none. Rejected for other XML."""
-    return _parse_xml(capabilities, root_tag="capabilities").findtext("host/cpu/model", "")
-
-
 def pool_directory(pool: str) -> str:
     """Return the directory in which a storage pool (its XML) has its volumes; "" if it has none.
 
     Rejected for other XML.
     """
-    return _parse_xml(pool, root_tag="pool").findtext("target/path", "")
+    return parse_xml(pool, root_tag="pool").findtext("target/path", "")
 
 
 def backing_image(volume: str) -> str:
@@ -202,7 +197,7 @@ def backing_image(volume: str) -> str:
 
     Rejected for other XML.
     """
-    return _parse_xml(volume, root_tag="volume").findtext("backingStore/path", "")
+    return parse_xml(volume, root_tag="volume").findtext("backingStore/path", "")
 
 
 def new_volume(volume: str, *, keep_backing: bool) -> str:
@@ -210,7 +205,7 @@ def new_volume(volume: str, *, keep_backing: bool) -> str:
 
     `keep_backing` makes it a copy of the image. Rejected for other XML.
     """
-    root = _parse_xml(volume, root_tag="volume")
+    root = parse_xml(volume, root_tag="volume")
     for tag in ("key", "allocation", "physical", "source", *(() if keep_backing else ("backingStore",))):
         for child in root.findall(tag):
             root.remove(child)
@@ -226,8 +221,11 @@ def _element_text(tag: str, attributes: dict[str, str]) -> str:
     return ET.tostring(ET.Element(tag, attributes), encoding="unicode")
 
 
-def _parse_xml(text: str, *, root_tag: str = "domain") -> ET.Element:
-    """Parse XML from a host, without document types, whose entities could fill the memory."""
+def parse_xml(text: str, *, root_tag: str = "domain") -> ET.Element:
+    """Parse XML from a host, without document types, whose entities could fill the memory.
+
+    Raises Rejected if it cannot be read, or is something else than `root_tag`.
+    """
     if len(text) > _MAX_XML_CHARACTERS or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Rejected(f"the XML of a {root_tag} is longer than 4 MiB or has a document type: it is not read")
     try:

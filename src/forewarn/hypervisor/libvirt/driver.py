@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from forewarn.core.observation import ObservedMachine
-from forewarn.errors import ForewarnError, Refused
+from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.hypervisor.libvirt.connection import DomainChange, LibvirtConnection, LibvirtHost, operation_error
 from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
 from forewarn.hypervisor.libvirt.disks import delete_disks as delete_disks_of_vm
@@ -48,6 +48,7 @@ from forewarn.hypervisor.machines.driver import (
     MachineMark,
     MachineState,
     MigrationProgress,
+    VmNeeds,
 )
 
 log = logging.getLogger(__name__)
@@ -243,7 +244,8 @@ class LibvirtDriver:
         """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
 
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
-        another VM of this name, or runs this one, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks.
+        another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
+        cannot create its ephemeral disks.
         """
         xml = await self._definition(host, vm)
         disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
@@ -267,6 +269,7 @@ class LibvirtDriver:
                         )
                     move = MoveMark.RECEIVING if state is MachineState.RECEIVING else None
                     mark = parse_mark(session.metadata(vm, MARK_NAMESPACE, STORED))
+            _require_memory(session, to_host, vm, xml)
             session.define(with_own_metadata(xml, mark=mark, move=move))
 
         await self._run(to_host, vm, "define", work)
@@ -281,9 +284,7 @@ class LibvirtDriver:
         def work(session: LibvirtSession) -> None:
             if not _require(session, to_host, vm, "receive", MachineState.OFF, done=MachineState.RECEIVING):
                 return
-            needed, free = parse_domain(session.stored_xml(vm)).memory_mib, session.capacity().memory_mib
-            if needed > free:
-                raise Refused(f"host {to_host} has {free} MiB of memory left, but VM {vm!r} needs {needed} MiB")
+            _require_memory(session, to_host, vm, session.stored_xml(vm))
             session.set_metadata(vm, MOVE_NAMESPACE, move_element(MoveMark.RECEIVING), STORED)
 
         await self._run(to_host, vm, "receive", work)
@@ -368,8 +369,20 @@ class LibvirtDriver:
                 await process.wait()
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what the host can still take: free memory, and its CPU model. Raises HostUnreachable."""
+        """Return what the host can still take, and what its VMs need. Raises HostUnreachable."""
         return await self._run(host, "", "look at", lambda session: session.capacity())
+
+    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+        """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host."""
+        return await self._run(host, "", "look at", lambda session: session.can_run_cpu(cpu))
+
+    async def kept_vms(self) -> dict[str, VmNeeds]:
+        """Return what the VMs need that were removed with their disks kept."""
+        needs = {}
+        for vm, definition in self._copies.load_all("").items():
+            with contextlib.suppress(Rejected):
+                needs[vm] = VmNeeds(memory_mib=parse_domain(definition).memory_mib)
+        return needs
 
     async def changes(self) -> AsyncGenerator[DomainChange, None]:
         """Yield each change that a host reports about a VM or itself, from now on until it is closed.
@@ -452,6 +465,13 @@ class LibvirtDriver:
 def _state(session: LibvirtSession, vm: str) -> MachineState:
     status = session.status(vm)
     return MachineState.ABSENT if status is None else machine_state(status)
+
+
+def _require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
+    """Refuse a VM (its definition) that needs more memory than the host has free."""
+    needed, free = parse_domain(xml).memory_mib, session.free_memory_mib()
+    if needed > free:
+        raise Refused(f"host {host} has {free} MiB of memory left, but VM {vm!r} needs {needed} MiB")
 
 
 def _require(

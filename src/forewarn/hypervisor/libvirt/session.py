@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
 from forewarn.errors import Rejected
+from forewarn.hypervisor.libvirt.cpu import cpu_needs, host_cpu_identity, host_cpu_model, parse_cpu_needs
 from forewarn.hypervisor.libvirt.domain_state import (
     HALTED_REASONS,
     PAUSED_BY_DISK,
@@ -20,7 +21,7 @@ from forewarn.hypervisor.libvirt.domain_state import (
     DomainStatus,
     ListedDomain,
 )
-from forewarn.hypervisor.libvirt.domain_xml import METADATA_PREFIX, MOVE_NAMESPACE, host_cpu_model, parse_move
+from forewarn.hypervisor.libvirt.domain_xml import METADATA_PREFIX, MOVE_NAMESPACE, parse_domain, parse_move
 from forewarn.hypervisor.libvirt.failure import (
     INVALID_ARGUMENT,
     NO_DOMAIN,
@@ -32,7 +33,7 @@ from forewarn.hypervisor.libvirt.failure import (
     LibvirtFailure,
 )
 from forewarn.hypervisor.libvirt.storage import LibvirtStorage
-from forewarn.hypervisor.machines.driver import FreeCapacity, MigrationProgress
+from forewarn.hypervisor.machines.driver import FreeCapacity, MigrationProgress, VmNeeds
 
 _ELEMENT_METADATA = 2  # VIR_DOMAIN_METADATA_ELEMENT
 LIVE, STORED = 1, 2  # which definition of a domain: VIR_DOMAIN_AFFECT_LIVE, VIR_DOMAIN_AFFECT_CONFIG
@@ -393,25 +394,59 @@ class LibvirtSession:
                 raise
 
     def capacity(self) -> FreeCapacity:
-        """Return the memory that the host could give to more VMs, its page cache included, and its CPU model.
+        """Return what the host can still take, and what its VMs need. Raises LibvirtFailure."""
+        with self._failures():
+            capabilities = self._connection.getCapabilities()
+        vms = self._vm_needs(host_cpu_identity(capabilities))
+        return FreeCapacity(memory_mib=self.free_memory_mib(), cpu_model=host_cpu_model(capabilities), vms=vms)
+
+    def free_memory_mib(self) -> int:
+        """Return the memory that the host could give to more VMs, its page cache included.
 
         Where libvirt does not know that, it is the host's memory less that of its active domains. Raises
         LibvirtFailure.
         """
-        with self._failures():
-            cpu_model = host_cpu_model(self._connection.getCapabilities())
         try:
             with self._failures():
                 kib = self._connection.getMemoryStats(-1)
-            memory_mib = sum(kib.get(name, 0) for name in ("free", "buffers", "cached")) // 1024
+            return int(sum(kib.get(name, 0) for name in ("free", "buffers", "cached"))) // 1024
         except LibvirtFailure as failure:
             if failure.code != NOT_SUPPORTED:
                 raise
             with self._failures():
                 active = self._connection.listAllDomains(self._libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
                 used_kib = sum(domain.info()[1] for domain in active)
-                memory_mib = max(0, self._connection.getInfo()[1] - used_kib // 1024)
-        return FreeCapacity(memory_mib=memory_mib, cpu_model=cpu_model)
+                return max(0, int(self._connection.getInfo()[1]) - int(used_kib) // 1024)
+
+    def _vm_needs(self, host_cpu: str) -> dict[str, VmNeeds]:
+        """What each domain needs; a CPU only if it runs: otherwise it moves without its memory."""
+        needs = {}
+        for domain in self.domains():
+            with suppress(LibvirtFailure, Rejected), self._failures():
+                # While a domain runs, libvirt shows a model instead of the mode host-model.
+                xml = str(self._domain(domain.name).XMLDesc(0)) if domain.is_active else domain.xml
+                cpu = cpu_needs(xml, host_cpu) if domain.is_active else ""
+                needs[domain.name] = VmNeeds(memory_mib=parse_domain(xml).memory_mib, cpu=cpu)
+        return needs
+
+    def can_run_cpu(self, cpu: str) -> bool:
+        """Return whether the host can continue a running domain with this CPU (of `cpu_needs`).
+
+        True also if this libvirt cannot compare CPUs: a migration that is not possible then fails, and the VM stays.
+        """
+        needs = parse_cpu_needs(cpu)
+        try:
+            with self._failures():
+                if needs.host_cpu:
+                    return host_cpu_identity(self._connection.getCapabilities()) == needs.host_cpu
+                result = self._connection.compareHypervisorCPU(
+                    None, needs.arch or None, needs.machine or None, needs.virt_type or None, needs.cpu_xml, 0
+                )
+        except LibvirtFailure as failure:
+            if failure.is_connection_lost:
+                raise
+            return True
+        return bool(result != self._libvirt.VIR_CPU_COMPARE_INCOMPATIBLE)
 
     def _domain(self, name: str) -> Any:
         with self._failures():

@@ -7,7 +7,7 @@ are in real time; only the length of a freeze is in lab time.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 import msgspec
 
@@ -17,6 +17,7 @@ from forewarn.core.event import Act
 from forewarn.core.observation import HostObservation
 from forewarn.errors import ForewarnError, Rejected, Unavailable, full_message
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
+from forewarn.hypervisor.machines.capacity import HostCapacityMonitor
 from forewarn.hypervisor.machines.driver import IN_MEMORY, HostUnreachable, MachineDriver
 from forewarn.hypervisor.machines.in_place import first_step, in_place_after_refusal, next_in_place
 from forewarn.hypervisor.machines.journal import MachineJournal
@@ -51,6 +52,7 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     poll_interval_s: float = 0.25  # between observations of the hosts
     perform_wait_s: float = 1.0  # how long one `perform` advances an act
     observe_interval_s: float = 30.0  # between comparisons of all VMs of a host with the fleet; 0: never
+    capacity_interval_s: float = 15.0  # between looks at what a host has free
 
     def step_limit_s(self, step: Step) -> float | None:
         """Return the number of seconds after which this step is overdue; None: never."""
@@ -88,6 +90,7 @@ class MachineHypervisor:
         self._clock = real_clock or SystemClock()
         self._fencer = HostFencer(driver, self._clock, interval_s=policy.fence_interval_s)
         self._operations = MachineOperations(driver, self._fencer, is_confirmed_down)
+        self._capacity = HostCapacityMonitor(driver, interval_s=policy.capacity_interval_s)
         self._busy: set[str] = set()  # keys of VMs with a `perform` in progress
         self._done: dict[
             str, tuple[int, Operation]
@@ -271,6 +274,7 @@ class MachineHypervisor:
         self._journal.end(record.act_id, ok=decision.ok, note=note)
         self._done.pop(record.act_id, None)
         self._operations.forget(record.act_id)
+        self._capacity.look_again(record.source, record.destination)
         return ActDone(ok=decision.ok, note=note)
 
     async def _resume_if_paused(self, record: MachineActRecord) -> None:
@@ -309,6 +313,35 @@ class MachineHypervisor:
     def changed_hosts(self) -> AsyncGenerator[str, None]:
         """Yield the name of a host whenever its VMs, or the connection to it, may have changed."""
         return self._driver.changed_hosts()
+
+    @property
+    def free_mib(self) -> Mapping[str, int]:
+        """Memory that hosts have free for more VMs, by name; without those that did not answer the last time."""
+        return self._capacity.free_mib
+
+    @property
+    def size_mib(self) -> Mapping[str, int]:
+        """Nothing: what VMs need is known by their names."""
+        return {}
+
+    @property
+    def vm_mib(self) -> Mapping[str, int]:
+        """Memory of each VM that was seen so far, by name."""
+        return self._capacity.vm_mib
+
+    @property
+    def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
+        """Hosts that cannot run the CPU of a VM, by the VM's name."""
+        return self._capacity.incompatible_hosts
+
+    @property
+    def silent_hosts(self) -> frozenset[str]:
+        """Names of the hosts that did not answer the last time."""
+        return self._capacity.silent_hosts
+
+    async def watch_capacity(self) -> None:
+        """Look at what hosts have free, again and again, until cancelled; see `HostCapacityMonitor`."""
+        await self._capacity.run()
 
     async def close(self) -> None:
         """Close the driver and the journal; may be called twice. Acts under way stay as they are.

@@ -6,7 +6,7 @@ nothing. None of them decides whether it may be done; `acts` and `move` do.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -59,11 +59,19 @@ class MigrationProgress(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # for people: why it failed; "": it has not failed
 
 
+class VmNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a VM needs from a host."""
+
+    memory_mib: int
+    cpu: str = ""  # for `MachineDriver.can_run_cpu`, in the driver's own words; "": any host can run it
+
+
 class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host can still take."""
+    """What a host can still take, and what the VMs need that it has."""
 
     memory_mib: int  # free for more VMs
     cpu_model: str = ""  # "": not known
+    vms: Mapping[str, VmNeeds] = {}  # by name, also those that are off; without those whose definition is wrong
 
 
 class MachineDriver(Protocol):
@@ -175,7 +183,13 @@ class MachineDriver(Protocol):
         """
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what the host can still take."""
+        """Return what the host can still take, and what its VMs need."""
+
+    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+        """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host."""
+
+    async def kept_vms(self) -> dict[str, VmNeeds]:
+        """Return what the VMs need that are on no host, and of which the driver has a definition, by name."""
 
     async def close(self) -> None:
         """Release connections; may be called twice. VMs and acts under way are left as they are."""

@@ -24,13 +24,14 @@ from forewarn.hypervisor.machines.driver import (
     MachineMark,
     MachineState,
     MigrationProgress,
+    VmNeeds,
 )
+from forewarn.hypervisor.qemu.capacity import host_capacity, vm_needs
 from forewarn.hypervisor.qemu.copies import QemuDefinitionCopies
 from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, QemuHost, VmDefinition, check_vm_name, option_text
 from forewarn.hypervisor.qemu.disk_files import DiskFileJobs
 from forewarn.hypervisor.qemu.disk_locks import DiskLocks
-from forewarn.hypervisor.qemu.disk_users import DiskUser, find_disk_users
-from forewarn.hypervisor.qemu.fencing import run_fence_command
+from forewarn.hypervisor.qemu.fencing import foreign_disk_users, run_fence_command
 from forewarn.hypervisor.qemu.instance import (
     QemuInstance,
     delete_file,
@@ -352,7 +353,10 @@ class QemuDriver:
             if instance.is_alive() or await self._processes.is_listening(instance):
                 log.warning("host %s is not fenced: QEMU of VM %s still runs", host, instance.vm)
                 return False
-        for user in await self._foreign_disk_users(host):
+        # If the host's directory is lost, its VMs are among all that are known.
+        instances = self._instances(host) or self._copies.instances()
+        others = [instance for name in self._hosts if name != host for instance in self._instances(name)]
+        for user in await asyncio.to_thread(foreign_disk_users, instances, others):
             log.warning("host %s is not fenced: process %d still writes to disk %s", host, user.pid, user.disk)
             return False
         return True
@@ -365,25 +369,23 @@ class QemuDriver:
         definition = copy.read_definition()[1]
         return await asyncio.to_thread(self._disk_locks.are_free, host, vm, definition)
 
-    async def _foreign_disk_users(self, host: str) -> list[DiskUser]:
-        """The processes that may write to a disk of this host's VMs, without QEMU processes of other hosts.
-
-        If the host's directory is lost, these are the disks of all VMs that are known.
-        """
-        instances = self._instances(host) or self._copies.instances()
-        disks = [disk for instance in instances for disk in instance.disks()]
-        users = await asyncio.to_thread(find_disk_users, disks)
-        others = [instance for name in self._hosts if name != host for instance in self._instances(name)]
-        known = {instance.pid() for instance in others if instance.is_alive()}
-        return [user for user in users if user.pid not in known]
-
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return the host's memory less that of the VMs with a QEMU process; Refused if a definition is wrong."""
+        """Return what `host_capacity` finds there; Refused if the definition of a VM that runs is wrong.
+
+        HostUnreachable if the host's directory does not exist.
+        """
         settings = self._host(host)
-        alive = [instance for instance in self._instances(host) if instance.is_alive()]
-        used = sum(instance.read_definition()[0].memory_mib for instance in alive)
-        total = settings.memory_mib or _machine_memory_mib()
-        return FreeCapacity(memory_mib=max(0, total - used))
+        if not Path(settings.directory).is_dir():
+            raise HostUnreachable(f"directory {settings.directory!r} of host {host!r} does not exist")
+        return host_capacity(self._instances(host), total_mib=settings.memory_mib)
+
+    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+        """Return True: all hosts are this machine, with one CPU."""
+        return True
+
+    async def kept_vms(self) -> dict[str, VmNeeds]:
+        """Return what all VMs need of which there is a copy of the definition."""
+        return vm_needs(self._copies.instances())
 
     async def close(self) -> None:
         """Stop copying images, and forget the QEMU processes that this driver started; they keep running."""
@@ -488,8 +490,3 @@ def _migration_uri(address: Mapping[str, str]) -> str:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _machine_memory_mib() -> int:
-    line = Path("/proc/meminfo").read_text(encoding="ascii").partition("\n")[0]  # MemTotal:  16384 kB
-    return int(line.split()[1]) // 1024

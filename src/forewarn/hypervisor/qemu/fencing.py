@@ -1,15 +1,25 @@
-"""The operator's fence command, which cuts a host off before its VMs start elsewhere."""
+"""Fencing of QEMU hosts: the operator's command, and the processes that still use disks afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 
 from forewarn.hypervisor.qemu.definition import QemuHost
+from forewarn.hypervisor.qemu.disk_users import DiskUser, find_disk_users
+from forewarn.hypervisor.qemu.instance import QemuInstance
 
 log = logging.getLogger(__name__)
+
+
+def foreign_disk_users(instances: Sequence[QemuInstance], others: Sequence[QemuInstance]) -> list[DiskUser]:
+    """Return the processes that may write to a disk of these VMs, without QEMU of the others; blocks."""
+    users = find_disk_users([disk for instance in instances for disk in instance.disks()])
+    known = {instance.pid() for instance in others if instance.is_alive()}
+    return [user for user in users if user.pid not in known]
 
 
 async def run_fence_command(settings: QemuHost, host: str) -> bool:
