@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 
 from forewarn.hypervisor.qemu.instance import QemuInstance
 from tests.support.service_process import eventually
-from tests.vms.hosts import HOST_NAMES, VM, QemuSite, why_vms_are_unavailable
+from tests.vms.hosts import AGENT, HOST_NAMES, VM, HostSetup, QemuSite, why_vms_are_unavailable
+from tests.vms.libvirt_hosts import LibvirtSite
 
 _NUMBERS = itertools.count()
 
@@ -35,6 +37,14 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     return None if is_selected else True
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _end_vms_when_terminated() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does, so that fixtures end their VMs, daemons and namespaces."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture(scope="session")
 def _can_run_vms() -> None:
     if reason := why_vms_are_unavailable():
@@ -48,13 +58,22 @@ def site(_can_run_vms: None) -> Iterator[QemuSite]:
 
 
 @contextmanager
-def _new_site() -> Iterator[QemuSite]:
-    directory = Path(tempfile.mkdtemp(prefix="fwvm-"))  # short: the path of a Unix socket is limited
-    site = QemuSite(directory, next(_NUMBERS))
+def _new_site(agent: str = "") -> Iterator[QemuSite]:
+    with _short_directory() as directory:
+        site = QemuSite(directory, next(_NUMBERS), agent=agent)
+        try:
+            yield site
+        finally:
+            site.close()
+
+
+@contextmanager
+def _short_directory() -> Iterator[Path]:
+    """A new directory with a short path, because the path of a Unix socket is limited; removed afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="fwvm-"))
     try:
-        yield site
+        yield directory
     finally:
-        site.close()
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -73,6 +92,43 @@ def saved_guest(_can_run_vms: None, tmp_path_factory: pytest.TempPathFactory) ->
     """Boot a guest once, and save it when it counts."""
     with _new_site() as site:
         return _boot_and_save(site, tmp_path_factory.mktemp("guest"))
+
+
+@pytest.fixture(scope="session")
+def _saved_agent_guest(_can_run_vms: None, tmp_path_factory: pytest.TempPathFactory) -> SavedGuest:
+    """The same with a guest in which Pacemaker's agent polls and approves."""
+    with _new_site(AGENT) as site:
+        return _boot_and_save(site, tmp_path_factory.mktemp("agent-guest"))
+
+
+@pytest.fixture
+def qemu_agent_site(_saved_agent_guest: SavedGuest) -> Iterator[QemuSite]:
+    """A site of plain QEMU with a running guest, in which Pacemaker's agent polls and approves."""
+    with _new_site(AGENT) as site:
+        _clone(_saved_agent_guest, site, HOST_NAMES[0])
+        yield site
+
+
+@pytest.fixture(scope="session")
+def _libvirt_site(_can_run_vms: None) -> Iterator[LibvirtSite]:
+    """Two hosts with a libvirtd each, for all tests; their guest was saved when it had booted."""
+    pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
+    with _short_directory() as directory:
+        site = LibvirtSite(directory, next(_NUMBERS), agent=AGENT)
+        try:
+            site.start()
+            yield site
+        finally:
+            site.close()
+
+
+@pytest.fixture
+def libvirt_agent_site(_libvirt_site: LibvirtSite) -> Iterator[LibvirtSite]:
+    """A site of libvirt without a guest; afterwards no host knows the VM."""
+    try:
+        yield _libvirt_site
+    finally:
+        _libvirt_site.remove_guest()
 
 
 def _boot_and_save(site: QemuSite, directory: Path) -> SavedGuest:
@@ -98,14 +154,37 @@ def clone_guest(saved_guest: SavedGuest) -> CloneGuest:
     """Start the saved guest; the disks are copied for the first clone of a site only."""
 
     def clone(site: QemuSite, host: str = HOST_NAMES[0]) -> None:
-        if not site.data_disk.exists():
-            shutil.copy(saved_guest.data_disk, site.data_disk)
-            shutil.copy(saved_guest.ephemeral_disk, site.ephemeral_disk)
-        site.hosts[host].console.write_text(saved_guest.console)
-        _start(site, host, "-incoming", f"exec:cat {saved_guest.memory}")
-        site.hosts[host].wait_for_ticks()
+        _clone(saved_guest, site, host)
 
     return clone
+
+
+@pytest.fixture
+def clone_neighbour(saved_guest: SavedGuest) -> Callable[[QemuSite, str], HostSetup]:
+    """Start the saved guest on the first host once more, on another device: with the same address and MAC."""
+
+    def clone(site: QemuSite, device: str) -> HostSetup:
+        host = site.hosts[HOST_NAMES[0]]
+        neighbour = HostSetup(host.name, host.namespace, site.directory / device)
+        neighbour.directory.mkdir()
+        for path in (saved_guest.data_disk, saved_guest.ephemeral_disk):
+            shutil.copy(path, neighbour.directory)
+        neighbour.console.write_text(saved_guest.console)
+        command = site.guest_command(device=device, disks=neighbour.directory)
+        _start_qemu(neighbour, command, "-incoming", f"exec:cat {saved_guest.memory}")
+        neighbour.wait_for_ticks()
+        return neighbour
+
+    return clone
+
+
+def _clone(saved: SavedGuest, site: QemuSite, host: str) -> None:
+    if not site.data_disk.exists():
+        shutil.copy(saved.data_disk, site.data_disk)
+        shutil.copy(saved.ephemeral_disk, site.ephemeral_disk)
+    site.hosts[host].console.write_text(saved.console)
+    _start(site, host, "-incoming", f"exec:cat {saved.memory}")
+    site.hosts[host].wait_for_ticks()
 
 
 def _start(site: QemuSite, name: str, *options: str) -> QemuInstance:
@@ -115,11 +194,15 @@ def _start(site: QemuSite, name: str, *options: str) -> QemuInstance:
     if not site.ephemeral_disk.exists():
         with site.ephemeral_disk.open("wb") as file:
             file.truncate(1 << 20)
-    instance = QemuInstance(name, VM, host.directory)
+    return _start_qemu(host, site.guest_command(), *options)
+
+
+def _start_qemu(host: HostSetup, command: list[str], *options: str) -> QemuInstance:
+    instance = QemuInstance(host.name, VM, host.directory)
     monitor = f"unix:{instance.monitor_socket},server=on,wait=off"
     child = instance.start(
         [
-            *(*host.settings.prefix, *site.guest_command(), "-qmp", monitor, "-pidfile", str(instance.pid_file)),
+            *(*host.settings.prefix, *command, "-qmp", monitor, "-pidfile", str(instance.pid_file)),
             *("-no-shutdown", *options),
         ]
     )
@@ -132,7 +215,7 @@ class _Monitor:
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(60)
+        self._socket.settimeout(240)
         self._socket.connect(str(path))
         self._lines = self._socket.makefile("r")
         self._lines.readline()

@@ -1,6 +1,7 @@
-"""Two hosts made of network namespaces, with taps, for VMs of real QEMU; and a guest that counts on its console.
+"""Two hosts made of network namespaces, with taps, for real VMs; and a guest that counts on its console.
 
-Both hosts forward to a namespace for a peer, so that a guest can have a TCP connection that outlives its move.
+Both hosts forward to a namespace for a peer, so that a guest can have a TCP connection that outlives its move. In a
+guest without an agent the lab's script polls and approves. With one, it is a resource agent of Pacemaker, unchanged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +29,9 @@ GUEST_ADDRESS = "10.0.0.4"
 PEER = ("10.9.0.1", 7000)
 HOST_NAMES = ("host-1", "host-2")
 MEMORY_MIB = 96
-START_S = 60.0  # for a guest to boot on a busy machine
+AGENT = "azure-events-az"  # of Debian's package resource-agents
+AGENT_MEMORY_MIB = 144  # with Python
+START_S = 240.0  # for a guest to boot, or to approve, on a very busy machine
 _TAP_MAC = "12:34:56:78:9a:bc"  # the same on all hosts, so that a migrated guest finds its gateway at once
 
 
@@ -37,7 +41,7 @@ def why_vms_are_unavailable() -> str:
         return "real VMs need root, for taps in network namespaces"
     if missing := [tool for tool in ("qemu-system-x86_64", "ip", "busybox") if shutil.which(tool) is None]:
         return f"{', '.join(missing)} missing: `make test-vms` installs what is needed"
-    if not (GUEST / "vmlinux").exists() or not (GUEST / "initramfs").exists():
+    if not all((GUEST / name).exists() for name in ("vmlinux", "initramfs", "initramfs-agent")):
         return "the test guest is missing: `make test-vms` builds it"
     return ""
 
@@ -65,6 +69,7 @@ class HostSetup:
     name: str
     namespace: str
     directory: Path
+    console_name: str = "console.log"  # in the directory
 
     @property
     def settings(self) -> QemuHost:
@@ -74,7 +79,7 @@ class HostSetup:
     @property
     def console(self) -> Path:
         """What guests printed on this host; further boots append to it."""
-        return self.directory / "console.log"
+        return self.directory / self.console_name
 
     def console_text(self) -> str:
         """Return all that guests printed here; "" if none ran here."""
@@ -101,12 +106,25 @@ class HostSetup:
             time.sleep(0.05)
         return tick
 
+    def paused_s(self, *, after: int) -> float:
+        """Return how long the guest was paused after this offset in its console, by its own clocks, to a second.
 
-class QemuSite:
-    """Hosts, a shared disk directory and a peer; `close` removes the namespaces and ends QEMU processes."""
+        Its clock of time since boot stops meanwhile, and its real-time clock does not. A guest that only waits for a
+        CPU of a busy machine was not paused.
+        """
+        found = re.findall(r"^clocks (\d+) ([\d.]+)\r?\n", self.console_text()[after:], re.MULTILINE)
+        ahead = [float(rtc) - float(uptime) for rtc, uptime in found]
+        return max(ahead) - min(ahead) if ahead else 0.0
 
-    def __init__(self, directory: Path, number: int) -> None:
+
+class Site(ABC):
+    """Two hosts, a directory for disks that both reach, and a peer; `close` ends what runs in their namespaces."""
+
+    hypervisor = ""  # as the setting of this name
+
+    def __init__(self, directory: Path, number: int, *, agent: str = "", console_name: str = "console.log") -> None:
         self.directory = directory
+        self.agent = agent
         self.shared = directory / "shared"
         self.shared.mkdir()
         self._tag = f"fwvm{os.getpid() % 100000}-{number}"
@@ -116,7 +134,7 @@ class QemuSite:
         _in(self.peer_namespace, "address", "add", f"{PEER[0]}/32", "dev", "lo")
         _in(self.peer_namespace, "link", "set", "lo", "up")
         for index, name in enumerate(HOST_NAMES, 1):
-            host = HostSetup(name, f"{self._tag}-{index}", directory / f"h{index}")
+            host = HostSetup(name, f"{self._tag}-{index}", directory / f"h{index}", console_name)
             host.directory.mkdir()
             self.hosts[name] = host
             self._connect_host(host, index)
@@ -168,6 +186,55 @@ class QemuSite:
                 stdout=file,
             )
 
+    @property
+    def memory_mib(self) -> int:
+        """The memory of the guest."""
+        return AGENT_MEMORY_MIB if self.agent else MEMORY_MIB
+
+    @property
+    def initramfs(self) -> Path:
+        """The guest's programs."""
+        return GUEST / ("initramfs-agent" if self.agent else "initramfs")
+
+    def kernel_words(self, address: str = GUEST_ADDRESS) -> str:
+        """Return the kernel's command line, from which the guest knows what to do."""
+        words = f"console=ttyS0 quiet panic=-1 fw_name={VM} fw_address={address} fw_peer={PEER[0]}:{PEER[1]}"
+        return f"{words} fw_ticks=0.1 fw_poll=0.3 fw_agent={self.agent}"
+
+    def listeners_toml(self) -> str:
+        """Return the tables [[listeners]] of the settings of a service: the guest is known by its device."""
+        return "\n".join(
+            f'[[listeners]]\nby = "device"\nnamespace = {toml_text(host.namespace)}\n'
+            f"device = {toml_text(DEVICE)}\nvm = {toml_text(VM)}\n"
+            for host in self.hosts.values()
+        )
+
+    @abstractmethod
+    def settings_toml(self) -> str:
+        """Return the tables of the hosts and [[listeners]] of the settings of a service."""
+
+    @abstractmethod
+    def knows_vm(self, host: str) -> bool:
+        """Return whether the host has a definition of the VM."""
+
+    def close(self) -> None:
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        for space in (self.peer_namespace, *(host.namespace for host in self.hosts.values())):
+            _ip("netns", "del", space)
+
+    def _processes(self) -> Iterator[int]:
+        """Yield the processes in the namespaces of this site."""
+        for space in (self.peer_namespace, *(host.namespace for host in self.hosts.values())):
+            yield from map(int, _run("ip", "netns", "pids", space).split())
+
+
+class QemuSite(Site):
+    """Hosts with plain QEMU; the driver starts it inside the namespace of its host."""
+
+    hypervisor = "qemu"
+
     def driver(self, *, timeout_s: float = 15.0) -> QemuDriver:
         """A new driver; a busy machine needs more time than the usual one."""
         settings = {name: host.settings for name, host in self.hosts.items()}
@@ -182,38 +249,39 @@ class QemuSite:
                 f"directory = {toml_text(str(host.directory))}",
                 f"prefix = {toml_text(host.settings.prefix)}",
                 "memory_mib = 1024",
-                "[[listeners]]",
-                'by = "device"',
-                f"namespace = {toml_text(host.namespace)}",
-                f"device = {toml_text(DEVICE)}",
-                f"vm = {toml_text(VM)}",
             ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n" + self.listeners_toml()
 
-    def guest_command(self) -> list[str]:
-        """Return QEMU's command for a guest that counts, polls and writes to the data disk."""
-        words = f"console=ttyS0 quiet panic=-1 fw_name={VM} fw_address={GUEST_ADDRESS} fw_peer={PEER[0]}:{PEER[1]}"
-        words += " fw_ticks=0.1 fw_poll=0.3"
+    def knows_vm(self, host: str) -> bool:
+        """Return whether the host has a definition of the VM, or any other file of it."""
+        return any(self.hosts[host].directory.glob(f"{VM}.*"))
+
+    def guest_command(self, *, device: str = DEVICE, disks: Path | None = None) -> list[str]:
+        """Return QEMU's command for a guest that counts, polls and writes to the data disk.
+
+        A second guest has another device, and its disks in another directory.
+        """
+        data, ephemeral = ((disks or self.shared) / path.name for path in (self.data_disk, self.ephemeral_disk))
         return [
             *self.empty_command(),
-            *("-kernel", str(GUEST / "vmlinux"), "-initrd", str(GUEST / "initramfs"), "-append", words),
-            *("-drive", f"file={self.data_disk},format=raw,if=virtio,file.locking=off"),
-            *("-drive", f"file={self.ephemeral_disk},format=raw,if=virtio,file.locking=off"),
-            *("-netdev", f"tap,id=net0,ifname={DEVICE},script=no,downscript=no"),
+            *("-kernel", str(GUEST / "vmlinux"), "-initrd", str(self.initramfs), "-append", self.kernel_words()),
+            *("-drive", f"file={data},format=raw,if=virtio,file.locking=off"),
+            *("-drive", f"file={ephemeral},format=raw,if=virtio,file.locking=off"),
+            *("-netdev", f"tap,id=net0,ifname={device},script=no,downscript=no"),
             *("-device", "virtio-net-pci,netdev=net0,mac=52:54:00:00:00:01,romfile="),
         ]
 
     def empty_command(self) -> list[str]:
         """Return QEMU's command for a VM without disks and network, which starts at once and runs only firmware."""
         return [
-            *("qemu-system-x86_64", "-accel", "tcg", "-machine", "q35", "-m", str(MEMORY_MIB), "-nodefaults"),
+            *("qemu-system-x86_64", "-accel", "tcg", "-machine", "q35", "-m", str(self.memory_mib), "-nodefaults"),
             *("-no-user-config", "-display", "none"),
             *("-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console"),
         ]
 
     def define(self, host: str, command: list[str], *, disks: bool = False) -> None:
         """Write the VM's definition on the host; with `disks` the guest's two disks, which are created."""
-        lines = [f"command = {toml_text(command)}", f"memory_mib = {MEMORY_MIB}"]
+        lines = [f"command = {toml_text(command)}", f"memory_mib = {self.memory_mib}"]
         if disks:
             if not self.data_disk.exists():
                 with self.data_disk.open("wb") as file:
@@ -221,18 +289,6 @@ class QemuSite:
             lines += [f"disks = {toml_text([str(self.data_disk)])}", "[ephemeral]"]
             lines += [f"path = {toml_text(str(self.ephemeral_disk))}", "size_mib = 1"]
         (self.hosts[host].directory / f"{VM}.toml").write_text("\n".join(lines) + "\n")
-
-    def close(self) -> None:
-        for pid in self._processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, 9)
-        for space in (self.peer_namespace, *(host.namespace for host in self.hosts.values())):
-            _ip("netns", "del", space)
-
-    def _processes(self) -> Iterator[int]:
-        """Yield the processes in the namespaces of this site."""
-        for space in (self.peer_namespace, *(host.namespace for host in self.hosts.values())):
-            yield from map(int, _run("ip", "netns", "pids", space).split())
 
 
 def _ip(*arguments: str) -> None:

@@ -1,21 +1,25 @@
-"""Hosts with a real libvirt: its QEMU driver inside the test's process, and daemons in namespaces of their own."""
+"""Hosts with a real libvirt: its QEMU driver inside the test's process, and daemons in namespaces of their own.
+
+`LibvirtSite` has two daemons on the network of a `Site`, and a guest that was booted once and is restored.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from forewarn.hypervisor.libvirt.connection import LibvirtHost
 from forewarn.hypervisor.libvirt.driver import LibvirtDriver
 from tests.support.service_process import eventually
-from tests.vms.hosts import GUEST, MEMORY_MIB, VM, wait_for
+from tests.vms.hosts import DEVICE, GUEST, GUEST_ADDRESS, HOST_NAMES, MEMORY_MIB, VM, Site, toml_text, wait_for
 
-TIMEOUT_S = 120.0  # libvirt first asks QEMU what it can do, which takes long on a busy machine
+TIMEOUT_S = 240.0  # libvirt first asks QEMU what it can do, which takes long on a busy machine
 _QEMU_SETTINGS = """
 stdio_handler = "file"
 security_driver = "none"
@@ -28,15 +32,19 @@ _DOMAIN = """
 <domain type='qemu'><name>{vm}</name><uuid>11111111-1111-4111-8111-111111111111</uuid>
 <metadata><forewarn:disks xmlns:forewarn='urn:forewarn:disks:1' ephemeral='vdb'/></metadata>
 <memory unit='MiB'>{memory}</memory><vcpu>1</vcpu>
-<os><type arch='x86_64' machine='q35'>hvm</type><kernel>{guest}/vmlinux</kernel><initrd>{guest}/initramfs</initrd>
-<cmdline>console=ttyS0 quiet panic=-1 fw_name={vm} fw_address=10.0.0.4 fw_ticks=0.1 fw_poll=0.3</cmdline></os>
+<os><type arch='x86_64' machine='q35'>hvm</type><kernel>{guest}/vmlinux</kernel><initrd>{initramfs}</initrd>
+<cmdline>{words}</cmdline></os>
 <features><acpi/></features>
-<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disks}
+<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{devices}
 <serial type='file'><source path='{console}' append='on'/></serial><memballoon model='none'/></devices></domain>
 """
 _DISK = """
 <disk type='file' device='disk'><driver name='qemu' type='raw' cache='none'/><source file='{path}'/>
 <target dev='{target}' bus='virtio'/></disk>
+"""
+_TAP = f"""
+<interface type='ethernet'><mac address='52:54:00:00:00:01'/><target dev='{DEVICE}' managed='no'/>
+<model type='virtio'/><rom enabled='no'/></interface>
 """
 
 
@@ -89,12 +97,12 @@ class Guest:
         for path in disks.values():
             with path.open("wb") as file:
                 file.truncate(1 << 20)
-        self.xml = _DOMAIN.format(
-            vm=VM,
-            memory=MEMORY_MIB,
-            guest=GUEST,
+        self.xml = _domain_xml(
+            words=f"console=ttyS0 quiet panic=-1 fw_name={VM} fw_address=10.0.0.4 fw_ticks=0.1 fw_poll=0.3",
+            initramfs=GUEST / "initramfs",
+            memory_mib=MEMORY_MIB,
             console=self.console,
-            disks="".join(_DISK.format(path=path, target=name) for name, path in disks.items()),
+            devices=_disk_devices(disks),
         )
 
     def text(self) -> str:
@@ -118,6 +126,16 @@ class Guest:
         self.wait_for_ticks()
 
 
+def _domain_xml(*, words: str, initramfs: Path, memory_mib: int, console: Path, devices: str) -> str:
+    return _DOMAIN.format(
+        vm=VM, memory=memory_mib, guest=GUEST, initramfs=initramfs, words=words, console=console, devices=devices
+    )
+
+
+def _disk_devices(disks: Mapping[str, Path]) -> str:
+    return "".join(_DISK.format(path=path, target=name) for name, path in disks.items())
+
+
 def embedded_host(directory: Path) -> LibvirtHost:
     """Return a host whose libvirt is in this process; what QEMU can do is found out once per directory."""
     (directory / "etc").mkdir(parents=True, exist_ok=True)
@@ -126,11 +144,12 @@ def embedded_host(directory: Path) -> LibvirtHost:
 
 
 class LibvirtDaemon:
-    """A libvirtd in mount, network and UTS namespaces of its own."""
+    """A libvirtd in mount and UTS namespaces of its own, and in a network namespace: this one, or its own."""
 
-    def __init__(self, name: str, number: int, directory: Path) -> None:
+    def __init__(self, name: str, number: int, directory: Path, *, namespace: str = "") -> None:
         self.name = name
         self.directory = directory
+        self._isolated = ["ip", "netns", "exec", namespace, "unshare"] if namespace else ["unshare", "--net"]
         for part in ("run", "lib", "cache", "etc"):
             (directory / part).mkdir(parents=True, exist_ok=True)
         (directory / "etc" / "qemu.conf").write_text(_QEMU_SETTINGS)
@@ -162,7 +181,7 @@ class LibvirtDaemon:
             f"exec nice -n 5 libvirtd -f {self.directory}/etc/libvirtd.conf -p {self.directory}/pid"
         )
         self._child = subprocess.Popen(
-            ["unshare", "--mount", "--net", "--uts", "sh", "-c", script], start_new_session=True
+            [*self._isolated, "--mount", "--uts", "sh", "-c", script], start_new_session=True
         )
         eventually(self._is_listening, within_s=TIMEOUT_S)
 
@@ -175,14 +194,21 @@ class LibvirtDaemon:
         """End the daemon; its VMs go on."""
         if self._child is not None:
             os.kill(self._child.pid, number)
-            self._child.wait(timeout=TIMEOUT_S)
+            try:
+                self._child.wait(timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                raise
             self._child = None
             (self.directory / "run" / "libvirt-sock").unlink(missing_ok=True)
 
-    def end_guest_left_over(self) -> None:
-        """Kill the guest if a failed test has left it running."""
-        with suppress(FileNotFoundError, ProcessLookupError):
-            os.kill(int((self.directory / "run" / "qemu" / f"{VM}.pid").read_text()), signal.SIGKILL)
+    def close(self) -> None:
+        """End the daemon, and the guest if a failed test has left it running."""
+        try:
+            self.stop()
+        finally:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                os.kill(int((self.directory / "run" / "qemu" / f"{VM}.pid").read_text()), signal.SIGKILL)
 
 
 async def end_guest(driver: LibvirtDriver, *hosts: str) -> None:
@@ -191,3 +217,108 @@ async def end_guest(driver: LibvirtDriver, *hosts: str) -> None:
         if await driver.state(host, VM) != "absent":
             await driver.power_off(host, VM)
     await driver.close()
+
+
+class LibvirtSite(Site):
+    """Hosts with a libvirtd each, for all tests of a session: `start_guest` and `remove_guest` are for one test.
+
+    Each daemon sees a directory of its own in place of /var/lib/libvirt, where its guests write their console.
+    """
+
+    hypervisor = "libvirt"
+
+    def __init__(self, directory: Path, number: int, *, agent: str) -> None:
+        super().__init__(directory, number, agent=agent, console_name="lib/console.log")
+        self._daemons = {
+            host.name: LibvirtDaemon(host.name, index, host.directory, namespace=host.namespace)
+            for index, host in enumerate(self.hosts.values(), 1)
+        }
+        self._saved = directory / "saved"
+
+    def start(self) -> None:
+        """Start the daemons, boot a guest, and save it when it counts."""
+        first, second = self._daemons.values()
+        first.start()
+        self._virsh(first.name, "version")  # now it knows what QEMU can do, which takes seconds to find out
+        shutil.copytree(first.directory / "cache", second.directory / "cache", dirs_exist_ok=True)
+        second.start()
+        for name in HOST_NAMES:
+            self._virsh(name, "pool-define-as", "shared", "dir", "--target", str(self.shared))
+            self._virsh(name, "pool-start", "shared")
+        self.start_guest()
+        self._saved.mkdir()
+        self._virsh(HOST_NAMES[0], "save", VM, str(self._saved / "memory"))
+        for path in (self.data_disk, self.ephemeral_disk, self.hosts[HOST_NAMES[0]].console):
+            shutil.copy(path, self._saved / path.name)
+        self.remove_guest()
+
+    def uri(self, host: str) -> str:
+        """Return the URI of the host's libvirt."""
+        return self._daemons[host].uri
+
+    def start_guest(self, *, has_disks: bool = True, address: str = GUEST_ADDRESS) -> None:
+        """Restore the guest on the first host, or boot it: without disks, as libvirt moves it, or with an address."""
+        host = self.hosts[HOST_NAMES[0]]
+        disks = {"vda": self.data_disk, "vdb": self.ephemeral_disk} if has_disks else {}
+        is_saved = has_disks and address == GUEST_ADDRESS and self._saved.exists()
+        for path in disks.values():
+            if is_saved:
+                shutil.copy(self._saved / path.name, path)
+            else:
+                with path.open("wb") as file:
+                    file.truncate(1 << 20)
+        definition = self.directory / "domain.xml"
+        definition.write_text(
+            _domain_xml(
+                words=self.kernel_words(address),
+                initramfs=self.initramfs,
+                memory_mib=self.memory_mib,
+                console=Path("/var/lib/libvirt/console.log"),
+                devices=_disk_devices(disks) + _TAP,
+            )
+        )
+        self._virsh(host.name, "define", str(definition))
+        if is_saved:
+            shutil.copy(self._saved / host.console.name, host.console)
+            self._virsh(host.name, "restore", str(self._saved / "memory"))
+        else:
+            self._virsh(host.name, "start", VM)
+        host.wait_for_ticks()
+
+    def remove_guest(self) -> None:
+        """Make both hosts forget the guest, also after a failed test."""
+        for name, host in self.hosts.items():
+            if self.knows_vm(name):
+                if "running" in self._virsh(name, "domstate", VM) or "paused" in self._virsh(name, "domstate", VM):
+                    self._virsh(name, "destroy", VM)
+                self._virsh(name, "undefine", VM)
+            host.console.unlink(missing_ok=True)
+        for disk in (self.data_disk, self.ephemeral_disk):
+            disk.unlink(missing_ok=True)
+        self.route_to(HOST_NAMES[0])
+
+    def knows_vm(self, host: str) -> bool:
+        """Return whether the host has a definition of the VM."""
+        return VM in self._virsh(host, "list", "--all", "--name").split()
+
+    def settings_toml(self) -> str:
+        """Return the tables [libvirt.hosts.…] and [[listeners]] of the settings of a service."""
+        lines = []
+        for name, daemon in self._daemons.items():
+            migrate_uri = f"unix://{self.directory}/{{vm}}.sock"
+            lines += [f"[libvirt.hosts.{name}]", f"uri = {toml_text(daemon.uri)}", f"timeout_s = {TIMEOUT_S:g}"]
+            lines += [f"migrate_uri = {toml_text(migrate_uri)}"]
+        return "\n".join(lines) + "\n" + self.listeners_toml()
+
+    def close(self) -> None:
+        """End the daemons, and then all that still runs in the namespaces."""
+        with ExitStack() as stack:
+            stack.callback(super().close)
+            for daemon in self._daemons.values():
+                stack.callback(daemon.close)
+
+    def _virsh(self, host: str, *arguments: str) -> str:
+        line = ["virsh", "--connect", self.uri(host), *arguments]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert done.returncode == 0, f"{' '.join(line)}: {done.stderr}"
+        return done.stdout

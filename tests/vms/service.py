@@ -1,15 +1,16 @@
-"""The real service with `hypervisor = "qemu"` over a site of real QEMU, and what its one guest does about events."""
+"""The real service over a site of real VMs, and what its one guest does about events."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from tests.support.service_process import ServiceProcess, eventually
-from tests.vms.hosts import HOST_NAMES, VM, QemuSite, wait_for
+from tests.vms.hosts import HOST_NAMES, VM, HostSetup, QemuSite, Site, wait_for
 
 CRASH_POINT = Path(__file__).parent / "crash_point"
-ACT_S = 90.0  # for an act with a boot, on a busy machine
+ACT_S = 240.0  # for an act with a boot, on a very busy machine
 FLEET = f"""
 [[hosts]]
 name = "{HOST_NAMES[0]}"
@@ -20,38 +21,30 @@ name = "{VM}"
 host = "{HOST_NAMES[0]}"
 priority = "Spot"
 """
-SETTINGS = """
-hypervisor = "qemu"
-grace_s = 1
-"""
 
 
-class QemuService(ServiceProcess):
+class VmService(ServiceProcess):
     """`forewarn serve` for a site. The guest polls and approves by itself."""
 
-    def __init__(self, site: QemuSite, *, crash_point: str = "") -> None:
+    def __init__(self, site: Site, *, data: Path | None = None, crash_point: str = "") -> None:
         config = site.directory / "settings.toml"
-        config.write_text(SETTINGS + site.settings_toml())
+        config.write_text(f'hypervisor = "{site.hypervisor}"\ngrace_s = 1\n{site.settings_toml()}')
         super().__init__(
-            data=site.directory / "data",
+            data=data or site.directory / "data",
             fleet=FLEET,
             command="serve",
-            arguments=("--config", str(config), "--hypervisor", "qemu"),
+            arguments=("--config", str(config), "--hypervisor", site.hypervisor),
             environment={"PYTHONPATH": str(CRASH_POINT), "CRASH_POINT": crash_point} if crash_point else {},
         )
         self.site = site
 
-    def __enter__(self) -> QemuService:
-        self.start()
-        return self
-
     def wait_until_polled(self) -> None:
-        """Wait until the guest has seen a document, on the host where it runs."""
-        wait_for(r"^doc \{", self.site.hosts[HOST_NAMES[0]].console)
+        """Wait until the guest has polled, on the host where it runs."""
+        eventually(lambda: self.api("GET", f"/vms/{VM}").json["polls"] > 0, within_s=ACT_S)
 
-    def request(self, ask: str) -> str:
-        """Request an operation on the VM; returns the id of its event."""
-        return self._event_of("/requests", {"ask": ask, "vms": [VM]})
+    def request(self, ask: str, *, notice_s: float = 0) -> str:
+        """Request an operation on the VM, with the minimum notice or this one; returns the id of its event."""
+        return self._event_of("/requests", {"ask": ask, "vms": [VM], "notice_s": notice_s})
 
     def roll_out(self, impact: str) -> str:
         """Request maintenance of the first host; returns the id of the event of the VM."""
@@ -72,7 +65,15 @@ class QemuService(ServiceProcess):
 
     def wait_for_end(self, event_id: str) -> list[str]:
         """Wait until the event is over; returns the texts of the history about it."""
-        eventually(lambda: self.api("GET", f"/events/{event_id}").json["status"] == "over", within_s=ACT_S)
+
+        def is_over() -> bool:
+            return bool(self.api("GET", f"/events/{event_id}").json["status"] == "over")
+
+        try:
+            eventually(is_over, within_s=ACT_S)
+        except AssertionError as error:
+            error.add_note(str(self.api("GET", f"/events/{event_id}").json["acts"]))
+            raise
         entries = self.api("GET", f"/history?event={event_id}").json["entries"]
         return [entry["text"] for entry in entries]
 
@@ -85,3 +86,28 @@ class QemuService(ServiceProcess):
     def host_of_vm(self) -> str:
         """Return the host of the VM in the fleet; "" if it is on none."""
         return str(self.api("GET", f"/vms/{VM}").json["host"] or "")
+
+    def check_approved_by_agent(self, host: HostSetup, kind: str, event_id: str) -> None:
+        """Check that Pacemaker's agent in the guest saw the event, prepared for it, and then approved it."""
+        approved = wait_for(f"forceEvents: postData = .*'StartRequests': .*'EventId': '{event_id}'", host.console)
+        seen = host.console_text()[: approved.start()]
+        assert re.search(rf'can handle local events .*"EventId": "{event_id}".*"EventType": "{kind}"', seen)
+        assert "put node standby" in seen
+        eventually(lambda: self.api("GET", f"/events/{event_id}").json["approved_by"] == VM)
+
+
+class QemuService(VmService):
+    """`forewarn serve` for a site of plain QEMU, whose guest runs the lab's script."""
+
+    site: QemuSite
+
+    def __init__(self, site: QemuSite, *, crash_point: str = "") -> None:
+        super().__init__(site, crash_point=crash_point)
+
+    def __enter__(self) -> QemuService:
+        self.start()
+        return self
+
+    def wait_until_polled(self) -> None:
+        """Wait until the guest has seen a document, on the host where it runs."""
+        wait_for(r"^doc \{", self.site.hosts[HOST_NAMES[0]].console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,10 +46,16 @@ def guests_of(data: Path) -> list[int]:
 def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VmLab]:
     data = tmp_path / "lab"
     options = [] if request.param == "taps" else [request.param]
-    forewarn("lab", "vms", "--detach", "--console", f"127.0.0.1:{free_port()}", *options, data=data)
-    yield VmLab(data, taps=request.param == "taps")
-    forewarn("lab", "down", data=data)
-    assert guests_of(data) == []
+    try:
+        forewarn("lab", "vms", "--detach", "--console", f"127.0.0.1:{free_port()}", *options, data=data)
+        yield VmLab(data, taps=request.param == "taps")
+    finally:
+        try:
+            forewarn("lab", "down", data=data)
+            assert guests_of(data) == []
+        finally:
+            for pid in guests_of(data):
+                os.kill(pid, signal.SIGKILL)
     assert str(data) not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ class Site:
         self.daemons = {
             name: LibvirtDaemon(name, number, directory / name) for number, name in enumerate(("kvm-a", "kvm-b"), 1)
         }
+
+    def start(self) -> None:
         for daemon in self.daemons.values():
             daemon.start()
 
@@ -61,17 +64,20 @@ class Site:
         asyncio.run(run())
 
     def close(self) -> None:
-        for daemon in self.daemons.values():
-            daemon.stop()
-            daemon.end_guest_left_over()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            for daemon in self.daemons.values():
+                stack.callback(daemon.close)
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     site = Site(Path(tempfile.mkdtemp(prefix="fwlv-")))  # short: the path of a Unix socket is limited
-    yield site
-    site.close()
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
 
 
 async def prepare(driver: LibvirtDriver) -> None:

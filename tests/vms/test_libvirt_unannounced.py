@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -155,10 +155,10 @@ class LibvirtSite:
         assert self.service.api("GET", path).json["ending"] == "finished"
 
     def close(self) -> None:
-        self.service.kill()
-        for daemon in self.daemons.values():
-            daemon.stop()
-            daemon.end_guest_left_over()
+        with ExitStack() as stack:
+            for daemon in self.daemons.values():
+                stack.callback(daemon.close)
+            stack.callback(self.service.kill)
 
 
 @contextmanager
