@@ -90,7 +90,8 @@ async def request_repeatedly(
 ) -> bytes:
     """Send a request again every `every_s`, and at once if nobody received it, until it is answered.
 
-    Earlier attempts stay valid: the first answer to any of them is returned. Raises NoAnswer after `within_s`.
+    Earlier attempts stay valid: the first answer to any of them is returned. Raises NoAnswer after `within_s`. Times
+    are in seconds of real time.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -122,7 +123,7 @@ def subject_token(name: str) -> str:
 class Subjects:
     """The subjects of one cluster. All of them begin with its prefix."""
 
-    prefix: str = DEFAULT_PREFIX
+    prefix: str = DEFAULT_PREFIX  # without a dot at its end
 
     @property
     def heartbeat(self) -> str:

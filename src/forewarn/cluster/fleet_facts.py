@@ -26,7 +26,7 @@ class CommittedFleet:
     def scopes_on(self, host_key: str) -> Iterator[Scope]:
         """Return the scopes with a VM on this host, or with one that an act brings to it, each once.
 
-        Nothing for a host that the fleet does not have.
+        Nothing for a host that the fleet does not have. In no particular order.
         """
         name = self.host_name(host_key)
         if name is None:

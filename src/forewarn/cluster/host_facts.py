@@ -28,7 +28,7 @@ class HostFacts:
 
     @property
     def vm_keys(self) -> list[str]:
-        """The keys of all VMs that are served here, in a new list."""
+        """The keys of all VMs that are served here, in a new list. In no particular order."""
         return [vm for scope in self.scopes.values() for vm in scope.update.vms]
 
     def apply(self, facts: Iterable[HostFact]) -> list[HostFact]:

@@ -157,7 +157,10 @@ class HostNode:
         return self.follower.silent_s(self._loop.time())
 
     def reload_workers(self, timeout_s: float) -> None:
-        """Replace the worker processes, one after the other, in the background; does nothing without workers."""
+        """Replace the worker processes, one after the other, in the background; does nothing without workers.
+
+        Each has `timeout_s` seconds for the requests in progress.
+        """
         if self.frontend is not None and self.is_serving:
             self._spawn(self.frontend.reload_workers(timeout_s))
 

@@ -92,7 +92,10 @@ class FleetFacts(Protocol):
         """Return the name of this host; None if the fleet does not have it."""
 
     def scopes_on(self, host_key: str) -> Iterable[Scope]:
-        """Return the scopes with a VM on this host, or with one that an act brings to it."""
+        """Return the scopes with a VM on this host, or with one that an act brings to it.
+
+        In no particular order; nothing for an unknown host.
+        """
 
     def scope_of(self, vm_key: str) -> Scope | None:
         """Return the scope of a present VM; None for any other key."""
@@ -219,7 +222,10 @@ class HostStreams:
                 await self._bus.flush()
 
     def host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
-        """Return the current fact about the scope of this VM for this host, encoded; () for an unknown VM."""
+        """Return the current fact about the scope of this VM for this host, encoded; () for an unknown VM.
+
+        It has no VMs if none of the scope is on this host, or on its way there.
+        """
         scope = self._fleet.scope_of(vm_key)
         if scope is None:
             return ()

@@ -41,8 +41,8 @@ class _BusMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class StreamSource(msgspec.Struct, frozen=True, array_like=True):
     """The process that numbers a stream: its term, and what tells processes of one term apart."""
 
-    term: int
-    session: str
+    term: int  # of the lease; greater for each later holder
+    session: str  # of the process, a random text
 
 
 class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -103,16 +103,16 @@ class JoinRequest(_BusMessage, frozen=True):
     """From a host node: send the complete state of this host."""
 
     node: NodeInfo
-    host: str
+    host: str  # the name in the fleet
     record_number: int = 0  # the highest that this node knows
 
 
 class JoinAccepted(_BusMessage, frozen=True):
     """The reply to `JoinRequest`: how to serve, and the first part of the state as of one position."""
 
-    position: StreamPosition
+    position: StreamPosition  # as of which the state is
     begin: BeginServing
-    join_id: str
+    join_id: str  # of this state, for requests of its other parts
     parts: int  # 1 or more; the others are asked for with `StatePartRequest`
     facts: tuple[HostFact, ...]  # of the first part
 
@@ -128,7 +128,7 @@ class StatePart(_BusMessage, frozen=True):
     """The reply to `StatePartRequest`."""
 
     join_id: str
-    index: int
+    index: int  # as in the request
     facts: tuple[HostFact, ...]
 
 
@@ -153,7 +153,7 @@ class NodeDenied(_BusMessage, frozen=True):
 class VmCall(_BusMessage, frozen=True):
     """From a host node: what a VM asked for and memory cannot answer. It may be repeated."""
 
-    node_id: str
+    node_id: str  # `NodeInfo.id`
     request: EnableRequest | ApproveRequest | WorkerTokenRequest
 
 
@@ -161,13 +161,13 @@ class VmCallReply(_BusMessage, frozen=True):
     """The reply to `VmCall`, with the scope of the VM as it is then, so that the VM sees what it caused."""
 
     reply: RequestDone | TokenGranted | TokenDenied | RequestFailed
-    scopes: tuple[HostScope, ...] = ()
+    scopes: tuple[HostScope, ...] = ()  # one; empty for a VM that is unknown or not on the host
 
 
 class SeenReport(_BusMessage, frozen=True):
     """From a host node, every SEEN_INTERVAL_S: what it observed. It is repeated until it is answered."""
 
-    node_id: str
+    node_id: str  # `NodeInfo.id`
     number: int  # of this report; the same if it is repeated
     report: ObservationReport
     position: StreamPosition | None = None  # what it shows; None: it has no complete state
@@ -191,7 +191,7 @@ class ActOrder(_BusMessage, frozen=True):
     act: Act
     now: float  # lab time
     step: MoveStep | None = None  # None: the whole act
-    given: MoveHandover = MoveHandover()
+    given: MoveHandover = MoveHandover()  # what the hosts of the move have handed over so far
     scopes: tuple[HostScope, ...] = ()  # of the VM, to be shown before the order is carried out
 
 

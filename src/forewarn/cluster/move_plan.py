@@ -24,16 +24,16 @@ _STEPS_WITH_NOTES = (MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.CLEAN_UP)
 class StepOrder:
     """Order a step from the node of this host."""
 
-    host: str
+    host: str  # its name in the fleet
     step: MoveStep
-    given: MoveHandover
+    given: MoveHandover  # what the hosts have handed over so far
 
 
 @dataclass(frozen=True, slots=True)
 class StepWait:
     """Nothing can be ordered now: a person or a host must do something first."""
 
-    note: str
+    note: str  # for people
     host: str = ""  # that does not answer; "": none
 
 

@@ -43,7 +43,7 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def servers(self) -> list[str]:
-        """The URLs, one by one."""
+        """The URLs, one by one. In the order of `url`, without blanks; [] if it is empty."""
         return [part.strip() for part in self.url.split(",") if part.strip()]
 
     @property

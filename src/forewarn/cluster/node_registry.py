@@ -45,18 +45,24 @@ class JoinedNode:
     seen_number: int = 0  # of its last report; 0: none
     position: StreamPosition | None = None  # what it showed in its last report
     vms: int = 0  # that it served then
-    workers: int = 0
-    clock_ahead_s: float = 0.0
+    workers: int = 0  # that answered VMs there; 0: the node itself
+    clock_ahead_s: float = 0.0  # how far its clock was ahead of the active node's
     has_left: bool = False  # it stopped, and said so
     silence: NodeSilence | None = None  # the latest that has ended
     request_totals: RequestTotals = field(default_factory=RequestTotals)  # since it was started, as of its last report
 
     def is_silent(self, now: float) -> bool:
-        """Return whether it has left, or was not heard for over 5 s (SILENT_S)."""
+        """Return whether it has left, or was not heard for over 5 s (SILENT_S).
+
+        `now` is the time of a monotonic clock.
+        """
         return self.has_left or now - self.heard_at > SILENT_S
 
     def note_heard(self, now: float) -> None:
-        """Record that it was heard at `now`, and in `silence` the silence that this ends, if it was silent."""
+        """Record that it was heard at `now`, and in `silence` the silence that this ends, if it was silent.
+
+        `now` is the time of a monotonic clock.
+        """
         if self.is_silent(now):
             self.silence = NodeSilence(self.heard_at, now)
         self.heard_at = now
@@ -76,9 +82,9 @@ class NodeRegistry:
     def admit(self, host_key: str, host: str, join: JoinRequest, now: float) -> NodeDenied | None:
         """Record that this node serves the host from now on, and was heard; return why not, if it must not.
 
-        None: it serves the host. Denied are a node of another protocol (VERSION), one that is older than the
-        present one of the same id (REPLACED), and one of another id while the present one was heard within 3 s
-        (OCCUPIED).
+        None: it serves the host. Denied are a node of another protocol (VERSION), one that is older than the present
+        one of the same id (REPLACED), and one of another id while the present one was heard within 3 s (OCCUPIED).
+        `now` is the time of a monotonic clock.
         """
         info, current = join.node, self._nodes.get(host_key)
         if info.protocol != PROTOCOL:
@@ -111,8 +117,8 @@ class NodeRegistry:
     def check(self, host_key: str, node_id: str, now: float) -> NodeDenied | None:
         """Note that the node with this id was heard; return why it is not served, if it is not the one.
 
-        None: it is the node of this host. Denied if none has joined (NOT_JOINED), or another one has
-        (REPLACED).
+        None: it is the node of this host. Denied if none has joined (NOT_JOINED), or another one has (REPLACED). `now`
+        is the time of a monotonic clock.
         """
         current = self._nodes.get(host_key)
         if current is None:
@@ -125,7 +131,8 @@ class NodeRegistry:
     def silence_of(self, host_key: str, now: float) -> NodeSilence | None:
         """Return the silence of this host's node, if it is silent, else its latest; None if it never was.
 
-        A node that never joined is silent once 5 s have passed since `started_at`.
+        A node that never joined is silent once 5 s have passed since `started_at`. `now` is the time of a monotonic
+        clock.
         """
         node = self._nodes.get(host_key)
         if node is None:
@@ -149,7 +156,10 @@ class NodeRegistry:
         return self._nodes.get(host_key)
 
     def nodes(self) -> list[JoinedNode]:
-        """Return all nodes that have joined, also those that have left, in a new list."""
+        """Return all nodes that have joined, also those that have left, in a new list.
+
+        In the order in which their hosts first had one.
+        """
         return list(self._nodes.values())
 
     def request_totals(self) -> RequestTotals:
@@ -157,7 +167,10 @@ class NodeRegistry:
         return sum_totals(self._totals_of_replaced, *(node.request_totals for node in self._nodes.values()))
 
     def wait_text(self, host_key: str, host: str, now: float) -> str:
-        """Return what an act waits for whose node does not answer, for people."""
+        """Return what an act waits for whose node does not answer, for people.
+
+        `now` is the time of a monotonic clock.
+        """
         node = self._nodes.get(host_key)
         if node is None:
             return f"waits for the node of host {host}, which has not joined"
@@ -170,8 +183,8 @@ class NodeRegistry:
     def describe(self, now: float) -> list[dict[str, Any]]:
         """Return one dictionary per node for people and programs, sorted by host; nodes that left, too.
 
-        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s, term and position (None
-        before its first report), clock_ahead_s and left (it was stopped).
+        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s, term and position (None before
+        its first report), clock_ahead_s and left (it was stopped). `now` is the time of a monotonic clock.
         """
         return [
             {

@@ -48,14 +48,14 @@ _FENCE_INTERVAL_S = 30.0  # real time, between attempts to fence a host
 class ClusterView:
     """What the remote hypervisor asks the rest of the active node. Hosts are named as in the fleet."""
 
-    term: Callable[[], int]
+    term: Callable[[], int]  # of the lease
     is_held: Callable[[], bool]  # whether the lease is certainly held: else nothing is ordered
-    store_tag: Callable[[], str]
+    store_tag: Callable[[], str]  # of the store, whose terms these are
     hosts: Callable[[], Iterable[str]]  # the hosts that have not failed
-    is_confirmed_down: Callable[[str], bool]
+    is_confirmed_down: Callable[[str], bool]  # whether an operator has confirmed that this host is down
     silence_text: Callable[[str], str]  # `waits for the node of host h7, silent for 40 s`
     host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # of a host (its key) and a VM (its key), encoded
-    real_time: Callable[[], float]
+    real_time: Callable[[], float]  # in POSIX seconds
     failed_moves: Callable[[Act], Iterable[Act]]  # of the act's VM since it last changed hosts, oldest first
 
 
@@ -74,9 +74,9 @@ class RemoteHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from its host, or the next steps of a move from its two hosts.
 
-        A node that does not answer within 3 s makes the act wait, and so does a lease that is not certainly
-        held: then it returns ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or
-        no host can perform it.
+        A node that does not answer within 3 s makes the act wait, and so does a lease that is not certainly held: then
+        it returns ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or no host can perform
+        it. `now` is lab time.
         """
         if not self._view.is_held():
             return ActUnderWay(at=now + _RETRY_AFTER_S, note="waits until this control node is active again")

@@ -43,14 +43,14 @@ class AskPart:
     """Ask the active node for a part of the state, and pass its reply to `on_part`."""
 
     join_id: str
-    index: int
+    index: int  # from 1
 
 
 @dataclass(frozen=True, slots=True)
 class InstallState:
     """Show these facts, and no others, in place of all earlier ones."""
 
-    begin: BeginServing
+    begin: BeginServing  # how to serve; the same each time, unless the active node's rules have changed
     facts: tuple[HostFact, ...]
 
 
@@ -103,24 +103,31 @@ class StreamFollower:
         return bool(self._join_reason)
 
     def silent_s(self, now: float) -> float:
-        """Return for how many seconds the active node was not heard; infinite if never."""
+        """Return for how many seconds the active node was not heard; infinite if never.
+
+        `now` is the time of a monotonic clock.
+        """
         return now - self._heard_at
 
     def start(self, now: float) -> list[FollowerAction]:
-        """Ask for the complete state for the first time; returns the request to send."""
+        """Ask for the complete state for the first time; returns the request to send.
+
+        `now` is the time of a monotonic clock.
+        """
         return self._join("start", now)
 
     def on_doubt(self, reason: str, now: float) -> list[FollowerAction]:
         """Ask for the complete state, because messages may have been lost; `reason` is counted in `joins`.
 
-        Returns nothing to do if a request was sent a moment ago: `on_tick` repeats it.
+        Returns nothing to do if a request was sent a moment ago: `on_tick` repeats it. `now` is the time of a monotonic
+        clock.
         """
         return self._join(reason, now)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
         """Note that the active node is alive; a new one makes this node join again.
 
-        A heartbeat of an older term is ignored.
+        A heartbeat of an older term is ignored. `now` is the time of a monotonic clock.
         """
         if self._is_deposed(heartbeat.source):
             return []
@@ -131,7 +138,7 @@ class StreamFollower:
     def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:
         """Apply an update if it is the next one; keep it if the state is awaited; else ask for the state.
 
-        An update that is shown already, or of an older term, is ignored.
+        An update that is shown already, or of an older term, is ignored. `now` is the time of a monotonic clock.
         """
         source, number = update.position.source, update.position.number
         if self._is_deposed(source):
@@ -152,7 +159,10 @@ class StreamFollower:
         return actions
 
     def on_joined(self, accepted: JoinAccepted, now: float) -> list[FollowerAction]:
-        """Take over the state of a reply, or ask for its next part; ignore one that is not awaited or old."""
+        """Take over the state of a reply, or ask for its next part; ignore one that is not awaited or old.
+
+        `now` is the time of a monotonic clock. A reply of an older term is ignored.
+        """
         source = accepted.position.source
         if self._is_deposed(source):
             return []
@@ -166,7 +176,10 @@ class StreamFollower:
         return [*actions, *self._continue_state(now)]
 
     def on_part(self, part: StatePart, now: float) -> list[FollowerAction]:
-        """Take over a part of the state; with the last one, the state is complete."""
+        """Take over a part of the state; with the last one, the state is complete.
+
+        `now` is the time of a monotonic clock.
+        """
         state = self._state
         if state is None or part.join_id != state.accepted.join_id or part.index in state.parts:
             return []
@@ -175,7 +188,10 @@ class StreamFollower:
         return self._continue_state(now)
 
     def on_state_gone(self, join_id: str, now: float) -> list[FollowerAction]:
-        """Join again, because the active node no longer has the parts of this state."""
+        """Join again, because the active node no longer has the parts of this state.
+
+        `now` is the time of a monotonic clock.
+        """
         if self._state is None or self._state.accepted.join_id != join_id:
             return []
         self._state = None
@@ -189,7 +205,8 @@ class StreamFollower:
     def on_position(self, position: StreamPosition, now: float) -> list[FollowerAction]:
         """Compare with the position of the stream that the active node reported.
 
-        That is no sign that it holds the lease, so it counts as silent all the same.
+        That is no sign that it holds the lease, so it counts as silent all the same. `now` is the time of a monotonic
+        clock.
         """
         if self._is_deposed(position.source):
             return []
@@ -201,7 +218,10 @@ class StreamFollower:
         return actions
 
     def on_tick(self, now: float) -> list[FollowerAction]:
-        """Repeat requests that were not answered, and notice that the stream stays ahead. Call it often."""
+        """Repeat requests that were not answered, and notice that the stream stays ahead. Call it often.
+
+        `now` is the time of a monotonic clock.
+        """
         if not self.is_joining:
             if self._behind is None or self.position is None:
                 return []

@@ -74,8 +74,8 @@ async def dry_run_rollout(
     """Return what a rollout would lead to, for more than 2,000 VMs only its first wave.
 
     The arguments are those of `RequestService.start_rollout`; `notice_s` is in seconds of lab time, 0 means the
-    minimum. Changes nothing. Waits for an earlier dry run. Raises what `RequestService.start_rollout` raises, and
-    DryRunTooLarge.
+    minimum. Changes nothing. Waits for an earlier dry run, except for a first wave alone. Raises what
+    `RequestService.start_rollout` raises, and DryRunTooLarge.
     """
     request = control.requests.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

@@ -25,7 +25,7 @@ class ObservedVm(NamedTuple):
     scope_id: str
     name: str
     host: str  # "": none
-    power: PowerState
+    power: PowerState  # as the fleet has it
     seen: LastSeen | None  # what its hosts last reported; None: nothing yet
 
 

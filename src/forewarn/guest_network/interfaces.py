@@ -50,8 +50,8 @@ class VmInterface:
 class InterfaceFile:
     """What a TOML file says: interfaces, and the URIs of libvirt whose running domains to add."""
 
-    interfaces: tuple[VmInterface, ...]
-    libvirt_uris: tuple[str, ...]
+    interfaces: tuple[VmInterface, ...]  # in the order of the file
+    libvirt_uris: tuple[str, ...]  # in the order of the file
 
 
 def parse_option(text: str, attachment: Attachment) -> VmInterface:

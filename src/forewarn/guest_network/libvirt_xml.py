@@ -16,8 +16,8 @@ _IPV4_FAMILIES = ("ipv4", None)
 class DomainNic:
     """One `<interface>` of a running domain that has a device on the host."""
 
-    domain: str
-    device: str
+    domain: str  # its name
+    device: str  # on the host
     mac: str  # "": not given
     addresses: tuple[str, ...]  # that the XML itself gives; mostly none
     network: str  # the libvirt network that it is connected to; "": none
@@ -29,8 +29,8 @@ class Domain:
     """The name of a domain, its usable interfaces, and in words the interfaces that cannot be used."""
 
     name: str
-    interfaces: tuple[DomainNic, ...]
-    skipped: tuple[str, ...]
+    interfaces: tuple[DomainNic, ...]  # in the order of the XML
+    skipped: tuple[str, ...]  # a clause for each, with the reason
 
 
 def parse_domain(xml: str) -> Domain:

@@ -28,7 +28,7 @@ VirshRunner = Callable[[Sequence[str]], str]  # runs virsh with these arguments 
 class NamedInterfaces:
     """The interfaces that all sources name."""
 
-    interfaces: tuple[VmInterface, ...]
+    interfaces: tuple[VmInterface, ...]  # each device once, ordered by VM and device
     sources: frozenset[str] = frozenset()  # the file and libvirt URIs that were read, even if they name none
     notes: tuple[str, ...] = ()  # interfaces that were left out, and why
 
@@ -38,8 +38,8 @@ class InterfaceSources:
     """Reads the interfaces of options (`given`), of a file, and of the running domains at libvirt URIs."""
 
     given: tuple[VmInterface, ...] = ()
-    file: Path | None = None
-    libvirt_uris: tuple[str, ...] = ()
+    file: Path | None = None  # None: no file
+    libvirt_uris: tuple[str, ...] = ()  # besides those that the file names
     _domains: dict[str, DomainList] = field(default_factory=dict)
 
     def read(self, *, reuse_domains: bool = False) -> NamedInterfaces:
@@ -78,8 +78,8 @@ class InterfaceSources:
 class DomainList:
     """The interfaces of libvirt's running domains, and in words those left out."""
 
-    interfaces: tuple[DomainNic, ...]
-    skipped: tuple[str, ...]
+    interfaces: tuple[DomainNic, ...]  # domain by domain, as `virsh` lists them
+    skipped: tuple[str, ...]  # a clause for each, with the reason
 
 
 def read_domains(virsh: VirshRunner) -> DomainList:

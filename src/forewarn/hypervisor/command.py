@@ -115,15 +115,15 @@ class CommandHypervisor:
         If the command still runs then, returns ActUnderWay, and the next call waits again. The act fails if its verb
         has no command, or if the command cannot be started, ends with another code than 0, or takes too long. Raises
         Unavailable if a check does not know whether the act was done, or if a command of an earlier service does not
-        end; ActNotTried if the journal cannot be used.
+        end; ActNotTried if the journal cannot be used. `now` is lab time.
         """
         return await self._perform(act, "", now)
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Perform this step of a move to or from another host, if the act's command has the step.
 
-        Other steps succeed at once, without a command; FENCE always fails. By default a command performs a
-        whole move, on the source; if the source is down, on the destination. Waits and raises as `perform`.
+        Other steps succeed at once, without a command; FENCE always fails. By default a command performs a whole move,
+        on the source; if the source is down, on the destination. Waits and raises as `perform`. `now` is lab time.
         """
         done = StepReport.of(ActDone(True))
         match step:

@@ -271,7 +271,8 @@ class Lab:
 
         `in_` is a text such as "7d", seconds or a timedelta; 0 means ten minutes. Returns the events; deallocated VMs
         have none, VMs being moved to the host have one. Raises NotFound for an unknown host (its name may be in any
-        case), Refused if it is not healthy or no other healthy host can take a VM.
+        case), Refused if it is not healthy or no other healthy host can take a VM. The events are in order of
+        publication.
         """
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
@@ -281,7 +282,8 @@ class Lab:
         """Make a host fail now: its VMs are redeployed to other hosts without notice. Returns their events.
 
         VMs that were being redeployed to it are among them, deallocated ones are not. Raises NotFound for an unknown
-        host (its name may be in any case), Refused if it has failed already or no other healthy host can take a VM.
+        host (its name may be in any case), Refused if it has failed already or no other healthy host can take a VM. The
+        events are in order of publication.
         """
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 

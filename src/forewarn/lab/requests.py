@@ -37,7 +37,7 @@ def find_vm(service: LabService, name: str) -> Vm:
 class RequestedNotice:
     """The notice that a test asked for; None and 0 mean the usual notice of the event's kind."""
 
-    duration: DurationLike | None
+    duration: DurationLike | None  # "15m", seconds or a timedelta
 
     @property
     def seconds(self) -> float:
@@ -105,7 +105,7 @@ async def degrade_host(service: LabService, host: str, notice: RequestedNotice) 
 
     The usual notice is ten minutes. Does everything due. Deallocated VMs get no event. Raises NotFound for an unknown
     host (its name may be in any case), Rejected for a bad notice, Refused if the host is not healthy or no other host
-    can take a VM.
+    can take a VM. Oldest first.
     """
     receipt = await service.control.requests.degrade_host(
         host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
@@ -118,7 +118,7 @@ async def fail_host(service: LabService, host: str) -> list[Event]:
     """Make a host fail now; returns the Redeploy events of its VMs and of those being redeployed to it.
 
     Does everything due, so the events have started. Deallocated VMs get no event. Raises NotFound for an unknown host
-    (its name may be in any case), Refused if it has failed already or no other host can take a VM.
+    (its name may be in any case), Refused if it has failed already or no other host can take a VM. Oldest first.
     """
     receipt = await service.control.requests.fail_host(host, who=TEST_ACTOR)
     await service.settle()

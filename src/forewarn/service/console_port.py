@@ -55,7 +55,7 @@ class ConsolePort:
 
     @property
     def audiences(self) -> list[str]:
-        """The addresses by which clients may call it, for which tokens are accepted."""
+        """The base URLs by which clients may call it, for which tokens are accepted; loopback names first."""
         return [f"https://{_url_host(name)}:{self.number}" for name in (*LOOPBACK_NAMES, *self.names)]
 
     @asynccontextmanager

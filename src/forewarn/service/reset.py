@@ -33,7 +33,7 @@ def require_lab(data: Path) -> None:
 
 
 def wipe_lab(directory: DataDirectory) -> None:
-    """Remove the store, the ledger of the simulated hypervisor and the files of VMs and commands.
+    """Remove the store, the ledger of the simulated hypervisor and the files of VMs, commands and acts.
 
     Certificates and the administrator's secret stay: clients trust the one and know the other. The next start may begin
     with an empty store although these files are there. The caller holds the lock of the directory. Raises Refused for

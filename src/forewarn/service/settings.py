@@ -130,7 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def nats(self) -> NatsSettings:
-        """How to connect to the bus; only if there is one."""
+        """How to connect to the bus, from the settings `bus` and `bus_…`; its `url` is "" without a bus."""
         return NatsSettings(
             url=self.bus,
             credentials=self.bus_credentials,

@@ -130,8 +130,8 @@ async def make_operator_server(
 ) -> OperatorServer:
     """Return what is served on this port, with the keys in `secrets`, which are created where missing.
 
-    Also stores the tenant id and, once, the administrator client; see `open_operator_server` for what it raises.
-    The port stays the caller's, also after an error.
+    Also stores the tenant id and, once, the administrator client; see `open_operator_server` for what it raises. The
+    port stays the caller's, also after an error. `now` is lab time, for the history.
     """
     key = SigningKey.load_or_create(secrets.token_key)
     issuer = TokenIssuer(

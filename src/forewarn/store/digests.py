@@ -30,7 +30,7 @@ _INEXACT = {scopes.name: scopes.columns.keys().index("last_request_at")}
 class TableDigest(NamedTuple):
     """How many rows a table has, and what is in them."""
 
-    rows: int
+    rows: int  # how many there are
     digest: str  # hexadecimal
 
 

@@ -31,9 +31,9 @@ _HAS_ROWS = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM hosts
 class CopyPosition(NamedTuple):
     """Which group of which record a copy has."""
 
-    record_id: str
-    term: int
-    number: int
+    record_id: str  # of the record, see `LeaseRow`
+    term: int  # of the group
+    number: int  # of the group; 0: before the first one
 
 
 class RebuildReason(StrEnum):

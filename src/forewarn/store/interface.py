@@ -76,27 +76,33 @@ class Store(Protocol):
     def scope(self, scope_id: str) -> Scope | None:
         """Return a scope with its present VMs and its live events; None if there is no such scope.
 
-        VMs are in the order they were added, events (scheduled or started) in order of publication.
+        VMs are in the order they were added, events (scheduled or started) in order of publication. Raises Unavailable.
         """
 
     def scopes(self) -> Iterator[Scope]:
         """Return an iterator over a snapshot of all scopes, taken at the call and sorted by id.
 
         A scope is the VMs that share one document. Each has its present (not removed) VMs and its live (scheduled or
-        started) events, as `scope` returns it.
+        started) events, as `scope` returns it. Raises Unavailable.
         """
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
-        """Return sorted scope ids: of all scopes (None), of enabled ones (True) or of disabled ones (False)."""
+        """Return sorted scope ids: of all scopes (None), of enabled ones (True) or of disabled ones (False).
+
+        Raises Unavailable.
+        """
 
     def scope_versions(self) -> dict[str, int]:
-        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1."""
+        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1.
+
+        Raises Unavailable.
+        """
 
     def counts(self) -> StoreCounts:
-        """Return how many present VMs, scopes, hosts and live events there are."""
+        """Return how many present VMs, scopes, hosts and live events there are. Raises Unavailable."""
 
     def enabled_scope_count(self) -> int:
-        """Return how many scopes are enabled."""
+        """Return how many scopes are enabled. Raises Unavailable."""
 
     def failed_writes(self) -> int:
         """Return how many writes have failed with Unavailable since the store was opened.
@@ -105,23 +111,29 @@ class Store(Protocol):
         """
 
     def vm(self, key: str) -> Vm | None:
-        """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None."""
+        """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None.
+
+        Raises Unavailable.
+        """
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
         """Return the VMs in this scope and on this host (None: any), in the order they were added.
 
         Only present ones; with `removed`, removed ones too. A VM that was removed and added again, or moved to another
-        scope, counts as added then.
+        scope, counts as added then. Raises Unavailable.
         """
 
     def vms_with_program(self) -> list[Vm]:
-        """Return the present VMs whose `program` is not empty, in the order they were added."""
+        """Return the present VMs whose `program` is not empty, in the order they were added.
+
+        Raises Unavailable.
+        """
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, sorted by name, ignoring case."""
+        """Return all hosts, sorted by name, ignoring case. Raises Unavailable."""
 
     def event(self, event_id: str) -> Event | None:
-        """Return an event by its id, live or over; None if there is none or it was pruned."""
+        """Return an event by its id, live or over; None if there is none or it was pruned. Raises Unavailable."""
 
     def events(
         self,
@@ -135,7 +147,7 @@ class Store(Protocol):
         """Return the events that match all conditions (None: any), live or over, in the order they were added.
 
         `statuses` are the states to include, by default all; an empty one gives no events. Of more than `limit` events
-        (None: no limit), return the newest ones, still oldest first.
+        (None: no limit), return the newest ones, still oldest first. Raises Unavailable.
         """
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
@@ -143,46 +155,56 @@ class Store(Protocol):
 
         The one that ended first comes first; of equal ends the one that was added first. Times are lab time. Of more
         than `limit` events, return those that ended last, or without `newest` those that ended first, in this order.
+        Raises Unavailable.
         """
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate, which starts the events of one host together, by its id, released or not, or None."""
+        """Return a gate, which starts the events of one host together, by its id, released or not, or None.
+
+        Raises Unavailable.
+        """
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
-        """Return a maintenance request by its id, open or ended, or None."""
+        """Return a maintenance request by its id, open or ended, or None. Raises Unavailable."""
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
         """Return requests in the order they were added; with `limit`, only the newest, still oldest first.
 
-        `open_only`: only rollouts and replays that have not ended; other requests are never open.
+        `open_only`: only rollouts and replays that have not ended; other requests are never open. Raises Unavailable.
         """
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         """Return the planned events of this request (None: of all), oldest first.
 
-        These are events of accepted requests that the reconciler has neither published nor dropped yet.
+        These are events of accepted requests that the reconciler has neither published nor dropped yet. Raises
+        Unavailable.
         """
 
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
         """Return the scheduled events behind these gates (ids), and which of the gates have planned events.
 
-        Events that are started or over are left out; unknown gates are ignored.
+        Events that are started or over are left out; unknown gates are ignored. Raises Unavailable.
         """
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
         """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first.
 
-        `now` is lab time. These are the scopes that the reconciler must look at; equal times are sorted by id.
+        `now` is lab time. These are the scopes that the reconciler must look at; equal times are sorted by id. Raises
+        Unavailable.
         """
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
         """Return up to `limit` gates whose `wakes_at` is `now` (lab time) or earlier, the earliest first.
 
-        A gate starts the events of one host together; these are to be checked. Equal times are sorted by id.
+        A gate starts the events of one host together; these are to be checked. Equal times are sorted by id. Raises
+        Unavailable.
         """
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past, or None."""
+        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past; None if none.
+
+        Raises Unavailable.
+        """
 
     def history(
         self,
@@ -199,43 +221,56 @@ class Store(Protocol):
         """Return the history entries that match all conditions, oldest first.
 
         `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key; None: any. Of more
-        than `limit` entries (None: no limit), return the newest ones, or without `newest` the oldest.
+        than `limit` entries (None: no limit), return the newest ones, or without `newest` the oldest. Raises
+        Unavailable.
         """
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        """Return the first `limit` history entries whose `seq` is greater than this one, oldest first."""
+        """Return the first `limit` history entries whose `seq` is greater than this one, oldest first.
+
+        Raises Unavailable.
+        """
 
     def last_seq(self) -> int:
-        """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none."""
+        """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none.
+
+        Raises Unavailable.
+        """
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
         """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status.
 
         `event_id` and `vm` (a key) select those of one event or VM; None: any. Of several deliveries of an event, VM
-        and status the one that was recorded first is kept.
+        and status the one that was recorded first is kept. Raises Unavailable.
         """
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
         """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 
         `scope_id`: only VMs whose latest poll was in this scope. The poll of a removed VM is deleted when the VM is
-        pruned, or when it is added again: then it is another VM.
+        pruned, or when it is added again: then it is another VM. Raises Unavailable.
         """
 
     def client(self, client_id: str) -> RegisteredClient | None:
-        """Return a registered API client by its id, which must be in lower case, or None."""
+        """Return a registered API client by its id, which must be in lower case, or None. Raises Unavailable."""
 
     def clients(self) -> list[RegisteredClient]:
-        """Return all registered API clients, sorted by id."""
+        """Return all registered API clients, sorted by id. Raises Unavailable."""
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
-        """Return the grants of roles to this principal (its id; None: to all), in the order they were added."""
+        """Return the grants of roles to this principal (its id; None: to all), in the order they were added.
+
+        Raises Unavailable.
+        """
 
     def webhooks(self) -> list[WebhookSubscription]:
-        """Return all webhook subscriptions with their cursors, in the order they were added."""
+        """Return all webhook subscriptions with their cursors, in the order they were added.
+
+        Raises Unavailable.
+        """
 
     def load(self, name: str) -> bytes | None:
-        """Return the value that `save` wrote under this name, or None."""
+        """Return the value that `save` wrote under this name, or None. Raises Unavailable."""
 
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.

@@ -206,7 +206,7 @@ class MemoryStore(Store):
         return _due_rows(self._tables.gates.values(), now)[:limit]
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past, or None."""
+        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past; None if none."""
         scopes = (scope.wakes_at for scope in self._tables.scopes.values())
         gates = (gate.wakes_at for gate in self._tables.gates.values())
         return min((at for at in (*scopes, *gates) if at is not None), default=None)

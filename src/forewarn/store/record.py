@@ -97,11 +97,11 @@ class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
 class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All rows of the record as of one group. Read `tables` once, and before the snapshot is closed."""
 
-    record_id: str
+    record_id: str  # see `LeaseRow`
     term: int  # of the group `number`
-    number: int
-    seq: int
-    revision: str
+    number: int  # of the last group that the rows have
+    seq: int  # of the last history entry ever written
+    revision: str  # of the schema that the rows have
     tables: Iterator[tuple[str, Sequence[SqlValues]]]  # a table may come in several pieces; empty ones may be left out
 
 
@@ -172,7 +172,10 @@ class SharedRecord(Protocol):
         """Return the term of the group with this number; 0 for number 0, None if the log does not have it."""
 
     def prune_log(self, keep_s: float) -> int:
-        """Delete groups from the log that are older than this and not among the last 1000; return how many."""
+        """Delete groups from the log that are older than this and not among the last 1000; return how many.
+
+        `keep_s` is in seconds, by the server's clock.
+        """
 
     def snapshot(self) -> AbstractContextManager[RecordSnapshot]:
         """Return a context manager that gives all rows as of one group; the record can be written meanwhile.

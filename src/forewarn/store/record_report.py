@@ -45,7 +45,7 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
     pooled: bool  # a connection pooler is in between
     revision: str  # of the schema
     holder: str  # the control node that holds the lease; "": none does now
-    term: int
+    term: int  # of the lease; it grows with each holder
     number: int  # of the last group
     log_groups: int  # how many groups the log has
     standbys: tuple[StandbyServer, ...]
@@ -56,9 +56,9 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
 def examine_record(url: str, copy: Path | None = None) -> RecordReport:
     """Examine the record at a URL, and compare it with a copy; changes nothing. Blocks.
 
-    A copy that is in use is compared as of a group that both have; if none is found in five attempts, `problems`
-    says so, as it says how a copy differs. Raises as `open_record`; Refused if the file `copy` is not a copy of a
-    record, Unavailable if it is missing or unreadable.
+    A copy that is in use is compared as of a group that both have; if none is found in five attempts, `problems` says
+    so, as it says how a copy differs. Raises as `open_record`; Refused if the file `copy` is not a copy of a record,
+    Unavailable if it is missing or unreadable. RecordUnavailable if the server cannot be examined now.
     """
     name = postgres_connection.describe_url(url)
     with closing(open_record(url)) as record:

@@ -77,7 +77,7 @@ class SqliteStore(Store):
     def scope(self, scope_id: str) -> Scope | None:
         """Return a scope with its present VMs and its live events; None if there is no such scope.
 
-        VMs are in the order they were added, events (scheduled or started) in order of publication.
+        VMs are in the order they were added, events (scheduled or started) in order of publication. Raises Unavailable.
         """
         known = self._scope_cache.scope(scope_id)
         if known is None and (known := self._read_scope(scope_id)) is not None:
@@ -88,7 +88,7 @@ class SqliteStore(Store):
         """Return an iterator over a snapshot of all scopes, taken at the call and sorted by id.
 
         A scope is the VMs that share one document. Each has its present (not removed) VMs and its live (scheduled or
-        started) events, as `scope` returns it.
+        started) events, as `scope` returns it. Raises Unavailable.
         """
         with self._read_transaction() as db:
             rows = db.execute(queries.SCOPES).fetchall()
@@ -104,21 +104,27 @@ class SqliteStore(Store):
         )
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
-        """Return sorted scope ids: of all scopes (None), of enabled ones (True) or of disabled ones (False)."""
+        """Return sorted scope ids: of all scopes (None), of enabled ones (True) or of disabled ones (False).
+
+        Raises Unavailable.
+        """
         return [scope_id for (scope_id,) in self._rows(queries.scope_ids_by(enabled))]
 
     def scope_versions(self) -> dict[str, int]:
-        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1."""
+        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1.
+
+        Raises Unavailable.
+        """
         return dict(self._rows(queries.SCOPE_VERSIONS))
 
     def counts(self) -> StoreCounts:
-        """Return how many present VMs, scopes, hosts and live events there are."""
+        """Return how many present VMs, scopes, hosts and live events there are. Raises Unavailable."""
         row = self._row(queries.COUNTS)
         assert row is not None
         return StoreCounts(*row)
 
     def enabled_scope_count(self) -> int:
-        """Return how many scopes are enabled."""
+        """Return how many scopes are enabled. Raises Unavailable."""
         row = self._row(queries.ENABLED_SCOPE_COUNT)
         return int(row[0]) if row else 0
 
@@ -130,7 +136,10 @@ class SqliteStore(Store):
         return self._writer.failures
 
     def vm(self, key: str) -> Vm | None:
-        """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None."""
+        """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None.
+
+        Raises Unavailable.
+        """
         known = self._scope_cache.vm(key)
         if known is None and (row := self._row(queries.VM, row_id=key)):
             return row_codec.read_vm(row[0])
@@ -140,21 +149,24 @@ class SqliteStore(Store):
         """Return the VMs in this scope and on this host (None: any), in the order they were added.
 
         Only present ones; with `removed`, removed ones too. A VM that was removed and added again, or moved to another
-        scope, counts as added then.
+        scope, counts as added then. Raises Unavailable.
         """
         wanted = _without_none(scope_id=scope_id, host=host)
         return [row_codec.read_vm(body) for (body,) in self._rows(queries.vms_by(tuple(wanted), removed), **wanted)]
 
     def vms_with_program(self) -> list[Vm]:
-        """Return the present VMs whose `program` is not empty, in the order they were added."""
+        """Return the present VMs whose `program` is not empty, in the order they were added.
+
+        Raises Unavailable.
+        """
         return [vm for (body,) in self._rows(queries.VMS_WITH_PROGRAM) if (vm := row_codec.read_vm(body)).program]
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, sorted by name, ignoring case."""
+        """Return all hosts, sorted by name, ignoring case. Raises Unavailable."""
         return [row_codec.read_host(*row) for row in self._rows(queries.HOSTS)]
 
     def event(self, event_id: str) -> Event | None:
-        """Return an event by its id, live or over; None if there is none or it was pruned."""
+        """Return an event by its id, live or over; None if there is none or it was pruned. Raises Unavailable."""
         row = self._row(queries.EVENT, row_id=event_id)
         return row_codec.read_event(row[0]) if row else None
 
@@ -170,7 +182,7 @@ class SqliteStore(Store):
         """Return the events that match all conditions (None: any), live or over, in the order they were added.
 
         `statuses` are the states to include, by default all; an empty one gives no events. Of more than `limit` events
-        (None: no limit), return the newest ones, still oldest first.
+        (None: no limit), return the newest ones, still oldest first. Raises Unavailable.
         """
         wanted = _without_none(scope_id=scope_id, request_id=request_id, gate_id=gate_id)
         sql = queries.events_by(tuple(wanted), tuple(sorted(set(statuses))), limit is not None)
@@ -181,24 +193,28 @@ class SqliteStore(Store):
 
         The one that ended first comes first; of equal ends the one that was added first. Times are lab time. Of more
         than `limit` events, return those that ended last, or without `newest` those that ended first, in this order.
+        Raises Unavailable.
         """
         rows = self._rows(queries.EVENTS_ENDED_BETWEEN[newest], since=since, until=until, limit=limit)
         return [row_codec.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate, which starts the events of one host together, by its id, released or not, or None."""
+        """Return a gate, which starts the events of one host together, by its id, released or not, or None.
+
+        Raises Unavailable.
+        """
         row = self._row(queries.GATE, row_id=gate_id)
         return row_codec.read_gate(*row) if row else None
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
-        """Return a maintenance request by its id, open or ended, or None."""
+        """Return a maintenance request by its id, open or ended, or None. Raises Unavailable."""
         row = self._row(queries.REQUEST, row_id=request_id)
         return row_codec.read_request(*row) if row else None
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
         """Return requests in the order they were added; with `limit`, only the newest, still oldest first.
 
-        `open_only`: only rollouts and replays that have not ended; other requests are never open.
+        `open_only`: only rollouts and replays that have not ended; other requests are never open. Raises Unavailable.
         """
         sql = queries.requests_by(open_only, limit is not None)
         return [row_codec.read_request(*row) for row in self._newest_rows(sql, limit)]
@@ -206,7 +222,8 @@ class SqliteStore(Store):
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         """Return the planned events of this request (None: of all), oldest first.
 
-        These are events of accepted requests that the reconciler has neither published nor dropped yet.
+        These are events of accepted requests that the reconciler has neither published nor dropped yet. Raises
+        Unavailable.
         """
         wanted = _without_none(request_id=request_id)
         return [row_codec.read_planned(body) for (body,) in self._rows(queries.planned_by(tuple(wanted)), **wanted)]
@@ -214,7 +231,7 @@ class SqliteStore(Store):
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
         """Return the scheduled events behind these gates (ids), and which of the gates have planned events.
 
-        Events that are started or over are left out; unknown gates are ignored.
+        Events that are started or over are left out; unknown gates are ignored. Raises Unavailable.
         """
         wanted = {"gate_ids": row_codec.json_list(gate_ids)}
         scheduled = [row_codec.read_event(body) for (body,) in self._rows(queries.SCHEDULED_BEHIND, **wanted)]
@@ -223,19 +240,24 @@ class SqliteStore(Store):
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
         """Return the ids of up to `limit` scopes whose `wakes_at` is `now` or earlier, the earliest first.
 
-        `now` is lab time. These are the scopes that the reconciler must look at; equal times are sorted by id.
+        `now` is lab time. These are the scopes that the reconciler must look at; equal times are sorted by id. Raises
+        Unavailable.
         """
         return [scope_id for (scope_id,) in self._rows(queries.DUE_SCOPES, now=now, limit=limit)]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
         """Return up to `limit` gates whose `wakes_at` is `now` (lab time) or earlier, the earliest first.
 
-        A gate starts the events of one host together; these are to be checked. Equal times are sorted by id.
+        A gate starts the events of one host together; these are to be checked. Equal times are sorted by id. Raises
+        Unavailable.
         """
         return [row_codec.read_gate(*row) for row in self._rows(queries.DUE_GATES, now=now, limit=limit)]
 
     def next_wake_at(self) -> float | None:
-        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past, or None."""
+        """Return the earliest `wakes_at`, in lab time, of all scopes and gates, perhaps past; None if none.
+
+        Raises Unavailable.
+        """
         row = self._row(queries.NEXT_WAKE)
         return row[0] if row else None
 
@@ -254,7 +276,8 @@ class SqliteStore(Store):
         """Return the history entries that match all conditions, oldest first.
 
         `after` and `before` are sequence numbers, both excluded; `vm` is a VM's name, not its key; None: any. Of more
-        than `limit` entries (None: no limit), return the newest ones, or without `newest` the oldest.
+        than `limit` entries (None: no limit), return the newest ones, or without `newest` the oldest. Raises
+        Unavailable.
         """
         wanted = _without_none(scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         backwards = newest and limit is not None
@@ -264,18 +287,24 @@ class SqliteStore(Store):
         return [row_codec.read_entry(*row) for row in (reversed(rows) if backwards else rows)]
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        """Return the first `limit` history entries whose `seq` is greater than this one, oldest first."""
+        """Return the first `limit` history entries whose `seq` is greater than this one, oldest first.
+
+        Raises Unavailable.
+        """
         return [row_codec.read_entry(*row) for row in self._rows(queries.ENTRIES_AFTER, after=seq, limit=limit)]
 
     def last_seq(self) -> int:
-        """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none."""
+        """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none.
+
+        Raises Unavailable.
+        """
         row = self._row(queries.LAST_SEQ)
         return int(row[0]) if row else 0
 
     def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
         """Return the first delivery of each event, VM (key) and status, sorted by time, event, VM, status.
 
-        `event_id` and `vm` (a key) select those of one event or VM; None: any.
+        `event_id` and `vm` (a key) select those of one event or VM; None: any. Raises Unavailable.
         """
         wanted = _without_none(event_id=event_id, vm=vm)
         return [row_codec.read_delivery(row) for row in self._rows(queries.deliveries_by(tuple(wanted)), **wanted)]
@@ -283,31 +312,37 @@ class SqliteStore(Store):
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
         """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 
-        `scope_id`: only VMs whose latest poll was in this scope.
+        `scope_id`: only VMs whose latest poll was in this scope. Raises Unavailable.
         """
         wanted = _without_none(scope_id=scope_id)
         return [row_codec.read_last_poll(body) for (body,) in self._rows(queries.polls_by(tuple(wanted)), **wanted)]
 
     def client(self, client_id: str) -> RegisteredClient | None:
-        """Return a registered API client by its id, which must be in lower case, or None."""
+        """Return a registered API client by its id, which must be in lower case, or None. Raises Unavailable."""
         row = self._row(queries.CLIENT, row_id=client_id)
         return row_codec.read_client(row[0]) if row else None
 
     def clients(self) -> list[RegisteredClient]:
-        """Return all registered API clients, sorted by id."""
+        """Return all registered API clients, sorted by id. Raises Unavailable."""
         return [row_codec.read_client(body) for (body,) in self._rows(queries.CLIENTS)]
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
-        """Return the grants of roles to this principal (its id; None: to all), in the order they were added."""
+        """Return the grants of roles to this principal (its id; None: to all), in the order they were added.
+
+        Raises Unavailable.
+        """
         wanted = _without_none(to=to)
         return [row_codec.read_grant(body) for (body,) in self._rows(queries.grants_by(tuple(wanted)), **wanted)]
 
     def webhooks(self) -> list[WebhookSubscription]:
-        """Return all webhook subscriptions with their cursors, in the order they were added."""
+        """Return all webhook subscriptions with their cursors, in the order they were added.
+
+        Raises Unavailable.
+        """
         return [row_codec.read_webhook(*row) for row in self._rows(queries.WEBHOOKS)]
 
     def load(self, name: str) -> bytes | None:
-        """Return the value that `save` wrote under this name, or None."""
+        """Return the value that `save` wrote under this name, or None. Raises Unavailable."""
         row = self._row(queries.SAVED_VALUE, row_id=name)
         return row[0] if row else None
 

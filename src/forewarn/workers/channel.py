@@ -60,7 +60,7 @@ class WorkerChannel:
 
         `key` is a text, or a pair of a text and a text or number. A payload is an encoded message; it takes the older
         one's place in the order. Returns at once; does nothing after `close`. The caller keeps the socket: if it closes
-        that before the payload is sent, the payload is not sent either.
+        that before the payload is sent, the payload is not sent either. `sock` None: no socket.
         """
         if self._is_closed:
             return

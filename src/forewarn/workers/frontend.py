@@ -42,7 +42,7 @@ class FrontendConfig:
     workers: int = 0  # worker processes; 0: this process answers the VMs
     first_answer_delay_s: float = 0.0  # how long responses are delayed after a scope was enabled (spec §8.1)
     requests_per_s: int | None = None  # per VM, in each process that answers VMs; None: no limit
-    rules: EndpointRules = field(default_factory=EndpointRules)
+    rules: EndpointRules = field(default_factory=EndpointRules)  # what the endpoint accepts
     rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # for locations that differ
     listeners: tuple[ListenerSpec, ...] = ()  # on real networks
     helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: open them here
@@ -131,14 +131,17 @@ class MetadataFrontend:
         await self.server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers."""
+        """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
+
+        `timeout_s` is in seconds of real time. Workers that still run a second later are killed.
+        """
         await self.network_listeners.stop()
         await self.server.drain(timeout_s)
 
     async def reload_workers(self, timeout_s: float) -> None:
         """Replace every worker process, one after the other; see `WorkerPool.reload`.
 
-        Does nothing without workers.
+        Does nothing without workers. Each has `timeout_s` seconds for the requests in progress.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
@@ -152,7 +155,7 @@ class MetadataFrontend:
             await self._server.collect_reports()
 
     async def wait_until_published(self) -> None:
-        """Wait until the workers show all that was published, for at most a second; returns at once without."""
+        """Wait until the workers show all that was published, for at most a second; at once without workers."""
         if isinstance(self._server, WorkerPool):
             await self._server.wait_until_published()
 

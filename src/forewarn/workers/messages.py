@@ -86,9 +86,9 @@ class ScopeUpdate(_Message, frozen=True):
     """To a worker: what the VMs of a scope see from now on. Other fields are those of `PublishedScope`."""
 
     scope_id: str
-    enabled: bool
-    epoch: int
-    document: Document
+    enabled: bool  # False: the next request of a VM must be sent to the owner, which enables it
+    epoch: int  # part of every ETag
+    document: Document  # what polls get, unless one of the last two fields says otherwise
     vms: dict[str, InstanceFacts]  # by VM key
     instead: HttpResponse | None = None  # polls get this response; None: the document
     resets: bool = False  # polls get a connection reset instead
@@ -136,7 +136,7 @@ class CloseListener(_Message, frozen=True):
 class EchoRequest(_Message, frozen=True):
     """To a worker: send `EchoReply` once every earlier message is applied. Also the owner's heartbeat."""
 
-    id: int  # the reply has the same
+    id: int  # the reply has the same one
 
 
 class ReportRequest(_Message, frozen=True):

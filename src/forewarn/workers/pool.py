@@ -181,7 +181,7 @@ class WorkerPool:
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, let workers answer the requests in progress within `timeout_s`, and end them.
 
-        Kills those that still run a second later. The pool cannot start again.
+        Kills those that still run a second later. The pool cannot start again. Times are in seconds of real time.
         """
         self._is_stopping = True
         for listener in self._shared_listeners.listeners:

@@ -160,7 +160,8 @@ class MetadataPublisher:
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
 
-        Scopes that still wait in the publish queue are not published. Only after `start`.
+        Scopes that still wait in the publish queue are not published. Only after `start`. `timeout_s` is in seconds of
+        real time.
         """
         await self._publish_queue.close()
         await self.frontend.drain(timeout_s)

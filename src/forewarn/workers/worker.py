@@ -204,7 +204,8 @@ class Worker:
 
         Idle connections wait for one more request, for up to `idle_grace_s`: another worker serves their clients next.
         Returns at once; `run` returns when it is done. A second call only ends the wait of idle connections, if its
-        `idle_grace_s` is 0: the whole service stops. Before the first message of the owner, `run` just returns.
+        `idle_grace_s` is 0: the whole service stops. Before the first message of the owner, `run` just returns. Times
+        are in seconds of real time.
         """
         if self._server is None:
             self._finish("stopped before it began to serve")

@@ -39,9 +39,9 @@ class LibvirtHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     uri: str  # of its libvirt, as the service reaches it, such as qemu+ssh://kvm-a/system
     peer_uri: str = ""  # of its libvirt, as other hosts reach it: they then migrate without the service; "": through it
     migrate_uri: str = ""  # where its QEMU receives migrations, such as tcp://10.0.0.2; {vm} is the VM's name
-    timeout_s: float = 30  # for each answer
+    timeout_s: float = 30  # for each answer, in real time
     fence: tuple[str, ...] = ()  # program and arguments that cut the host off: exit code 0 says that it is off
-    fence_timeout_s: float = 60
+    fence_timeout_s: float = 60  # real time; after it the command is killed, and has failed
 
 
 class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ def check_libvirt(settings: LibvirtSettings) -> None:
 class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change that a host reported; it does not say who caused it."""
 
-    host: str
+    host: str  # its name, as the settings spell it
     vm: str  # the domain's name; "": about the host itself
     kind: ChangeKind
 
@@ -131,7 +131,10 @@ class LibvirtConnection:
             raise HostUnreachable(f"the libvirt of host {self.name} ended the connection: {failure}") from failure
 
     async def session(self) -> LibvirtSession:
-        """Return the open connection; raises as `call` does."""
+        """Return the open connection; opens it if there is none, within `timeout_s` of the host.
+
+        Raises HostUnreachable if that fails or after `close`, Refused without permission.
+        """
         if self._is_closed:
             raise HostUnreachable(f"the connection to host {self.name} is closed")
         if self._session is None:

@@ -36,8 +36,8 @@ OFF_BY_MIGRATION = 4  # reason of DomainState.OFF: libvirtd forgets it when it r
 class DomainStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What libvirt reports about one domain."""
 
-    state: int
-    reason: int = 0
+    state: int  # libvirt's number (virDomainState), see `DomainState`
+    reason: int = 0  # libvirt's number; its meaning depends on the state
     has_job: bool = False  # a migration from here, or another long operation, is active
     is_incoming: bool = False  # it is the destination of an active migration
     live_move: MoveMark | None = None  # in its running definition
@@ -49,8 +49,8 @@ class ListedDomain(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     number: int  # libvirt's id, which is new at each start; -1: it is off
-    state: int
-    reason: int = 0
+    state: int  # libvirt's number (virDomainState), see `DomainState`
+    reason: int = 0  # libvirt's number; its meaning depends on the state
 
 
 _PAUSES = {  # by the reason of DomainState.PAUSED; None: a step of something that is not over
@@ -146,7 +146,10 @@ _KINDS = {0: ChangeKind.DEFINED, 1: ChangeKind.UNDEFINED, 8: ChangeKind.CRASHED}
 
 
 def change_kind(event: int, detail: int) -> ChangeKind | None:
-    """Return what a lifecycle event means; None for a step of a change that another event reports."""
+    """Return what a lifecycle event means; None for a step of a change that another event reports.
+
+    Both are libvirt's numbers (virDomainEventType and its details). None also for an event that is not known.
+    """
     match event:
         case 2:
             return ChangeKind.ARRIVED if detail == 1 else ChangeKind.STARTED

@@ -57,7 +57,7 @@ class DomainDisk(msgspec.Struct, frozen=True, kw_only=True):
 class DomainInterface(msgspec.Struct, frozen=True, kw_only=True):
     """One network interface of a VM."""
 
-    mac: str = ""
+    mac: str = ""  # "": not given
     tap: str = ""  # the device on the host; "": libvirt chooses one at each start
     network: str = ""  # the bridge or libvirt network
 
@@ -65,10 +65,10 @@ class DomainInterface(msgspec.Struct, frozen=True, kw_only=True):
 class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """What a VM's domain XML says about it."""
 
-    name: str
+    name: str  # "": the XML has none; the same for the UUID
     uuid: str
-    memory_mib: int
-    cpus: int
+    memory_mib: int  # 0: the XML does not say it
+    cpus: int  # virtual ones
     cpu_model: str = ""  # "": not named
     is_windows: bool = False  # as libosinfo's metadata says
     disks: tuple[DomainDisk, ...] = ()

@@ -345,7 +345,8 @@ class LibvirtDriver:
     async def fence(self, host: str) -> bool:
         """Run the operator's fence command for the host; return whether it ended with 0 in time.
 
-        It gets the host's name as FOREWARN_HOST. False also without such a command.
+        It gets the host's name as FOREWARN_HOST. False also without such a command. Failures to start or end it are
+        logged.
         """
         connection = self._connection(host)
         command, timeout_s = connection.host.fence, connection.host.fence_timeout_s

@@ -23,8 +23,8 @@ _NAMED_URI = re.compile(r"([^=:/?]+)=([a-z]+(?:\+[a-z0-9]+)?:.+)")
 class ImportedVm(msgspec.Struct, frozen=True, kw_only=True):
     """A domain of a host, as a VM of the fleet."""
 
-    host: str
-    is_running: bool
+    host: str  # its name
+    is_running: bool  # or paused
     is_stored: bool  # False: transient
     definition: DomainDefinition
 
@@ -39,7 +39,7 @@ class ImportedHost(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     uri: str
-    cpu_model: str = ""
+    cpu_model: str = ""  # "": not known
     free_memory_mib: int = 0
     domains: tuple[ImportedVm, ...] = ()
 

@@ -51,7 +51,7 @@ class FoundDomain(msgspec.Struct, frozen=True, kw_only=True):
     """A domain as a host lists it."""
 
     name: str
-    is_active: bool
+    is_active: bool  # it has a process, running or paused
     is_stored: bool  # False: transient, so the host forgets it when it ends
     xml: str  # its stored definition; of a transient one, the running one
 
@@ -164,7 +164,8 @@ class LibvirtSession:
         """Return what the host reports about a domain; None if it has none of this name.
 
         libvirt answers in several calls, and a domain may change in between: a guest that goes on after a failed
-        switchover would be taken for one that was sent. So it is looked at until nothing has changed meanwhile.
+        switchover would be taken for one that was sent. So it is looked at until nothing has changed meanwhile. Raises
+        LibvirtFailure, also if it changes all the time.
         """
         if (domain := self._domain_or_none(name)) is None:
             return None

@@ -13,6 +13,7 @@ def outcome_note(act: MachineActRecord, end: End, *, real_now: float, acpi_timeo
     """Return what the history says about an act that ends now.
 
     For a failed act it is the reason; for a successful one, its duration, the VM's downtime and its new host.
+    `real_now` is real time; `acpi_timeout_s` is how long the guest was given to shut down.
     """
     if not end.ok:
         return end.note

@@ -131,8 +131,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     A state is None if the host does not answer.
     """
 
-    source: MachineState | None
-    destination: MachineState | None = MachineState.ABSENT
+    source: MachineState | None  # of the VM on the act's source; ABSENT if it has none
+    destination: MachineState | None = MachineState.ABSENT  # of the VM there, if the act moves it
     progress: MigrationProgress | None = None  # read before the states; None: not asked, or no answer
     is_source_down: bool = False  # it was fenced just now, or the operator confirmed that it is down
     is_destination_down: bool = False  # the same for the destination

@@ -18,7 +18,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024  # the hello of a supervisor may list many act
 class KnownOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of an act, from the supervisor's journal; part of its hello."""
 
-    ok: bool
+    ok: bool  # whether the act succeeded
     note: str = ""  # for people, in the history
 
 

@@ -37,7 +37,7 @@ class QemuDefinitionCopies:
         write_durably(copy, data)
 
     def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
-        """Return the definition from the VM's host, or its copy if the host is lost or the VM is on none.
+        """Return the definition from the VM's host, or its copy if the host is lost or does not define it.
 
         Refused if it is wrong or there is neither; HostUnreachable if the host is lost and there is no copy.
         """

@@ -76,7 +76,7 @@ def check_qemu(settings: QemuSettings) -> None:
 class EphemeralDisk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A disk that a redeploy empties: a raw file, which the driver creates."""
 
-    path: str
+    path: str  # relative to the host's directory, or absolute
     size_mib: int
 
 
@@ -87,10 +87,10 @@ class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_mib: int  # as in `command`
     disks: tuple[str, ...] = ()  # files and devices with data that outlive the VM's move to another host
     image: str = ""  # what a reimage copies over the first disk; "": the VM cannot be reimaged
-    ephemeral: EphemeralDisk | None = None
+    ephemeral: EphemeralDisk | None = None  # None: it has none
 
     def local_paths(self) -> list[str]:
-        """Return the paths of disks that are relative, and so exist on one host only."""
+        """Return the paths of disks that are relative, and so exist on one host only; the ephemeral one last."""
         ephemeral = [self.ephemeral.path] if self.ephemeral else []
         return [path for path in (*self.disks, *ephemeral) if not PurePath(path).is_absolute()]
 

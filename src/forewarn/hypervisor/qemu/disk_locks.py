@@ -31,8 +31,8 @@ _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 class LockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Which QEMU process was seen to hold the locks of all disks of a VM. Stored as JSON."""
 
-    host: str
-    pid: int
+    host: str  # where the VM was
+    pid: int  # of its QEMU
     started: str  # of the process, as `process_start_time` returns it
     definition: str  # a digest of the VM's definition
     disks: dict[str, FileIdentity]  # by path

@@ -51,7 +51,7 @@ class Monitor:
     async def execute(self, command: str, arguments: Mapping[str, object] | None = None) -> Any:
         """Return QEMU's answer.
 
-        Raises MonitorCommandFailed if it is an error, HostUnreachable if there is none in time.
+        Raises MonitorCommandFailed if it is an error, HostUnreachable if there is none in time. `arguments` None: none.
         """
         qmp = require_qmp()
         try:
