@@ -60,7 +60,10 @@ class ConfigTable:
         return key in self.raw
 
     def add_problem(self, key: str, what: str, remedy: str) -> None:
-        """Appends a problem, at the line of this key, to the file's problems; "" means the table itself."""
+        """Appends a problem, at the line of this key, to the file's problems; "" means the table itself.
+
+        `what` says what is wrong, `remedy` what to write instead, both for people.
+        """
         path = (*self._path, key) if key else self._path
         self._problems.append(ConfigProblem(line=self._lines.line_of(path), what=what, remedy=remedy))
 

@@ -221,7 +221,7 @@ class JournalDamaged(Rejected):
 def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:
     """Returns the error to raise for an error while the journal at `path` was read or opened.
 
-    It is JournalDamaged, whose message names the repair command with `config_file`, the agent's file; for an
+    It is JournalDamaged, whose message names the repair command, with `config_file` (the agent's) if given; for an
     operational error of SQLite (disk, permissions, lock) a plain Rejected that the journal cannot be opened.
     """
     if isinstance(error, sqlite3.OperationalError) and not _is_about_content(error):

@@ -206,9 +206,9 @@ class AgentMetrics:
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Adds the real seconds of a step or an undo to its histogram, by step, phase and success.
+        """Adds the `took_s` real seconds of a step or an undo to its histogram, by step, phase and result.
 
-        Success is `done` or `failed`; a negative duration counts as 0.
+        The result is `done` if the outcome is ok, else `failed`; a negative duration counts as 0.
         """
         result = "done" if outcome.ok else "failed"
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))

@@ -53,14 +53,15 @@ class AgentObserver(Protocol):
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
         """A step or its undo that was run has ended, after `took_s` real seconds; also if it failed.
 
-        Not called for a step that was cut, skipped or reused, nor for one that a check ended after an interruption.
+        `phase` says which of the two ran, `outcome` how it ended. Not called for a step that was cut, skipped or
+        reused, nor for one that a check ended after an interruption.
         """
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
         """A step was cut (not run) for this event, for lack of time or because the event has started."""
 
     def event_approved(self, event: Event) -> None:
-        """The endpoint accepted the agent's approval."""
+        """The endpoint accepted the agent's approval of this event."""
 
     def event_gone(self, event: Event, outcome: str) -> None:
         """An event is no longer listed; `outcome` is a value of `Outcome`."""

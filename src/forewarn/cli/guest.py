@@ -94,9 +94,9 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
 
     \f
     `mine` approves all that list this VM, maybe none. All are approved in one request, or none. Prints the ids that
-    were approved. Raises Rejected unless either `ids` or `mine` is given, for a beginning that is too short or
-    ambiguous, and if the endpoint refuses; NotFound if no listed event begins so; Unavailable if the endpoint does not
-    answer.
+    were approved. `endpoint` None: from the environment, else discovered. Raises Rejected unless either `ids` or `mine`
+    is given, for a beginning that is too short or ambiguous, and if the endpoint refuses; NotFound if no listed event
+    begins so; Unavailable if the endpoint does not answer.
     """
     if mine == bool(ids):
         raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")

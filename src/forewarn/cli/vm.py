@@ -87,8 +87,9 @@ def shell(call: Invocation, **options: Any) -> int:
 
     \f
     Runs $SHELL, or /bin/sh, inside the VM, and blocks until it has ended; returns its exit code, 128 plus the number
-    for a signal. `options` and errors are those of `run`: Unavailable if no service answers, Refused if it does not
-    allow it.
+    for a signal. `options` has name (name or key of the VM), netns, no_vnet, isolated and grace (seconds). Raises
+    Unavailable if no service answers, Refused if the service or this machine does not allow it, Rejected for both
+    `netns` and `no_vnet`.
     """
     return _run_in_vm(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **options)
 

@@ -70,9 +70,10 @@ def add_webhook(
     \f
     `resource` is a resource id, or the name of a VM or set. Prints the webhook, and its secret once if the service made
     it (with --json always). `happenings` () means all. `secret_file` is private (mode 0600) and has one line, of 16
-    characters or more without the blanks around it. The same URL may be added again. Raises Rejected if both `resource`
-    and `over_group` are given (with neither all VMs count), or for a bad URL, resource or secret; NotFound for an
-    unknown name, group or file; Refused if a name is ambiguous, or if the receiver does not answer the handshake.
+    characters or more without the blanks around it; None: the service makes a secret. The same URL may be added again.
+    Raises Rejected if both `resource` and `over_group` are given (with neither all VMs count), or for a bad URL,
+    resource or secret; NotFound for an unknown name, group or file; Refused if a name is ambiguous, or if the receiver
+    does not answer the handshake.
     """
     body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
     body |= {"happenings": list(happenings)}

@@ -127,10 +127,11 @@ async def _unless_interrupted(work: Awaitable[T], interrupt: asyncio.Event | Non
 class AsyncClient(ClientProperties):
     """`Client` for asyncio: the same arguments and methods, awaited. Tasks of one event loop may share it.
 
-    Without `endpoint` it uses that of the environment, else it discovers one with the first request; an address that is
-    not valid raises Rejected. Without `version` it negotiates the api-version. There is no property `endpoint`: await
-    `discover()`. `sleep` is awaited. `documents`, `watch`, `follow` and `hear` return async generators; close one that
-    you leave early with `aclose()`.
+    `endpoint` is a host, address or http:// URL. Without it, it uses that of the environment, else it discovers one
+    with the first request, as `discovery` says (None: with the defaults); an address that is not valid raises Rejected.
+    Without `version` it negotiates the api-version. `boot_id`, `sleep` (awaited) and `clock` replace those of the
+    system. There is no property `endpoint`: await `discover()`. `documents`, `watch`, `follow` and `hear` return async
+    generators; close one that you leave early with `aclose()`.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class WatchInterrupt:
 class BlockingConnection:
     """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
 
-    `interrupt` ends a wait for a response with WatchInterrupted.
+    Setting `interrupt` (None: there is none) ends a wait for a response with WatchInterrupted.
     """
 
     def __init__(self, interrupt: WatchInterrupt | None = None) -> None:
@@ -102,8 +102,8 @@ class BlockingConnection:
     def send(self, effect: SendRequest) -> HttpResponse:
         """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
 
-        Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout),
-        StaleConnection if the server had closed the kept connection, or WatchInterrupted. An error closes it.
+        Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout), StaleConnection
+        if the server had closed the kept connection, or WatchInterrupted if the `interrupt` is set. An error closes it.
         """
         is_reused = self._socket is not None and self._endpoint == effect.endpoint
         response_reader = ResponseReader()
@@ -168,9 +168,10 @@ class Client(ClientProperties):
     """Reads and approves scheduled events for the VM that it runs in; blocking.
 
     `endpoint` is a host, address or http:// URL. Without it, it uses FOREWARN_ENDPOINT or SCHEDULEDEVENTSIP, else it
-    discovers the endpoint with the first request, as `discovery` says; an address that is not valid raises Rejected.
-    `version` fixes the api-version, None negotiates it. `boot_id`, `sleep` and `clock` replace those of the system; an
-    interrupt does not end such a `sleep`. Threads may share a client. There is nothing to close.
+    discovers the endpoint with the first request, as `discovery` says (None: with the defaults); an address that is not
+    valid raises Rejected. `version` fixes the api-version, None negotiates it. `boot_id`, `sleep` and `clock` replace
+    those of the system; an interrupt does not end such a `sleep`. Threads may share a client. There is nothing to
+    close.
     """
 
     def __init__(

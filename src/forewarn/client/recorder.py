@@ -22,8 +22,8 @@ class EndpointRecorder:
     """Makes one recording in real time; `for_s` limits it in seconds, None means until interrupted.
 
     It polls every `every_s` seconds with the api-version `version`, or at once after a long poll that the endpoint
-    held. `clock` gives monotonic seconds. The recording begins when the recorder is created. It writes no file: the
-    caller stores what `answers` yields and, at the end, the result of `end`.
+    held. `clock` gives monotonic seconds, `sleep` waits. The recording begins when the recorder is created. It writes
+    no file: the caller stores what `answers` yields and, at the end, the result of `end`.
     """
 
     def __init__(

@@ -89,7 +89,10 @@ def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 
 
 
 def approval_request(ids: Iterable[str], *, version: str = NEWEST_VERSION) -> HttpRequest:
-    """Builds the POST that approves the events with these ids, in one body; it does not check them."""
+    """Builds the POST that approves the events with these ids, in one body; it does not check them.
+
+    `version` is the api-version of the request.
+    """
     body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in ids]}).encode("ascii")
     request = _metadata_request("POST", "/metadata/scheduledevents", {"api-version": version})
     return replace(request, headers=(*request.headers, ("content-type", "application/json")), body=body)

@@ -172,13 +172,13 @@ def choose_destination(
 ) -> str | None:
     """Return the name of the host that a VM moves to (spec §6.4); None if no host is possible.
 
-    Only healthy hosts in its location and zone are possible, other than the one it is on (a deallocated VM is on none).
-    With `is_live`, it is migrated with its memory: hosts that cannot run its CPU, as `hints` say, are not possible. It
-    prefers hosts that answer, and those with enough free memory, if `hints` say so; then hosts without announced
-    maintenance, which would soon affect the VM again; then hosts without another update domain of the VM's scope, so
-    that later work on a host stays within one update domain; then hosts without another fault domain of it. Of these it
-    takes the host with the most free memory, if that is known of all possible ones, else with the fewest VMs; then the
-    first by name.
+    Only healthy hosts in its location and zone are possible that are not confirmed down, other than the one it is on (a
+    deallocated VM is on none). With `is_live`, it is migrated with its memory: hosts that cannot run its CPU, as
+    `hints` say, are not possible. It prefers hosts that answer, and those with enough free memory, if `hints` say so;
+    then hosts without announced maintenance, which would soon affect the VM again; then hosts without another update
+    domain of the VM's scope, so that later work on a host stays within one update domain; then hosts without another
+    fault domain of it. Of these it takes the host with the most free memory, if that is known of all possible ones,
+    else with the fewest VMs; then the first by name. `occupancy` knows the VMs and the maintenance of the hosts.
     """
     unfit = hints.incompatible.get(vm.name, frozenset()) if is_live else frozenset()
     possible = [host.name for host in hosts if is_destination(host, vm) and host.name not in unfit]

@@ -25,7 +25,8 @@ def make_request_key(
     """Return the request key of a call by this caller (the id of a principal), who gave it this key.
 
     `call` is what the call asks for, of values that can be encoded as JSON; the order of its members does not matter.
-    Only the digest depends on it. `at` is the real time of the call; after `lifetime_s` the key is free again.
+    Only the digest depends on it. `at` is the real time of the call in POSIX seconds; after `lifetime_s` seconds the
+    key is free again (None: never).
     """
     digest = hashlib.sha256(msgspec.json.encode(call, order="deterministic")).hexdigest()
     return RequestKey(request_id=_derived_guid(caller, key), digest=digest, at=at, lifetime_s=lifetime_s)

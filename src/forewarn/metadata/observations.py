@@ -189,11 +189,11 @@ class GuestObservations:
                 self._queue_deliveries([_make_delivery(notice, view, version, at)])
 
     def take_increments(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Remove and return a batch as `take_batch` does, with the polls of each VM since its last batch.
+        """Remove and return the polls of at most BATCH_SIZE VMs since their last batch, and all deliveries.
 
-        Each poll's count is that increment, not the total: the counts of these VMs begin at 0 again. For workers; the
-        owner process passes the result to `merge_increments`. `min_interval_s` is as in `take_batch`: real time since a
-        VM's last batch.
+        Like `take_batch`, it leaves out VMs that were in a batch less than `min_interval_s` ago (real time). Each
+        poll's count is that increment, not the total: the counts of these VMs begin at 0 again. For workers; the owner
+        process passes the result to `merge_increments`.
         """
         polls, deliveries = self.take_batch(min_interval_s)
         for poll in polls:

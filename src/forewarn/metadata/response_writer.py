@@ -88,7 +88,8 @@ class ResponseWriter:
     def prepare(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> PreparedResponse:
         """Return the bytes of a response without its Date, for the response cache, which adds that each time.
 
-        They have Content-Length (not in a 304) and Connection as in `bytes_for`. Equal responses with equal flags share
+        They have Content-Length (not in a 304) and Connection: `close` without `keep_alive`, and `keep-alive` for
+        HTTP/1.0 with it. The body is left out if the response is `head_only`. Equal responses with equal flags share
         one object, as long as it is among the 1024 used last.
         """
         return self._prepare_cached(response, keep_alive, is_http10)

@@ -46,7 +46,7 @@ class ManagedIdentity:
 
     @property
     def object_id(self) -> str:
-        """The GUID of the identity's object in the directory, derived from `vm_id` as `client_id` is."""
+        """The GUID, in lower case, of the identity's object in the directory; derived from `vm_id`."""
         return self._guid("object")
 
     def matches(self, request: TokenRequest) -> bool:

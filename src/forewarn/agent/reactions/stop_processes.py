@@ -89,7 +89,8 @@ class StopProcessesReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Runs the `start` command, and succeeds if it exits with 0.
 
-        Success at once if `do` found no process, no command is configured, or such a process is running again.
+        Success at once if `do` found no process, no command is configured, or such a process is running again. A
+        failure if the command exits with another status, cannot be started, or does not end in the step's time.
         """
         if "stopped" not in load_undo_notes(context) or not self._options.start:
             return StepOutcome(ok=True, text="nothing to undo")

@@ -60,8 +60,8 @@ class WebhookReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Posts a CloudEvent of type Forewarn.Agent.EventGone, with retries in the step's time.
 
-        Its data are as for `do`. Success if the receiver answers 2xx; another answer, none, or a secret that cannot be
-        read is a failure.
+        Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. Success if
+        the receiver answers 2xx; another answer, none, or a secret that cannot be read is a failure.
         """
         return await self.do(context)
 
