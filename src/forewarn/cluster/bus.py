@@ -60,16 +60,15 @@ class Bus(Protocol):
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Send a request and return the first answer.
 
-        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or the
-        bus is out of reach.
+        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or the bus is
+        out of reach.
         """
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
         """Call the handler with each message to this subject, in the order received; again after a reconnect.
 
-        `subject` may end with the wildcard `*`. Errors of the handler are logged. Returns a function that
-        unsubscribes; calling it twice is harmless. Raises Refused if the server does not permit it, NoAnswer if
-        it does not answer.
+        `subject` may end with the wildcard `*`. Errors of the handler are logged. Returns a function that unsubscribes;
+        calling it twice is harmless. Raises Refused if the server does not permit it, NoAnswer if it does not answer.
         """
 
     def subscribe_doubts(self, handler: DoubtHandler) -> None:

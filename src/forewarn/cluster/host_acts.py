@@ -57,8 +57,8 @@ class HostActs:
     def on_order(self, message: BusMessage) -> None:
         """Carry out an order and answer it, after 1.5 s of real time at most; returns at once.
 
-        One that takes longer is answered as under way, and continues. An order of an older term is refused, and
-        counted in `refused_for_term`. A message that is no order is logged, and gets no answer.
+        One that takes longer is answered as under way, and continues. An order of an older term is refused, and counted
+        in `refused_for_term`. A message that is no order is logged, and gets no answer.
         """
         try:
             order = decode_order(message.payload)

@@ -36,8 +36,8 @@ class HostServer:
     def show(self, changes: Iterable[HostFact]) -> None:
         """Show facts that have changed: publish them, and assign or release the places of their VMs.
 
-        A scope without VMs has left the host. A listener's name that several VMs have is logged once, and
-        assigned to none.
+        A scope without VMs has left the host. A listener's name that several VMs have is logged once, and assigned to
+        none.
         """
         for fact in changes:
             if isinstance(fact, HostScope):

@@ -187,8 +187,7 @@ class HostStreams:
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
         """Send what changed of this scope to the hosts of its VMs, and to those that its VMs have left.
 
-        Only to hosts whose node has joined. Returns at once: the messages are sent in the next turn of the
-        event loop.
+        Only to hosts whose node has joined. Returns at once: the messages are sent in the next turn of the event loop.
         """
         by_host = vms_by_host(scope)
         placements = frozenset((host, vm) for host, vms in by_host.items() for vm in vms)

@@ -95,8 +95,8 @@ def after_silence(
 ) -> StepOrder | StepWait | ActDone:
     """Return what follows if the node of an order does not answer; `text` says so, for people.
 
-    `is_down`: the operator confirmed that the source is down. `may_fence`: it is time to fence it, if it has
-    failed. What it concludes from the silence, such as a release, it records in `progress`.
+    `is_down`: the operator confirmed that the source is down. `may_fence`: it is time to fence it, if it has failed.
+    What it concludes from the silence, such as a release, it records in `progress`.
     """
     act, step = progress.act, order.step
     if step is MoveStep.DESCRIBE and (is_down or act.abrupt):
@@ -127,8 +127,7 @@ def after_silence(
 def after_fencing(progress: MoveProgress, answer: ActDone) -> StepOrder | StepWait | ActDone:
     """Return what follows the attempt of the destination to fence the source.
 
-    If it succeeded, that is recorded in `progress` as the release; else a person must confirm that the source is
-    down.
+    If it succeeded, that is recorded in `progress` as the release; else a person must confirm that the source is down.
     """
     act = progress.act
     if answer.ok:

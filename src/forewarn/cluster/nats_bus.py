@@ -130,8 +130,8 @@ class NatsBus:
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Send a request and return the first answer.
 
-        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or there
-        is no connection.
+        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or there is no
+        connection.
         """
         from nats import errors
 
@@ -150,8 +150,8 @@ class NatsBus:
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
         """Call the handler with each message to this subject, also after a reconnect; its errors are logged.
 
-        Returns a function that unsubscribes. Raises Refused if the server does not permit something
-        (`problem`), NoAnswer if it does not answer.
+        Returns a function that unsubscribes. Raises Refused if the server does not permit something (`problem`),
+        NoAnswer if it does not answer.
         """
         self._next_id += 1
         number = self._next_id

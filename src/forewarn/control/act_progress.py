@@ -26,8 +26,8 @@ class ActProgress:
     def record(self, act: Act, report: ActUnderWay) -> None:
         """Keep what the hypervisor reported about this act, in place of what it reported before.
 
-        A report without a note and an awaited host only removes the one before. Calls the listeners if the note
-        or the host has changed.
+        A report without a note and an awaited host only removes the one before. Calls the listeners if the note or the
+        host has changed.
         """
         before = self._reports.pop(act.id, None)
         if report.note or report.waits_for_host:

@@ -40,8 +40,8 @@ class _HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class ObservedFleet:
     """Knows the VMs of the fleet and what their hosts answered last. It is as new as the last commit.
 
-    The constructor reads the store. A host of the fleet that is not observed counts as silent. Hosts are given by
-    the fleet's names. `on_act_ended` is called with the host of a VM when an act on it has ended.
+    The constructor reads the store. A host of the fleet that is not observed counts as silent. Hosts are given by the
+    fleet's names. `on_act_ended` is called with the host of a VM when an act on it has ended.
     """
 
     def __init__(self, store: Store, on_act_ended: Callable[[str], None] = lambda host: None) -> None:
@@ -119,9 +119,9 @@ class ObservedFleet:
     def set_answer(self, host: str, answer: HostObservation | None, *, asked: int) -> set[str]:
         """Keep the last answer of a host; return the keys of the VMs that it may concern.
 
-        These are the VMs that the fleet has there and those that this answer or the one before lists. `asked`
-        is the number (see `tick`) at which the host was asked. `answer` None: it did not answer, and the one
-        before is forgotten. The answer of a host that the fleet does not have is not kept.
+        These are the VMs that the fleet has there and those that this answer or the one before lists. `asked` is the
+        number (see `tick`) at which the host was asked. `answer` None: it did not answer, and the one before is
+        forgotten. The answer of a host that the fleet does not have is not kept.
         """
         old = self._answers.pop(host, None)
         for name in old.machines if old is not None else ():

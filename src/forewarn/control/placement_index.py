@@ -99,7 +99,7 @@ class PlacementIndex:
     def arriving_vms(self, host: str) -> list[tuple[str, str]]:
         """Return name and size of the VMs that move to this host and are not there yet, in a new list.
 
-        Within `reserve_destinations` a VM counts on its chosen destination.
+        In no particular order. Within `reserve_destinations` a VM counts on its chosen destination.
         """
         return [self._sizes[key] for key in self._arriving.get(host, ())]
 
@@ -160,7 +160,10 @@ class PlacementIndex:
         return choose_destination(vm, self._hosts.values(), self, hints, is_live=is_live)
 
     def destination_problem(self, vm: Vm) -> str:
-        """Return for people why `find_destination` has found no host for this VM."""
+        """Return for people why `find_destination` has found no host for this VM; only call it then.
+
+        Either no healthy host of its location and zone is left, or none runs its CPU.
+        """
         return no_destination_problem(vm, self._hosts.values())
 
     @contextmanager
@@ -171,8 +174,7 @@ class PlacementIndex:
 
         So concurrent moves spread out. `hints` are what the hypervisor knows about hosts; `live` has the keys of the
         VMs that are migrated with their memory. Use it with `with`. Yields VM key → name of the host; a VM that no host
-        can take has no entry. After the block a VM counts where the committed
-        state has it. Commits nothing.
+        can take has no entry. After the block a VM counts where the committed state has it. Commits nothing.
         """
         destinations: dict[str, str] = {}
         try:

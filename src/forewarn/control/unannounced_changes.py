@@ -91,10 +91,9 @@ class UnannouncedChangeService:
     async def observe_host(self, name: str) -> None:
         """Observe one host, by its name in the settings, and record how its VMs differ from the fleet.
 
-        Does nothing for a host that the fleet does not have, or without a hypervisor that observes hosts. That
-        a host does not answer is recorded the second time in a row; findings that need several hosts when all
-        of them have been observed again. Logs and counts what it records. Raises ForewarnError if something
-        cannot be stored.
+        Does nothing for a host that the fleet does not have, or without a hypervisor that observes hosts. That a host
+        does not answer is recorded the second time in a row; findings that need several hosts when all of them have
+        been observed again. Logs and counts what it records. Raises ForewarnError if something cannot be stored.
         """
         if self._hypervisor is None or self.fleet is None:
             return

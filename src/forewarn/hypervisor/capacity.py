@@ -19,7 +19,7 @@ class CapacityHypervisor(Protocol):
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory that is free for more VMs, by the name of the host."""
+        """Memory that is free for more VMs, by the name of the host; without hosts of which it is not known."""
 
     @property
     def size_mib(self) -> Mapping[str, int]:
@@ -31,11 +31,14 @@ class CapacityHypervisor(Protocol):
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """Hosts that cannot run the CPU of a VM, by the VM's name: it cannot be migrated to them live."""
+        """Hosts that cannot run the CPU of a VM, by the VM's name: it cannot be migrated to them live.
+
+        A VM without an entry can run on all hosts, as far as is known.
+        """
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts that did not answer the last time."""
+        """Names of the hosts that did not answer when they were last looked at."""
 
 
 def destination_hints(hypervisor: Hypervisor, unreachable_hosts: frozenset[str]) -> DestinationHints:

@@ -71,10 +71,9 @@ class SteppedHypervisor(Protocol):
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Begin this step of a move, or return how it is going; does not wait for lab time.
 
-        A step, known by the act's id, takes effect at most once. `given` is what the hosts of the move have
-        handed over so far. `now` is lab time. A step that failed is a report whose `done` has `ok` False.
-        Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if the attempt does not
-        count.
+        A step, known by the act's id, takes effect at most once. `given` is what the hosts of the move have handed over
+        so far. `now` is lab time. A step that failed is a report whose `done` has `ok` False. Raises Unavailable if the
+        outcome is unknown: call it again later; ActNotTried if the attempt does not count.
         """
 
 

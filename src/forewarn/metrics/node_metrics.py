@@ -72,8 +72,8 @@ class HostNodesCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The gauges of one scrape: the nodes by state, and for how long one has been silent at most.
 
-        A node is answering, silent (not heard for over 3 s of real time) or stopped (it left in order). Stopped
-        nodes do not count for the silence, which is 0 s if none is silent.
+        A node is answering, silent (not heard for over 3 s of real time) or stopped (it left in order). Stopped nodes
+        do not count for the silence, which is 0 s if none is silent.
         """
         counts = dict.fromkeys(("answering", "silent", "stopped"), 0)
         oldest_s = 0.0

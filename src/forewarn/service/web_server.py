@@ -43,7 +43,7 @@ class OperatorServer:
     """What the HTTPS port for operators (the console) serves; made by `open_operator_server`."""
 
     port: ConsolePort
-    url: str  # the issuer of tokens; that of the port, or the setting `console_url`
+    url: str  # that of the port; the issuer of tokens is `/adfs` there
     sign_in: TokenService  # issues and verifies the tokens of operators
     admin_secret_path: Path  # the file with the administrator client's secret; it may not exist
     portal_url: str  # over plain http, if a browser of this machine can reach it so

@@ -37,8 +37,7 @@ class TableDigest(NamedTuple):
 def digest_tables(pieces: Iterable[tuple[str, Sequence[SqlValues]]]) -> dict[str, TableDigest]:
     """Return the digest of every replicated table, by its name, from pieces of their rows, in any order.
 
-    A table without pieces has 0 rows; other tables in `pieces` are ignored. `last_request_at` of scopes does not
-    count.
+    A table without pieces has 0 rows; other tables in `pieces` are ignored. `last_request_at` of scopes does not count.
     """
     counts: defaultdict[str, int] = defaultdict(int)
     sums: defaultdict[str, int] = defaultdict(int)
@@ -70,8 +69,8 @@ def copy_digests(path: Path) -> dict[str, TableDigest]:
 def read_rows(path: Path) -> Iterator[tuple[str, Sequence[SqlValues]]]:
     """Return an iterator over the rows of the replicated tables of a SQLite store, as of one moment.
 
-    It gives pairs of a table's name and up to 5000 rows, whose columns are in the order of the schema; nothing for
-    an empty table. Raises sqlite3.Error, when it is read, if the file is missing or cannot be read.
+    It gives pairs of a table's name and up to 5000 rows, whose columns are in the order of the schema; nothing for an
+    empty table. Raises sqlite3.Error, when it is read, if the file is missing or cannot be read.
     """
     with closing(sqlite_file.connect(path, mode="ro")) as db:
         db.execute("BEGIN")

@@ -77,10 +77,9 @@ def forget_position(path: Path) -> None:
 class CopyFollower:
     """A copy that follows its record. It owns the file: no other connection may be open.
 
-    The constructor opens the copy, and builds it if there is none; `follow` brings it up to date. Both block, and
-    raise RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the file is of
-    another program or its directory is missing, Refused if it is a store of its own or the record is of a newer
-    release.
+    The constructor opens the copy, and builds it if there is none; `follow` brings it up to date. Both block, and raise
+    RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the file is of another
+    program or its directory is missing, Refused if it is a store of its own or the record is of a newer release.
     """
 
     def __init__(self, path: Path, record: SharedRecord) -> None:
@@ -101,8 +100,8 @@ class CopyFollower:
     def follow(self) -> LeaseRow:
         """Apply all groups that are in the log, or build the copy again; return the lease as it was before.
 
-        Appends the reason to `rebuilt` if it builds the copy. Blocks; raises as the constructor. It opens a
-        closed copy again.
+        Appends the reason to `rebuilt` if it builds the copy. Blocks; raises as the constructor. It opens a closed copy
+        again.
         """
         lease = self._record.read_lease()
         with sqlite_file.file_errors_as_unavailable(self._path, "written"):
@@ -120,8 +119,7 @@ class CopyFollower:
     def follow_to(self, lease: LeaseRow) -> CopyPosition:
         """Follow until the copy has the last group of a lease that this node has taken; return its position.
 
-        Raises RecordMismatch if the copy is at another group then, because another node writes; otherwise as
-        `follow`.
+        Raises RecordMismatch if the copy is at another group then, because another node writes; otherwise as `follow`.
         """
         self.follow()
         position = self.position
@@ -218,8 +216,8 @@ def _reason_to_rebuild(path: Path) -> RebuildReason | None:
 def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
     """Write all rows of the record to a new file, which replaces the copy at `path`; durable on return.
 
-    A damaged file is kept as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable,
-    Refused if the record is of a newer release, OSError and sqlite3.Error.
+    A damaged file is kept as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused
+    if the record is of a newer release, OSError and sqlite3.Error.
     """
     partial = path.with_name(path.name + ".building")
     _delete_database(partial)

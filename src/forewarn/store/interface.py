@@ -67,10 +67,10 @@ class AppliedCommit(NamedTuple):
 class Store(Protocol):
     """Durable state. Reads return committed values; writes return when they are durable.
 
-    Use it from the thread of its event loop. Keys, names and ids must match exactly; times are lab time; a filter
-    of None selects everything. Reads raise Unavailable if the store cannot be read. Writes raise Unavailable if
-    nothing was written (or, in a `ReplicatedStore`, if it is not known in time), and `commit` raises Conflict if a
-    scope, host, gate or request is no longer at the version it was decided on.
+    Use it from the thread of its event loop. Keys, names and ids must match exactly; times are lab time; a filter of
+    None selects everything. Reads raise Unavailable if the store cannot be read. Writes raise Unavailable if nothing
+    was written (or, in a `ReplicatedStore`, if it is not known in time), and `commit` raises Conflict if a scope, host,
+    gate or request is no longer at the version it was decided on.
     """
 
     def scope(self, scope_id: str) -> Scope | None:

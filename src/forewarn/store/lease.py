@@ -36,9 +36,9 @@ class HeldLease:
     """A lease that this node has taken, and the two daemon threads that renew and watch it.
 
     Call `start` once, and `release` or `stop` at the end. `sent_at` is the monotonic time before `take_lease` was
-    called. `on_change` is called with each new state, on one of the threads or that of the caller, and must not
-    block. `has_progress` says whether the event loop has run lately: while it has not, nothing is renewed. Each
-    minute the first thread also prunes the record's log, which keeps an hour. Other methods are for any thread.
+    called. `on_change` is called with each new state, on one of the threads or that of the caller, and must not block.
+    `has_progress` says whether the event loop has run lately: while it has not, nothing is renewed. Each minute the
+    first thread also prunes the record's log, which keeps an hour. Other methods are for any thread.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class HeldLease:
     def release(self) -> None:
         """Stop the threads and give the lease up, so that another node can take it at once.
 
-        Blocks, perhaps for seconds. The state is RELEASED then, unless it was deposed. If the record cannot be
-        reached, the lease expires by itself; no error is raised. After `stop` it gives nothing up.
+        Blocks, perhaps for seconds. The state is RELEASED then, unless it was deposed. If the record cannot be reached,
+        the lease expires by itself; no error is raised. After `stop` it gives nothing up.
         """
         was_held = self._ended is None
         self.stop()
@@ -154,8 +154,8 @@ class HeldLease:
     def stop(self) -> None:
         """Stop the threads, and leave the lease in the record until it expires. Stopping twice is harmless.
 
-        Blocks until both have ended; a call of theirs that is under way is aborted. The state is RELEASED then,
-        unless it was deposed.
+        Blocks until both have ended; a call of theirs that is under way is aborted. The state is RELEASED then, unless
+        it was deposed.
         """
         self._end(LeaseState.RELEASED, "it was released")
         self._is_stopping.set()

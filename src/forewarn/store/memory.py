@@ -280,10 +280,9 @@ class MemoryStore(Store):
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
-        Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called
-        before it returns. Raises Conflict if one of them is no longer at the version in the commit, or a host
-        not as `Commit` demands, Unavailable after `close`, and the error of `fail_next`; then nothing was
-        written.
+        Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
+        returns. Raises Conflict if one of them is no longer at the version in the commit, or a host not as `Commit`
+        demands, Unavailable after `close`, and the error of `fail_next`; then nothing was written.
         """
 
         def apply() -> AppliedCommit:
@@ -297,9 +296,9 @@ class MemoryStore(Store):
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
 
-        Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each
-        event, VM and status; others change nothing. The versions of the scopes stay the same, and no subscriber
-        is called. An unknown VM or scope is no error. Raises Unavailable after `close`.
+        Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
+        and status; others change nothing. The versions of the scopes stay the same, and no subscriber is called. An
+        unknown VM or scope is no error. Raises Unavailable after `close`.
         """
         self._write(lambda: self._tables.record_observations(polls, deliveries))
 
@@ -313,8 +312,8 @@ class MemoryStore(Store):
     async def prune(self, before: float) -> int:
         """Delete what ended or was removed before this lab time, unless kept rows refer to it.
 
-        Return how many history entries it deleted. `Store.prune` lists what is deleted. Raises Unavailable
-        after `close`.
+        Return how many history entries it deleted. `Store.prune` lists what is deleted. Raises Unavailable after
+        `close`.
         """
         return self._write(lambda: self._tables.prune(before))
 

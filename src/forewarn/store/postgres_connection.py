@@ -102,8 +102,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     def wait(self, gen: PQGen[Result], interval: float = _CHECK_INTERVAL_S, timeout: float | None = None) -> Result:
         """Wait for a call of psycopg and return its result; CallAborted at the deadline or after an abort.
 
-        Psycopg calls it. `interval` and `timeout` are ignored: `deadline` and `is_aborted` are checked every
-        0.1 s.
+        Psycopg calls it. `interval` and `timeout` are ignored: `deadline` and `is_aborted` are checked every 0.1 s.
         """
         return waiting.wait(self._limited(gen), self.pgconn.socket, interval=_CHECK_INTERVAL_S)
 
@@ -134,8 +133,7 @@ def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None =
     """Return a new connection in autocommit mode; blocks for at most some seconds for each host.
 
     `on_notice` is called with every notice of the server. Raises Rejected if a later try will not help either (URL,
-    password, database, settings of the server, a version before 13), otherwise RecordUnavailable, also for a
-    standby.
+    password, database, settings of the server, a version before 13), otherwise RecordUnavailable, also for a standby.
     """
     parameters = parse_url(url)
     name = describe_url(url)
@@ -205,8 +203,8 @@ def failure_text(error: psycopg.Error) -> str:
 def transaction_settings(lock_s: float, idle_s: float) -> str:
     """Return SQL that limits waits for locks and idle time (seconds) in the rest of a transaction.
 
-    A node that vanishes within a transaction must not keep the lease locked. Only the transaction has these
-    settings, because a pooler may give the next one to another server process.
+    A node that vanishes within a transaction must not keep the lease locked. Only the transaction has these settings,
+    because a pooler may give the next one to another server process.
     """
     return (
         f"SELECT set_config('lock_timeout', '{lock_s * 1000:.0f}', true), "

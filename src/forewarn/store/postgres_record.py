@@ -92,8 +92,8 @@ RowList = list[tuple[Any, ...]]
 def open_record(url: str) -> PostgresRecord:
     """Connect to the record at this URL, which must have our schema; blocks. The caller closes it.
 
-    Raises Rejected or Refused, with one sentence, if the URL, the password, the database, its settings or its
-    schema are not right, and RecordUnavailable if the server cannot be reached or written now.
+    Raises Rejected or Refused, with one sentence, if the URL, the password, the database, its settings or its schema
+    are not right, and RecordUnavailable if the server cannot be reached or written now.
     """
     record = PostgresRecord(url)
     try:
@@ -107,9 +107,9 @@ def open_record(url: str) -> PostgresRecord:
 class PostgresRecord(SharedRecord):
     """A connection to the record in PostgreSQL (see `SharedRecord`); `open_record` checks its schema, too.
 
-    It connects with the first call, and again after a lost connection. Calls block for up to 10 s without an
-    answer, and raise RecordUnavailable, or Rejected as `postgres_connection.connect`. The constructor raises
-    Rejected for a bad URL.
+    It connects with the first call, and again after a lost connection. Calls block for up to 10 s without an answer,
+    and raise RecordUnavailable, or Rejected as `postgres_connection.connect`. The constructor raises Rejected for a bad
+    URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -160,8 +160,8 @@ class PostgresRecord(SharedRecord):
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
         """Take the lease under a new term; None if it has not expired, even if this holder has it.
 
-        The server's clock decides. It lasts LEASE_S seconds without `renew_lease` or `commit`. After
-        RecordUnavailable it may have been taken all the same.
+        The server's clock decides. It lasts LEASE_S seconds without `renew_lease` or `commit`. After RecordUnavailable
+        it may have been taken all the same.
         """
         rows = self._write(_TAKE_LEASE, (holder, url))
         return _lease_row(rows) if rows else None
@@ -184,9 +184,8 @@ class PostgresRecord(SharedRecord):
         """Write a group, all of it or nothing, and renew the lease; durable on return.
 
         Raises Deposed under a later term, RecordMismatch if `group.number` does not follow or a row contradicts
-        another, RowsRejected for a value that cannot be stored, RecordUnavailable: nothing was written.
-        NotReplicated: it was written, but not durably. OutcomeUnknown: ask `was_committed` before anything else
-        is written.
+        another, RowsRejected for a value that cannot be stored, RecordUnavailable: nothing was written. NotReplicated:
+        it was written, but not durably. OutcomeUnknown: ask `was_committed` before anything else is written.
         """
         db = self._connected()
         self._is_committing = self._wait_was_cancelled = False
@@ -205,9 +204,9 @@ class PostgresRecord(SharedRecord):
     def was_committed(self, term: int, number: int) -> bool:
         """Return whether the group with this term and number was committed.
 
-        The lock of the lease row waits for a transaction whose connection was lost. Its own COMMIT waits for
-        the standby, which then has everything that was committed before, too. Raises LogPruned if the log no
-        longer has this number, and RecordUnavailable.
+        The lock of the lease row waits for a transaction whose connection was lost. Its own COMMIT waits for the
+        standby, which then has everything that was committed before, too. Raises LogPruned if the log no longer has
+        this number, and RecordUnavailable.
         """
 
         def ask(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
@@ -226,8 +225,8 @@ class PostgresRecord(SharedRecord):
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
         """Return up to `limit` groups that follow this number, in order; [] if it is the last one.
 
-        Raises LogPruned if the log does not continue after it (pruned, rewritten, or the record is not that
-        far), and RecordUnavailable.
+        Raises LogPruned if the log does not continue after it (pruned, rewritten, or the record is not that far), and
+        RecordUnavailable.
         """
 
         def read(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
@@ -262,8 +261,8 @@ class PostgresRecord(SharedRecord):
     def snapshot(self) -> Iterator[RecordSnapshot]:
         """Return a context manager that gives all rows as of one group; the record can be written meanwhile.
 
-        This connection can do nothing else until the `with` block ends. Raises RecordUnavailable, also while
-        `tables` is read.
+        This connection can do nothing else until the `with` block ends. Raises RecordUnavailable, also while `tables`
+        is read.
         """
         db = self._connected()
         with self._errors():
@@ -314,8 +313,8 @@ class PostgresRecord(SharedRecord):
     def abort(self) -> None:
         """End the call that another thread waits for, by breaking the connection; for any thread.
 
-        That call raises RecordUnavailable or OutcomeUnknown within 0.1 s. The server still completes a
-        transaction that it has begun. Without a call under way, the next one connects again.
+        That call raises RecordUnavailable or OutcomeUnknown within 0.1 s. The server still completes a transaction that
+        it has begun. Without a call under way, the next one connects again.
         """
         if (db := self._db) is not None:
             db.is_aborted = True

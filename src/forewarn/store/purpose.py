@@ -33,9 +33,9 @@ class StorePurpose(StrEnum):
 def read_purpose(path: Path) -> StorePurpose | None:
     """Return what the store in this file is for; None if not decided yet, or if unreadable.
 
-    It is not decided for a missing file, and for a store without a mark, lab clock, scopes and hosts. A store
-    without a mark is LAB if it has a saved lab clock, else PRODUCTION. Changes nothing. No process may write to the
-    file meanwhile. ValueError for a mark that this release does not know.
+    It is not decided for a missing file, and for a store without a mark, lab clock, scopes and hosts. A store without a
+    mark is LAB if it has a saved lab clock, else PRODUCTION. Changes nothing. No process may write to the file
+    meanwhile. ValueError for a mark that this release does not know.
     """
     if sqlite_file.is_new_file(path):
         return None

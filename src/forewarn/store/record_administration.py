@@ -49,9 +49,9 @@ _PUT_SAVED = "INSERT INTO saved (name, value) VALUES (%s, %s) ON CONFLICT (name)
 def migrate_record(url: str) -> str | None:
     """Create the tables of a record, or migrate them to the newest revision; return the revision before.
 
-    That is None if there were no tables. Blocks; durable on return. Control nodes of the release before may be
-    active: a migration only adds. Raises Refused for a database of a newer release or without its standby, Rejected
-    and RecordUnavailable as `postgres_connection.connect`; then nothing has changed.
+    That is None if there were no tables. Blocks; durable on return. Control nodes of the release before may be active:
+    a migration only adds. Raises Refused for a database of a newer release or without its standby, Rejected and
+    RecordUnavailable as `postgres_connection.connect`; then nothing has changed.
     """
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
@@ -82,10 +82,9 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
     """Move the site of the SQLite store `source` to an empty record; return the digests there, by table.
 
     Epochs, incarnations, tags and history stay the same; only polls are left behind. No service may use the store,
-    which is migrated, and marked as moved, so that it is not opened again. If a record has the same rows already,
-    as after a crash, only the mark is written. `now` is real time. Blocks. Raises Rejected for a store that is
-    missing, damaged or of a lab, Refused if the record is not empty or in use, Unavailable; then the record is as
-    it was.
+    which is migrated, and marked as moved, so that it is not opened again. If a record has the same rows already, as
+    after a crash, only the mark is written. `now` is real time. Blocks. Raises Rejected for a store that is missing,
+    damaged or of a lab, Refused if the record is not empty or in use, Unavailable; then the record is as it was.
     """
     if not source.exists():
         raise Refused(f"there is no store {str(source)!r}: give the data directory of a service that was in use")
@@ -108,8 +107,8 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
 def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
     """Move the site of a record to the new SQLite store `target`; return the digests there, by table.
 
-    The record is marked as moved, so that no control node starts on it. Blocks. Raises Refused if `target` is a
-    file that is not empty or the record is in use, Unavailable; then there is no file `target`.
+    The record is marked as moved, so that no control node starts on it. Blocks. Raises Refused if `target` is a file
+    that is not empty or the record is in use, Unavailable; then there is no file `target`.
     """
     if not sqlite_file.is_new_file(target):
         raise Refused(f"there is a store {str(target)!r} already, and it is not overwritten: give another path")
@@ -145,8 +144,7 @@ def renew_epochs(url: str, *, now: float) -> int:
 def require_standby(name: str, db: LimitedConnection) -> None:
     """Raise Refused if the server demands a synchronous standby and none is connected.
 
-    Every COMMIT would wait for one. `name` is how the message calls the server. psycopg.Error if it does not
-    answer.
+    Every COMMIT would wait for one. `name` is how the message calls the server. psycopg.Error if it does not answer.
     """
     rows = db.execute(_DEMANDED_STANDBY).fetchall()
     ((names, connected, visible, synchronous),) = rows

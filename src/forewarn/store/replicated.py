@@ -95,9 +95,9 @@ class RecordReplication(GroupReplication):
     def commit(self) -> None:
         """Commit what has changed since `begin` to the record, if anything has, and count that as a renewal.
 
-        Also writes the new position to the copy, whose transaction the caller commits. If the answer is lost,
-        waits until the record says whether it has the group. Raises RecordUnavailable (nothing was written),
-        RowsRejected, or MustStop.
+        Also writes the new position to the copy, whose transaction the caller commits. If the answer is lost, waits
+        until the record says whether it has the group. Raises RecordUnavailable (nothing was written), RowsRejected, or
+        MustStop.
         """
         changes = self._capture.changes()
         if not changes:
@@ -193,9 +193,9 @@ class ReplicatedStore(SqliteStore):
     ) -> ReplicatedStore:
         """Bring the copy at `path` up to the lease that this node has taken, and return the store; blocks.
 
-        `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while
-        `guard` does not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later.
-        `on_stop`: see `RecordReplication`. Raises as `CopyFollower`, and RecordMismatch if another node writes.
+        `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while `guard` does
+        not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later. `on_stop`: see
+        `RecordReplication`. Raises as `CopyFollower`, and RecordMismatch if another node writes.
         """
         follower = CopyFollower(path, record)
         try:

@@ -195,8 +195,8 @@ def delivery_row(delivery: EventDelivery) -> SqlRow:
 def delivery_event_row(delivery: EventDelivery) -> SqlRow:
     """Return the parameters that add a delivery's event to table `delivery_events`.
 
-    The keys are `event_id`, `scope_text` (the scope's id) and `first_at`, the time of this delivery, so pass the
-    first one of the event.
+    The keys are `event_id`, `scope_text` (the scope's id) and `first_at`, the time of this delivery, so pass the first
+    one of the event.
     """
     return {"event_id": delivery.event_id, "scope_text": delivery.scope_id, "first_at": delivery.at}
 

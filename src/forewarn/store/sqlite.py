@@ -363,9 +363,9 @@ class SqliteStore(Store):
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
 
-        Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each
-        event, VM and status; others change nothing. The versions of the scopes stay the same, and no subscriber
-        is called. An unknown VM or scope is no error. Raises Unavailable if nothing was written.
+        Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
+        and status; others change nothing. The versions of the scopes stay the same, and no subscriber is called. An
+        unknown VM or scope is no error. Raises Unavailable if nothing was written.
         """
         await self._writer.write(
             lambda db: writes.write_observations(db, polls, deliveries), lambda _: self._scope_cache.record_polls(polls)

@@ -95,10 +95,10 @@ class WriterThread:
     ) -> Result:
         """Run `write` on the thread, with its connection and in a transaction; return its result once durable.
 
-        `write` may run twice, after a rollback because of another write: it must change only the database.
-        `on_commit` is called with the result before this returns, on the event loop, in commit order, also if
-        the caller was cancelled. Raises what `write` raises, and Unavailable for file errors and after
-        `finish`. After an error nothing of this write is stored, unless it says that `limit_s` has passed.
+        `write` may run twice, after a rollback because of another write: it must change only the database. `on_commit`
+        is called with the result before this returns, on the event loop, in commit order, also if the caller was
+        cancelled. Raises what `write` raises, and Unavailable for file errors and after `finish`. After an error
+        nothing of this write is stored, unless it says that `limit_s` has passed.
         """
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")

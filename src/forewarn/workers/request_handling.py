@@ -15,8 +15,8 @@ RequestResult: TypeAlias = "str | ManagedIdentityToken | WrongResource | None"
 async def perform_request(backend: MetadataBackend, request: WorkerRequest) -> RequestResult:
     """Carry out a request and return its result; its changes are durable. Raises as the backend does.
 
-    An enablement gives None; an approval None, or the id of an event that is unknown (then none is approved); a
-    token request the token, or WrongResource.
+    An enablement gives None; an approval None, or the id of an event that is unknown (then none is approved); a token
+    request the token, or WrongResource.
     """
     match request:
         case EnableRequest(vm=vm):

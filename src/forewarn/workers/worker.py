@@ -443,8 +443,8 @@ async def _run_worker(sock: socket.socket, fault_quota: SharedFaultQuota) -> Non
 def main() -> None:
     """Run the worker process until it ends: `python -m forewarn.workers.worker CHANNEL_FD FAULT_QUOTA_FD`.
 
-    The owner starts it with these inherited descriptors: the channel's socket and the file of fault counters.
-    Returns, for exit status 0, also if the channel failed, which is logged.
+    The owner starts it with these inherited descriptors: the channel's socket and the file of fault counters. Returns,
+    for exit status 0, also if the channel failed, which is logged.
     """
     # Ctrl-C reaches every process of the terminal; the owner handles it and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

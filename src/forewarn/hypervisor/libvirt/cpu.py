@@ -24,7 +24,7 @@ class CpuNeeds(msgspec.Struct, frozen=True, kw_only=True):
 def cpu_needs(domain: str, host_cpu: str) -> str:
     """Return what a running domain (its XML) on a host with this CPU needs from another one; "": nothing.
 
-    `host_cpu` is as `host_cpu_identity` returns it.
+    The text is JSON, for `parse_cpu_needs`. `host_cpu` is as `host_cpu_identity` returns it. Rejected for other XML.
     """
     root = parse_xml(domain)
     cpu, os_type = root.find("cpu"), root.find("os/type")
@@ -45,17 +45,20 @@ def cpu_needs(domain: str, host_cpu: str) -> str:
 
 
 def parse_cpu_needs(text: str) -> CpuNeeds:
-    """Return what `cpu_needs` has returned."""
+    """Return what `cpu_needs` has encoded, unless that is ""; msgspec.DecodeError for any other text."""
     return msgspec.json.decode(text, type=CpuNeeds)
 
 
 def host_cpu_model(capabilities: str) -> str:
-    """Return the CPU model that a host's capabilities XML names; "" if it names none."""
+    """Return the CPU model that a host's capabilities XML names; "" if none. Rejected for other XML."""
     return parse_xml(capabilities, root_tag="capabilities").findtext("host/cpu/model", "")
 
 
 def host_cpu_identity(capabilities: str) -> str:
-    """Return the CPU of a host (its capabilities XML) with all its features; "" if it is not known."""
+    """Return the CPU of a host (its capabilities XML) with all its features; "" if it is not known.
+
+    It is a text that is equal for equal CPUs: architecture, vendor, model and sorted features. Rejected for other XML.
+    """
     cpu = parse_xml(capabilities, root_tag="capabilities").find("host/cpu")
     if cpu is None or not cpu.findtext("model"):
         return ""

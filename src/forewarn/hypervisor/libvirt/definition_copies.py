@@ -49,7 +49,10 @@ class DefinitionCopies:
             return None
 
     def load_all(self, host: str) -> dict[str, str]:
-        """Return everything that is kept for the host, by name, such as definitions and volumes."""
+        """Return everything that is kept for the host, by name, such as definitions and volumes.
+
+        Sorted by file name; {} if there is nothing, or no directory. `host` "": of VMs that are on no host.
+        """
         if self._directory is None:
             return {}
         found = sorted((self._directory / _file_name(host)).glob("*.xml"))

@@ -58,8 +58,8 @@ def require_new_disks(
 ) -> None:
     """Make sure that the host can create these disks; Refused if not. Creates no disk.
 
-    `volumes` has the XML of the disks on another host, by path: those that this one does not have become like them,
-    and it saves that XML in `copies`. Raises LibvirtFailure.
+    `volumes` has the XML of the disks on another host, by path: those that this one does not have become like them, and
+    it saves that XML in `copies`. Raises LibvirtFailure.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:

@@ -59,8 +59,8 @@ T = TypeVar("T")
 class LibvirtDriver:
     """Operations on the domains of these hosts, by the fleet's names of them; names ignore case.
 
-    `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened before
-    it is needed. Methods raise HostUnreachable if the host does not answer, and Refused with a sentence if libvirt
+    `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened before it
+    is needed. Methods raise HostUnreachable if the host does not answer, and Refused with a sentence if libvirt
     refuses.
     """
 
@@ -230,8 +230,7 @@ class LibvirtDriver:
     async def reimage(self, host: str, vm: str) -> None:
         """Replace the OS disk of a VM that is OFF with a new copy of its backing file; it stays OFF.
 
-        Raises HostUnreachable, or Refused in any other state, and if the disk has no backing file or storage
-        pool.
+        Raises HostUnreachable, or Refused in any other state, and if the disk has no backing file or storage pool.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -275,10 +274,9 @@ class LibvirtDriver:
         await self._run(to_host, vm, "define", work)
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Check that the destination can take the VM, and mark it there: OFF becomes RECEIVING.
+        """Check that the destination has the memory, and mark the VM there: OFF becomes RECEIVING.
 
-        libvirt starts the process of the VM there itself, when the migration begins. Refused in any other
-        state, or if the host has too little memory left.
+        libvirt starts the process of the VM there itself, when the migration begins. Refused in any other state.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -374,11 +372,11 @@ class LibvirtDriver:
         return await self._run(host, "", "look at", lambda session: session.capacity())
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host."""
+        """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host; True if unknown."""
         return await self._run(host, "", "look at", lambda session: session.can_run_cpu(cpu))
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return what the VMs need that were removed with their disks kept."""
+        """Return, by name, the memory of the VMs that were removed with their disks kept. Asks no host."""
         needs = {}
         for vm, definition in self._copies.load_all("").items():
             with contextlib.suppress(Rejected):

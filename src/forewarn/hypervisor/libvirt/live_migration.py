@@ -92,8 +92,8 @@ class LiveMigrations:
     async def cancel(self, source: LibvirtConnection, vm: str) -> None:
         """Abort the migration of the VM, and wait until neither the host nor this process is sending it.
 
-        Returns at once if nothing does. Raises as `LibvirtConnection.call`, and HostUnreachable if the host
-        does not stop within its `timeout_s`.
+        Returns at once if nothing does. Raises as `LibvirtConnection.call`, and HostUnreachable if the host does not
+        stop within its `timeout_s`.
         """
         task = self._tasks.get(_key(source.name, vm))
         try:

@@ -101,10 +101,7 @@ class LibvirtSession:
             self._connection.close()
 
     def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
-        """Call these when a domain changes, or when the daemon ends the connection, in libvirt's thread.
-
-        They cannot be removed. Raises LibvirtFailure.
-        """
+        """Call these, in libvirt's thread, when a domain changes or the daemon ends the connection, for ever."""
 
         def lifecycle(_connection: Any, domain: Any, event: int, detail: int, _opaque: Any) -> None:
             on_lifecycle(domain.name(), event, detail)
@@ -119,10 +116,7 @@ class LibvirtSession:
             return str(self._connection.getHostname())
 
     def domains(self) -> list[FoundDomain]:
-        """Return all domains of the host, sorted by name; leaves out those that vanish meanwhile.
-
-        Raises LibvirtFailure.
-        """
+        """Return all domains of the host, by name, without those that vanish meanwhile. Raises LibvirtFailure."""
         found = []
         with self._failures():
             listed = self._connection.listAllDomains()
@@ -144,10 +138,7 @@ class LibvirtSession:
         return sorted(found, key=lambda domain: domain.name)
 
     def listing(self) -> list[ListedDomain]:
-        """Return the states of all domains of the host, from one call, in libvirt's order.
-
-        Raises LibvirtFailure.
-        """
+        """Return the states of all domains of the host, unordered, from one call. Raises LibvirtFailure."""
         with self._failures():
             found = self._connection.getAllDomainStats(self._libvirt.VIR_DOMAIN_STATS_STATE)
         return [
@@ -298,19 +289,13 @@ class LibvirtSession:
                 domain.undefine()
 
     def stored_xml(self, name: str) -> str:
-        """Return the definition with which the domain starts next, with the passwords in it.
-
-        LibvirtFailure without such a domain.
-        """
+        """Return the definition with which the domain starts next, with its passwords. Raises LibvirtFailure."""
         flags = self._libvirt.VIR_DOMAIN_XML_INACTIVE | self._libvirt.VIR_DOMAIN_XML_SECURE
         with self._failures():
             return str(self._domain(name).XMLDesc(flags))
 
     def migratable_xml(self, name: str) -> str:
-        """Return the running definition in the form that a destination of a migration accepts.
-
-        It has the passwords in it. LibvirtFailure without such a domain.
-        """
+        """Return the running definition, with passwords, as a destination accepts it. Raises LibvirtFailure."""
         flags = self._libvirt.VIR_DOMAIN_XML_MIGRATABLE | self._libvirt.VIR_DOMAIN_XML_SECURE
         with self._failures():
             return str(self._domain(name).XMLDesc(flags))
@@ -343,9 +328,9 @@ class LibvirtSession:
     ) -> None:
         """Migrate a domain live, so that it ends paused on the target and off here; blocks until it is over.
 
-        With `peer_uri` the source's daemon calls the target's, and continues when this process ends; without it
-        ("") this process passes the messages between the two. `migrate_uri` "": libvirt chooses. LibvirtFailure
-        if it fails; the domain then goes on here.
+        With `peer_uri` the source's daemon calls the target's, and continues when this process ends; without it ("")
+        this process passes the messages between the two. `migrate_uri` "": libvirt chooses. LibvirtFailure if it fails;
+        the domain then goes on here.
         """
         constants = self._libvirt
         flags = constants.VIR_MIGRATE_LIVE | constants.VIR_MIGRATE_PAUSED | constants.VIR_MIGRATE_PERSIST_DEST
@@ -395,7 +380,10 @@ class LibvirtSession:
                 raise
 
     def capacity(self) -> FreeCapacity:
-        """Return what the host can still take, and what its VMs need. Raises LibvirtFailure."""
+        """Return what the host can still take, and what its VMs need. Raises LibvirtFailure.
+
+        VMs whose definition cannot be read are left out.
+        """
         with self._failures():
             capabilities = self._connection.getCapabilities()
         vms = self._vm_needs(host_cpu_identity(capabilities))
@@ -434,6 +422,7 @@ class LibvirtSession:
         """Return whether the host can continue a running domain with this CPU (of `cpu_needs`).
 
         True also if this libvirt cannot compare CPUs: a migration that is not possible then fails, and the VM stays.
+        LibvirtFailure if the connection is lost.
         """
         needs = parse_cpu_needs(cpu)
         try:

@@ -100,9 +100,9 @@ class MachineHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Advance the act for about a second of real time, or return its recorded outcome.
 
-        A host that does not answer makes the act wait; the note of ActUnderWay says for what. While another
-        call for this VM runs, it only returns ActUnderWay. An earlier act on the VM that was given up is ended
-        first. Raises ActNotTried if the journal cannot be used.
+        A host that does not answer makes the act wait; the note of ActUnderWay says for what. While another call for
+        this VM runs, it only returns ActUnderWay. An earlier act on the VM that was given up is ended first. Raises
+        ActNotTried if the journal cannot be used.
         """
         record = self._journal.find(act.id)
         if record is not None and record.ok is not None:
@@ -331,12 +331,12 @@ class MachineHypervisor:
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """Hosts that cannot run the CPU of a VM, by the VM's name."""
+        """Hosts that cannot run the CPU of a VM, by the VM's name; a VM without an entry fits everywhere."""
         return self._capacity.incompatible_hosts
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts that did not answer the last time."""
+        """Names of the hosts that did not answer when their capacity was last looked at."""
         return self._capacity.silent_hosts
 
     async def watch_capacity(self) -> None:

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 class HostCapacityMonitor:
     """What is known about the hosts of a driver; see `forewarn.hypervisor.capacity.CapacityHypervisor`.
 
-    A host that did not answer the last time is in `silent_hosts`, and its free memory is not known. What VMs need stays
-    known. `interval_s` is real time.
+    `free_mib` is by host, `vm_mib` and `incompatible_hosts` by the VM's name; all are empty until `run` or `refresh`
+    has looked. A host that did not answer the last time is in `silent_hosts`, and its free memory is not known. What
+    VMs need stays known. `interval_s` is real time.
     """
 
     def __init__(self, driver: MachineDriver, *, interval_s: float) -> None:
@@ -39,25 +40,31 @@ class HostCapacityMonitor:
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts that did not answer the last time."""
+        """Names of the hosts that did not answer, or refused, when they were last looked at."""
         return frozenset(self._silent)
 
     async def run(self) -> None:
-        """Look at all hosts until cancelled, each on its own, so that a silent one delays no other."""
+        """Look at all hosts until cancelled, each on its own, so that a silent one delays no other.
+
+        Each is looked at every `interval_s`, and soon after `look_again`. That a host becomes silent is logged.
+        """
         async with asyncio.TaskGroup() as tasks:
             for host in self._is_due:
                 tasks.create_task(self._watch(host))
 
     def look_again(self, *hosts: str) -> None:
-        """Look at these hosts soon, and at VMs on no host, because of an act; ignores names of other hosts."""
+        """Let `run` look at these hosts, and at VMs on no host, at once; ignores names of other hosts.
+
+        Returns at once.
+        """
         for host in ("", *hosts):
             if (due := self._is_due.get(host)) is not None:
                 due.set()
 
     async def refresh(self, host: str) -> None:
-        """Look at one host now; "": at the VMs on no host.
+        """Look at one host now, and compare CPUs; "": at the VMs on no host. Raises nothing.
 
-        A host that does not answer, or refuses, becomes silent and unknown.
+        A host that does not answer, or refuses, becomes silent and unknown, which is logged the first time.
         """
         try:
             if not host:

@@ -186,7 +186,10 @@ class MachineDriver(Protocol):
         """Return what the host can still take, and what its VMs need."""
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host."""
+        """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host.
+
+        True also if the platform cannot tell.
+        """
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
         """Return what the VMs need that are on no host, and of which the driver has a definition, by name."""

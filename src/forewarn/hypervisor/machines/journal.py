@@ -130,8 +130,8 @@ class MachineJournal:
     def enter(self, act_id: str, decision: Enter, *, lab_at: float, real_at: float) -> None:
         """Store that the act enters a step, at these times, together with what the decision knows.
 
-        A field of the decision that is None or "" leaves what is stored. Does nothing for an act that has ended
-        or has no record.
+        A field of the decision that is None or "" leaves what is stored. Does nothing for an act that has ended or has
+        no record.
         """
         with self._transaction():
             updated = self._execute(

@@ -82,8 +82,8 @@ class HostFencer:
     async def fence(self, host: str, *, wait_s: float) -> None:
         """Run the fence command of the host, and wait for it for `wait_s` seconds of real time at most.
 
-        Does not start a second one while one runs for this host: its result counts for all. `is_fenced` then
-        says whether it succeeded; errors are only logged.
+        Does not start a second one while one runs for this host: its result counts for all. `is_fenced` then says
+        whether it succeeded; errors are only logged.
         """
         task = self._tasks.get(host)
         if task is None:
@@ -125,8 +125,8 @@ class MachineOperations:
     ) -> Observation:
         """Return what the hosts of the act report now. `now` is lab time.
 
-        A host that does not answer has the state None. `is_overdue` and `done` are only passed on. Raises what
-        the driver raises for a host that refuses to be looked at.
+        A host that does not answer has the state None. `is_overdue` and `done` are only passed on. Raises what the
+        driver raises for a host that refuses to be looked at.
         """
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None
@@ -210,9 +210,9 @@ class MachineOperations:
     async def carry_out(self, act: MachineActRecord, operation: Operation, host: str, *, wait_s: float) -> None:
         """Perform one operation of the current step on a host.
 
-        Before one that the guest notices, stores the act's mark with the VM. `wait_s` is how long it waits for
-        a fence command, in real time; others take as long as the driver. Raises HostUnreachable if the outcome
-        is unknown, Rejected if the platform refuses it.
+        Before one that the guest notices, stores the act's mark with the VM. `wait_s` is how long it waits for a fence
+        command, in real time; others take as long as the driver. Raises HostUnreachable if the outcome is unknown,
+        Rejected if the platform refuses it.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)

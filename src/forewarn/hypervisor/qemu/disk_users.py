@@ -43,8 +43,8 @@ def identity_of(path: Path) -> FileIdentity | None:
 def find_disk_users(disks: Iterable[Path]) -> list[DiskUser]:
     """Return the processes that have some of these disks open for writing: one entry per process and disk.
 
-    Blocks. Without this process, and without those that this user may not look at: root sees all. In no order; []
-    if no disk exists.
+    Blocks. Without this process, and without those that this user may not look at: root sees all. In no order; [] if no
+    disk exists.
     """
     wanted = {identity: disk for disk in disks if (identity := identity_of(disk)) is not None}
     found: dict[tuple[int, Path], DiskUser] = {}

@@ -384,7 +384,7 @@ class QemuDriver:
         return True
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return what all VMs need of which there is a copy of the definition."""
+        """Return, by name, what all VMs need of which there is a copy of the definition, also those on hosts."""
         return vm_needs(self._copies.instances())
 
     async def close(self) -> None:

@@ -16,7 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def foreign_disk_users(instances: Sequence[QemuInstance], others: Sequence[QemuInstance]) -> list[DiskUser]:
-    """Return the processes that may write to a disk of these VMs, without QEMU of the others; blocks."""
+    """Return the processes that may write to a disk of these VMs, without QEMU of the others; blocks.
+
+    In no order, one entry per process and disk; without processes that this user may not look at.
+    """
     users = find_disk_users([disk for instance in instances for disk in instance.disks()])
     known = {instance.pid() for instance in others if instance.is_alive()}
     return [user for user in users if user.pid not in known]

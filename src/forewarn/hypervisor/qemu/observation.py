@@ -41,8 +41,8 @@ _CHANGES = frozenset({"SHUTDOWN", "STOP", "RESUME", "RESET", "SUSPEND", "WAKEUP"
 def machine_in_state(status: str, *, is_destination: bool, instance: str) -> ObservedMachine:
     """Return what QEMU's run state says about a VM; CHANGING for a state that is not known.
 
-    `is_destination`: its process was started for a live migration, and has not been resumed since; then a paused
-    one is CHANGING. `instance` identifies its process, and is left out ("") unless the VM runs or is paused.
+    `is_destination`: its process was started for a live migration, and has not been resumed since; then a paused one is
+    CHANGING. `instance` identifies its process, and is left out ("") unless the VM runs or is paused.
     """
     state, cause = _STATES.get(status, (ObservedState.CHANGING, StateCause.UNKNOWN))
     if is_destination and state is ObservedState.PAUSED:
@@ -54,8 +54,8 @@ def machine_in_state(status: str, *, is_destination: bool, instance: str) -> Obs
 async def observe_instance(instance: QemuInstance, processes: QemuProcesses) -> ObservedMachine:
     """Return how a VM that is defined on its host is now; CHANGING if its QEMU does not answer.
 
-    That is logged, and nothing is raised. A process that has ended by itself has removed its pid file; one that
-    crashed or was killed has not.
+    That is logged, and nothing is raised. A process that has ended by itself has removed its pid file; one that crashed
+    or was killed has not.
     """
     try:
         async with processes.monitor(instance) as monitor:
@@ -85,8 +85,8 @@ async def changed_hosts(
 ) -> AsyncGenerator[str, None]:
     """Yield the name of a host for each change that QEMU reports about one of its VMs, and when QEMU ends.
 
-    `directories` is by the name of the host. VMs that are started later are found within `scan_interval_s` seconds;
-    a host is yielded for each of them, too. It ends only when it is closed.
+    `directories` is by the name of the host. VMs that are started later are found within `scan_interval_s` seconds; a
+    host is yielded for each of them, too. It ends only when it is closed.
     """
     changed: asyncio.Queue[str] = asyncio.Queue()
     watchers: dict[_Socket, asyncio.Task[None]] = {}

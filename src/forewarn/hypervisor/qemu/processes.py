@@ -38,8 +38,8 @@ class QemuProcesses:
     async def monitor(self, instance: QemuInstance) -> AsyncIterator[Monitor]:
         """Connect to QEMU, waiting for one that has just been started. NotRunning if there is no process.
 
-        An async context manager, which disconnects. HostUnreachable if QEMU does not answer in time, Refused
-        without permission.
+        An async context manager, which disconnects. HostUnreachable if QEMU does not answer in time, Refused without
+        permission.
         """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
@@ -65,8 +65,8 @@ class QemuProcesses:
     async def start(self, instance: QemuInstance, argv: Sequence[str]) -> None:
         """Start QEMU, and return once its monitor answers. Refused with its last message if it ends first.
 
-        Refused also if it runs already. HostUnreachable if it does not answer within `start_timeout_s`; it may
-        come up later.
+        Refused also if it runs already. HostUnreachable if it does not answer within `start_timeout_s`; it may come up
+        later.
         """
         child = instance.start(argv)
         self._children.append(child)
