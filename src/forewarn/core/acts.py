@@ -135,7 +135,10 @@ def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: 
 
 
 def live_migrations(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> frozenset[str]:
-    """Return the keys of the VMs of `vms_needing_destination` that would be migrated with their memory."""
+    """Return the keys of the VMs that would now be migrated with their memory, and so need a destination.
+
+    They are those of `vms_needing_destination` (same arguments) for which at least one of the events migrates.
+    """
     return frozenset(vm.key for vm, rules in _moving_vms(scope, planned, now) if rules.verb is Verb.MIGRATE)
 
 

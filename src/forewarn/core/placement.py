@@ -135,9 +135,9 @@ class HostOccupancy(Protocol):
         """
 
     def arriving_vms(self, host: str) -> Iterable[tuple[str, str]]:
-        """Return name and size of each VM that moves to the host and is not there yet.
+        """Return name and size of each VM that moves to the host and is not there yet; empty if it is unknown.
 
-        A size is one such as Standard_D2s_v5; none if the host is unknown.
+        A size is one such as Standard_D2s_v5.
         """
 
 
@@ -155,7 +155,10 @@ class DestinationHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     unreachable: frozenset[str] = frozenset()  # names of hosts that do not answer
 
     def needed_mib(self, name: str, size: str) -> int:
-        """Return the memory that a VM of this name and size needs; 0 if it is not known."""
+        """Return the memory in MiB that a VM of this name and size needs; 0 if it is not known.
+
+        It is that of the name in `vm_mib`, else that of the size in `size_mib`.
+        """
         return self.vm_mib.get(name, self.size_mib.get(size, 0))
 
 
@@ -210,7 +213,10 @@ def _remaining_mib(host: str, vm: Vm, occupancy: HostOccupancy, hints: Destinati
 
 
 def no_destination_problem(vm: Vm, hosts: Iterable[Host]) -> str:
-    """Return for people why `choose_destination` found no host: none is possible, or none runs its CPU."""
+    """Return for people why `choose_destination` found no host: none is possible, or none runs its CPU.
+
+    Call it only then, with the same VM and hosts; it does not choose again.
+    """
     if any(is_destination(host, vm) for host in hosts):
         return f"no healthy host in {vm.location} has a CPU that it can be migrated to live: redeploy it instead"
     return f"no healthy host to move to in {vm.location}"
