@@ -160,7 +160,7 @@ class HostStreams:
     async def start(self) -> None:
         """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted.
 
-        NoAnswer if the bus does not answer.
+        NoAnswer if the bus does not answer. Heartbeats are sent by a task.
         """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),

@@ -48,7 +48,7 @@ class MoveProgress:
 
     @property
     def answers(self) -> dict[MoveStep, ActDone]:
-        """How each step that is over ended, in a new dict."""
+        """How each step that is over ended, by step, in a new dict."""
         return {step: report.done for step, report in self.reports.items() if report.done is not None}
 
     def record(self, step: MoveStep, report: StepReport) -> None:

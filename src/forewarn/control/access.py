@@ -71,7 +71,7 @@ class AccessService:
         """Give the client a new secret, and return both; NotFound for an unknown client.
 
         The id may be in any case. The old secret, and tokens and sessions that were obtained with it, stop working at
-        once. Grants stay.
+        once. Grants stay. Writes a history entry.
         """
         async with self._write_lock:
             return await self._save_with_new_secret(self.client(client_id), who, "was given a new secret")
@@ -88,7 +88,7 @@ class AccessService:
         """Remove a client and all grants to it in one transaction; return (client, grants), as they were.
 
         The id may be in any case; NotFound for an unknown client. Its tokens and sessions stop working at once. A later
-        client with the same id inherits nothing.
+        client with the same id inherits nothing. Writes a history entry.
         """
         async with self._write_lock:
             client = self.client(client_id)

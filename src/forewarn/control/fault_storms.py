@@ -41,7 +41,7 @@ class FaultStormService:
 
         Its id is such as `s1`. `reconcile` sets its faults when they are due, the first one at once. Equal seeds, VMs
         (in any order) and durations give equal faults. Raises Rejected for a duration over 24 hours or not above 0,
-        Refused without VMs.
+        Refused without VMs. Writes a history entry.
         """
         if not 0 < for_s <= _MAX_DURATION_S:
             raise Rejected(
@@ -65,7 +65,7 @@ class FaultStormService:
         """End the storms with these ids, durably, and return them, oldest first; unknown ids are ignored.
 
         Ids must match exactly (`s1`). The remaining faults are not set. Faults that were set already stay until they
-        expire or are cleared.
+        expire or are cleared. Writes a history entry for each.
         """
         async with self._registry.write_lock:
             active = self._registry.active

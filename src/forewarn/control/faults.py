@@ -105,7 +105,7 @@ class FaultService:
         A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
         active afterwards; `touched` counts the events that it made, or the scopes that it reset. Raises Rejected for
         bad limits or parameters, NotFound if its scope does not exist, Refused if 1000 faults are active; for AT_ONCE
-        also Refused if no target scope allows it.
+        also Refused if no target scope allows it. Writes a history entry.
         """
         async with self._registry.write_lock:
             return await self._set(spec, who)
@@ -114,7 +114,7 @@ class FaultService:
         """Remove the active faults for which `matches` returns True, durably, and return them.
 
         Each is returned as it was, with its counts, oldest first; () if none matches. Storms stay, and so does what the
-        faults did. `matches` gets each fault with its counts.
+        faults did. `matches` gets each fault with its counts. Writes a history entry for each.
         """
         async with self._registry.write_lock:
             active = self.active

@@ -99,7 +99,7 @@ class ReplayService:
         recorded VM names (in any case) to names to show; else the recorded VM is shown as `vm`, and others as recorded.
         A `key` gives the request its id. Raises Rejected outside a lab and for a bad recording, names that it does not
         have, a speed outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has a live event or another
-        replay; NotFound if the scope does not exist.
+        replay; NotFound if the scope does not exist. Writes a history entry.
         """
         self._require_lab()
         _require_in_range(speed, loops)
@@ -119,7 +119,7 @@ class ReplayService:
         """End a replay durably and return its request as it is now; the scope shows its own document again.
 
         `replay_id` is the id or the start of one, of any length and in any case. Raises NotFound if there is none,
-        Refused if several ids start with it, or if the replay is over already.
+        Refused if several ids start with it, or if the replay is over already. Writes a history entry.
         """
         request = self.find(replay_id)
         assert request.replay is not None

@@ -154,7 +154,7 @@ class RequestService:
         """Mark a degraded, failed or confirmed-down host as healthy, durably, and return it; moves no VM back.
 
         Raises NotFound for an unknown host (its name may be in any case), Refused if it is healthy, or while events are
-        scheduled that move VMs away because it is degraded: withdraw them first.
+        scheduled that move VMs away because it is degraded: withdraw them first. Writes a history entry.
         """
 
         async def attempt() -> Host:
@@ -220,7 +220,8 @@ class RequestService:
 
         `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
         events that have not started); others raise KeyError. `request_id` is the full id, in any case. Raises Refused
-        if the rollout is in that state already or has ended, NotFound if there is no such rollout.
+        if the rollout is in that state already or has ended, NotFound if there is no such rollout. Writes a history
+        entry.
         """
 
         async def attempt() -> MaintenanceRequest:

@@ -62,7 +62,7 @@ class WebhookService:
 
         With `validate`, asks the receiver first, and raises Refused, without adding it, if it does not answer as it
         must. The same URL may be added again. Raises Rejected for a bad URL, an address that the service may not call,
-        a bad resource, or a secret that is under 16 characters or not printable.
+        a bad resource, or a secret that is under 16 characters or not printable. Writes a history entry.
         """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
@@ -88,7 +88,7 @@ class WebhookService:
         """Remove a webhook durably and return it; the dispatcher stops delivering to it.
 
         `webhook_id` is its id, or a start of it of four characters or more, in any case. Raises NotFound if there is
-        none, or Refused if several ids start with it.
+        none, or Refused if several ids start with it. Writes a history entry.
         """
         webhook = self.find(webhook_id)
         entry = self._history_entry(who, f"{_webhook_title(webhook)} was removed")

@@ -61,6 +61,7 @@ def parse_url(url: str) -> dict[str, Any]:
     """Return the parameters of a PostgreSQL URL, with our defaults; raises Rejected if it is not one.
 
     Several hosts, TLS and every other parameter of libpq pass through: `postgresql://a,b/forewarn?sslmode=verify-full`.
+    The keys are libpq's names, such as `host`.
     """
     if not url.startswith(("postgresql://", "postgres://")):
         raise Rejected("the store is not a URL of PostgreSQL: give it as postgresql://USER@HOST/DATABASE")

@@ -195,7 +195,8 @@ class ReplicatedStore(SqliteStore):
 
         `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while `guard` does
         not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later. `on_stop`: see
-        `RecordReplication`. Raises as `CopyFollower`, and RecordMismatch if another node writes.
+        `RecordReplication`. Raises as `CopyFollower`, and RecordMismatch if another node writes. Starts a writer
+        thread, which `close` ends.
         """
         follower = CopyFollower(path, record)
         try:

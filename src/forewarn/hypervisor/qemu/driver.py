@@ -85,7 +85,7 @@ class QemuDriver:
         return tuple(self._hosts)
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
-        """Return all VMs that are defined on the host. HostUnreachable if its directory does not exist.
+        """Return all VMs defined on the host, by name. HostUnreachable if its directory does not exist.
 
         QEMU processes have no common list: each one that runs is asked, several at a time.
         """
@@ -140,7 +140,7 @@ class QemuDriver:
             delete_file(instance.incoming_file)
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a VM that is paused or halted by an error. Refused in any other state."""
+        """Reset a VM that is paused or halted: its next resume boots it. Refused in any other state."""
         async with self._running(host, vm, "reset") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state not in (MachineState.PAUSED, MachineState.HALTED):
