@@ -77,7 +77,7 @@ CANCEL_TIMEOUT_S = 2.0  # for a cancelled reaction to end
 class ActionRunner:
     """Runs actions as asyncio tasks: steps, approval checks and approvals, one task for each.
 
-    A task saves its end in the journal. `client` sends the approvals; `observer` hears how steps and approvals ended.
+    A task saves its end in the journal. `client` sends the approvals; `observer` hears of ended steps and approvals.
     `on_change` is called when a task does not count as running any more: it has ended or was cancelled. One whose end
     could not be journalled counts as running for FAILED_TASK_DELAY_S more. Use it on the event loop.
     """

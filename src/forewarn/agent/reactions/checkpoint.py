@@ -28,7 +28,7 @@ class CheckpointOptions:
     """The validated options of the reaction `checkpoint`."""
 
     save: CommandLine  # writes the checkpoint
-    restore: CommandLine = ()  # reads it again when the event is gone; (): the checkpoint is kept
+    restore: CommandLine = ()  # reads it again when the event is gone; (): none, and the file is kept either way
     check: CommandLine = ()  # exits with 0 if a save finished; (): it cannot tell
     directory: Path | None = None  # where checkpoints are saved, created if needed; None: the step's own folder
 
