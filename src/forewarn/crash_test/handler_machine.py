@@ -285,8 +285,8 @@ class ChildMachine:
     async def end_processes(self, number: int) -> None:
         """Send signal `number` to all processes, SIGKILL after two seconds, and return when none is left.
 
-        Returns ten seconds after SIGKILL in any case. Processes that the handler started and that have left it end too,
-        and frozen ones continue first.
+        Processes that the handler started and that have left it end too, and frozen ones are continued. After SIGKILL
+        it waits ten seconds for them at most; for the program without a limit.
         """
         if await self._signal_until_gone(number, STOP_GRACE_S):
             await self._signal_until_gone(signal.SIGKILL, _MAX_END_S)

@@ -61,7 +61,7 @@ def is_running(pid: int) -> bool:
 
 
 def read_usage(pids: Iterable[int]) -> ProcessUsage:
-    """Return what these processes use together; those that have ended are left out."""
+    """Return the CPU time, memory and number of these processes together, without those that have ended."""
     ticks = pages = processes = 0
     for pid in pids:
         fields = _stat_fields(pid)

@@ -58,7 +58,10 @@ class ObservedEndpoint:
 
 @dataclass(slots=True)
 class ActiveSubstitute:
-    """The substitute answer that is set now, and how often it may still be given (None: without a limit)."""
+    """The substitute answer that is set now, and how often it may still be given (None: without a limit).
+
+    `answer` None: none is set.
+    """
 
     answer: SpoiledAnswer | None = None
     times_left: int | None = None

@@ -52,9 +52,9 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
 class WaitView(BaseView, frozen=True, kw_only=True):
     """What a scheduled event waits for before it starts: a code, a sentence, and until when at the latest.
 
-    Codes: notice (for approval or NotBefore), grace (the service was down when its notice ended), move (another event
-    moves one of its VMs), terminates (others of its placement group are not approved), update domain (maintenance of
-    another one is in progress), gate (other VMs on its host are not ready).
+    Codes: notice (approval or NotBefore), grace (the service was down when its notice ended), silence (so was the node
+    of a VM's host; `until` may move), move (another event moves one of its VMs), terminates (others of its placement
+    group are not approved), update domain (another is in maintenance), gate (VMs on its host are not ready).
     """
 
     reason: str  # the code
