@@ -79,7 +79,7 @@ class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
 
 
 class AccessView(BaseView, frozen=True, kw_only=True):
-    """All clients and all granted roles."""
+    """All clients, sorted by id, and all granted roles, in the order they were added."""
 
     clients: tuple[AccessClientView, ...]
     grants: tuple[GrantView, ...]

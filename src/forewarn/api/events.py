@@ -144,9 +144,9 @@ async def approve_events(context: RequestContext, call: HandlerCall, body: Selec
     """Approve several events, by their ids or all of a VM, host or rollout.
 
     Names select scheduled events that are not approved. An event that cannot be approved, or that the caller may not
-    approve, is listed as refused; the others are approved, one after the other. Raises Rejected without ids and names,
-    or with both, NotFound or Refused for a name, and Unavailable if the store cannot be written: events before that
-    stay approved.
+    approve, is listed as refused; the others are approved, one after the other, each with a history entry. Stores
+    observed deliveries first, and returns after due work was done. Raises Rejected without ids and names, or with both,
+    NotFound or Refused for a name, and Unavailable if the store cannot be written: events before that stay approved.
     """
     ids = _selected_ids(context, body, lambda event: event.approved_at is None)
 
@@ -163,8 +163,9 @@ async def withdraw_events(context: RequestContext, call: HandlerCall, body: With
     """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
 
     Names select scheduled events. An event that cannot be withdrawn is listed as refused; the others are withdrawn, one
-    after the other. Raises Rejected without ids and names, or with both, NotFound or Refused for a name, and
-    Unavailable if the store cannot be written: events before that stay withdrawn.
+    after the other, each with a history entry. Stores observed deliveries first, and returns after due work was done.
+    Raises Rejected without ids and names, or with both, NotFound or Refused for a name, and Unavailable if the store
+    cannot be written: events before that stay withdrawn.
     """
     ids = _selected_ids(context, body, lambda event: True)
 

@@ -72,8 +72,8 @@ async def advance_clock(context: RequestContext, call: HandlerCall, body: Advanc
     Stores observed polls first. It stops at every due time on the way. Everything that is due by then is done on
     return, except for acts that the hypervisor has not answered for ten seconds. VMs that polled within the last 330
     seconds (real time, or lab time if that is slower) count as polling throughout, unless `without_polls`. Returns the
-    visible history entries of that time. Raises Rejected outside a lab, and unless `by_s` is above 0 and at most 366
-    days. Another error on the way leaves the clock where it is then.
+    visible history entries of that time; the history gets one about the advance, too. Raises Rejected outside a lab,
+    and unless `by_s` is above 0 and at most 366 days. Another error on the way leaves the clock where it is then.
     """
     await context.dependencies.flush_observations()
     before = context.store.last_seq()
@@ -124,8 +124,8 @@ def _clock_view(context: RequestContext) -> ClockView:
 async def create_backup(context: RequestContext, call: HandlerCall, body: BackupBody) -> BackupView:
     """Write a backup of the database to a new file on the service's machine.
 
-    The history gets an entry about it. Raises Rejected for a path that is relative, is not allowed or has a missing
-    directory, Refused if the file exists, Unavailable if it cannot be written.
+    The history gets an entry about it, unless the store cannot be written. Raises Rejected for a path that is relative,
+    is not allowed or has a missing directory, Refused if the file exists, Unavailable if it cannot be written.
     """
     path = Path(body.path)
     if not path.is_absolute() or "\0" in str(path):

@@ -90,9 +90,9 @@ async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksV
 async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebhook) -> WebhookWithSecretView:
     """Add a webhook; its secret is in this response only.
 
-    Messages are sent to it from now on; the same URL may be added again. Raises NotFound or Refused for a name in
-    `over`, Rejected for a bad URL, resource or secret or an address that the service may not call, and Refused if the
-    receiver does not validate. The history gets an entry.
+    Messages are sent to it from now on, with `from_start` also about the history; the same URL may be added again.
+    Raises NotFound or Refused for a name in `over`, Rejected for a bad URL, resource or secret or an address that the
+    service may not call, and Refused if the receiver does not validate. The history gets an entry.
     """
     spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
     webhook = await context.control.webhooks.add(spec, who=context.caller_name)

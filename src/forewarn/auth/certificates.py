@@ -67,9 +67,9 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
     """Load the user's certificate, which its chain may follow, and its key, which must not be encrypted.
 
-    Both are PEM files; `now` is real time. Rejected if a file cannot be read, they do not belong together, or TLS
-    refuses the certificate. One that is not valid now is returned with a `problem`. The modes of the files are not
-    checked.
+    Both are PEM files; `now` is real time. Rejected if a file cannot be read (NotFound if it is missing), they do not
+    belong together, or TLS refuses the certificate. One that is not valid now is returned with a `problem`. The modes
+    of the files are not checked.
     """
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
@@ -194,9 +194,9 @@ _USUAL_BUNDLE_PATHS = (
 def write_ca_bundle(directory: Path, system: Iterable[Path] | None = None) -> Path:
     """Write `ca-bundle.pem`, the system's CAs and ours, beside our CA if it is missing or outdated.
 
-    Returns its path. `directory` is that of our CA. The first bundle that exists in `system` (None: the usual paths) is
-    the system's; without one, the bundle has only our CA, which must exist (NotFound). Unavailable if it cannot be
-    written. Rejected if a file cannot be read.
+    Returns its path. `directory` is that of our CA. The first bundle that exists in `system` (None: the usual paths),
+    but not in `directory`, is the system's; without one, the bundle has only our CA, which must exist (NotFound).
+    Unavailable if it cannot be written. Rejected if a file cannot be read.
     """
     path = directory / "ca-bundle.pem"
     known = _read_system_bundle(_system_bundle_paths() if system is None else system, directory)
