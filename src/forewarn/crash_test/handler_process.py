@@ -27,9 +27,10 @@ _DISK_COMMAND_S = 20.0
 class HandlerProcess:
     """The handler's program on one VM, over all its runs; `recorder` gets its starts, exits and output.
 
-    The recorder also gets samples of what the program uses. This is the only user of its machine. `vm` is the VM's
-    name. If `restart_after_exit_s` is not None, the program is started again this long (real time) after it has ended
-    by itself, as a timer or a supervisor does. Call `open`, then `boot`, and `close` at the end.
+    The recorder also gets samples of what the program uses; of the output, it gets the first 1000 lines. This is the
+    only user of its machine. `vm` is the VM's name. If `restart_after_exit_s` is not None, the program is started again
+    this long (real time) after it has ended by itself, as a timer or a supervisor does. Call `open`, then `boot`, and
+    `close` at the end.
     """
 
     def __init__(

@@ -117,8 +117,8 @@ async def run_attached_cases(
 
     `plan` has `attached` and `vm`. Returns the cases judged, in the order of the plan. `on_progress` is called whenever
     a case starts or ends, always with the same object. Cases that need more than the handler's polls are not
-    applicable. Raises Refused if it does not poll within five minutes (real time) before the first case; a case before
-    which it stops polling is unknown. The caller closes the socket.
+    applicable. Raises Refused if it does not poll within five minutes (real time) before the first case, and Rejected
+    if no VM can be called `vm`; a case before which it stops polling is unknown. The caller closes the socket.
     """
     handler = AttachedHandler(
         listener, vm=plan.vm, claims=plan.claims, probes=_probe_commands(plan), speed=plan.speed, seed=plan.seed

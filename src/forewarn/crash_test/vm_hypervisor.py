@@ -30,7 +30,8 @@ class VmHypervisor:
     `processes` has the handler of each VM that runs one, by the VM's name; acts on other VMs, and on handlers that run
     elsewhere, change nothing and only take their usual time. `speed` is lab time per real time. `before_impact` is
     awaited with the VM's name before an act touches a handler, so that probes can see what the handler has done until
-    then. It lives for one case: outcomes are not stored.
+    then. The act follows a second (real time) later, so that the answer to an approval arrives before. It lives for one
+    case: outcomes are not stored.
     """
 
     def __init__(

@@ -172,8 +172,8 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
 class EventPage(BaseView, frozen=True, kw_only=True):
     """The page of one event. Field names are JSON keys.
 
-    `vms` are affected ones, then others that received it: 15 per page, in an export 500. `gate` and `request_path` are
-    "" if there is none, or the user may not see it.
+    `vms` are affected ones, then others that received it: 15 per page, in an export 500. `gate` is "" if there is none,
+    `request_path` also if the user may not see it.
     """
 
     now: float  # lab time

@@ -124,7 +124,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     """The overview as one user sees it. Field names are JSON keys.
 
     `upcoming`, `current` and `rollouts` are the first few; `scheduled`, `started` and `more_rollouts` count.
-    `attention_changes_at` is when `attention` may change although nothing happens.
+    `attention_changes_at` is when `attention` may change although nothing happens; None: it does not.
     """
 
     now: float  # lab time

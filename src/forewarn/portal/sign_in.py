@@ -172,8 +172,8 @@ def sign_in_routes(
     """The routes that need no session: sign-in by secret or one-time link, sign-out, and OpenID Connect.
 
     `code_flow` adds the sign-in at an OpenID Connect issuer; None leaves it out. A service with an external issuer
-    refuses secrets, and one-time links of anyone but its owner. A wrong secret shows the form again, with 401; any
-    other error is a page with its status. Signing out without a session only clears the cookie.
+    refuses secrets, and one-time links of anyone but its owner. A prefetch does not use up a link. A wrong secret shows
+    the form again, with 401; other errors are pages. Signing out without a session only clears the cookie.
     """
     form = partial(_sign_in_form, sessions, code_flow is not None)
 
