@@ -61,7 +61,7 @@ class DataDirectory:
 
     @classmethod
     def acquire(cls, path: Path) -> DataDirectory:
-        """Create the directory and its parents if needed, and lock it for this process; does not wait.
+        """Create the directory and its parents if needed, and lock it for this process; waits up to a second.
 
         A new directory is for its owner only; one that exists keeps its permissions. Writes the process id to the lock
         file. Raises Refused if another service uses it, Rejected if it cannot be created or opened.

@@ -244,7 +244,10 @@ class PostgresRecord(SharedRecord):
         ]
 
     def log_term(self, number: int) -> int | None:
-        """Return the term of the group with this number; 0 for number 0, None if the log does not have it."""
+        """Return the term of the group with this number; 0 for number 0, None if the log does not have it.
+
+        Raises RecordUnavailable.
+        """
         if number == 0:
             return 0
         rows = self._call(lambda db: db.execute(_READ_LOG_TERM, (number,)).fetchall())

@@ -84,7 +84,8 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
     Epochs, incarnations, tags and history stay the same; only polls are left behind. No service may use the store,
     which is migrated, and marked as moved, so that it is not opened again. If a record has the same rows already, as
     after a crash, only the mark is written. `now` is real time. Blocks. Raises Rejected for a store that is missing,
-    damaged or of a lab, Refused if the record is not empty or in use, Unavailable; then the record is as it was.
+    damaged or of a lab, Refused if the record is not empty or in use: then it is as it was.
+    After Unavailable, try again, which finds out what the record has.
     """
     if not source.exists():
         raise Refused(f"there is no store {str(source)!r}: give the data directory of a service that was in use")

@@ -102,7 +102,7 @@ class LibvirtDriver:
         return await self._run(host, vm, "look at", lambda session: session.stop_reason(vm))
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs: RUNNING becomes PAUSED, which stays. Refused in any other state."""
+        """Stop the VM's CPUs: RUNNING becomes PAUSED; nothing if it is PAUSED. Refused in any other state."""
 
         def work(session: LibvirtSession) -> None:
             if _require(session, host, vm, "pause", MachineState.RUNNING, done=MachineState.PAUSED):
@@ -112,7 +112,7 @@ class LibvirtDriver:
         await self._run(host, vm, "pause", work)
 
     async def resume(self, host: str, vm: str) -> None:
-        """Make a PAUSED, RECEIVED or HALTED VM RUNNING, which stays. Refused in any other state, such as SENT."""
+        """Make a PAUSED, RECEIVED or HALTED VM RUNNING; nothing if it is that. Refused otherwise, as if SENT."""
 
         def work(session: LibvirtSession) -> None:
             paused = (MachineState.PAUSED, MachineState.RECEIVED, MachineState.HALTED)

@@ -105,7 +105,8 @@ def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: 
     """Return what follows when the platform refuses an operation for good: the VM is not left paused.
 
     A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, a failed reimage boots it; a
-    refused resume is tried again; any other refusal ends the act as failed. `reason` is a sentence for people.
+    refused resume, and any refusal while a start is undone, is tried again; any other ends the act as failed. `reason`
+    is a sentence for people.
     """
     if act.step is Step.UNDO:
         return Wait(reason)

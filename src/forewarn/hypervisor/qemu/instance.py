@@ -39,42 +39,42 @@ class QemuInstance:
 
     @property
     def definition_file(self) -> Path:
-        """The definition; without it the host does not know the VM."""
+        """The path of the definition; without this file the host does not know the VM."""
         return self._file(DEFINITION_SUFFIX)
 
     @property
     def monitor_socket(self) -> Path:
-        """QEMU's monitor (QMP)."""
+        """The path of the socket of QEMU's monitor (QMP); QEMU creates it."""
         return self._file(".qmp")
 
     @property
     def events_socket(self) -> Path:
-        """QEMU's second monitor (QMP), for a client that waits for events."""
+        """The path of the socket of QEMU's second monitor (QMP), for a client that waits for events."""
         return self._file(EVENTS_SUFFIX)
 
     @property
     def migration_socket(self) -> Path:
-        """Where QEMU receives a live migration."""
+        """The path of the socket on which QEMU receives a live migration, if the host has no address for that."""
         return self._file(".migrate")
 
     @property
     def pid_file(self) -> Path:
-        """QEMU's process id, written by QEMU."""
+        """The path of the file with QEMU's process id, which QEMU writes, and deletes when it ends by itself."""
         return self._file(".pid")
 
     @property
     def log_file(self) -> Path:
-        """QEMU's output, on which it holds a lock."""
+        """The path of the file with QEMU's output, on which QEMU holds a lock while it runs."""
         return self._file(".log")
 
     @property
     def mark_file(self) -> Path:
-        """The mark: the act that was last begun on the VM."""
+        """The path of the file with the mark: the act that was last begun on the VM."""
         return self._file(".mark")
 
     @property
     def incoming_file(self) -> Path:
-        """Exists while the QEMU process is the destination of a live migration and has not been resumed since."""
+        """The path of a file that exists from the start as a migration's destination until the VM is resumed."""
         return self._file(".incoming")
 
     def files(self) -> tuple[Path, ...]:
