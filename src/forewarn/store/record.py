@@ -129,7 +129,7 @@ class SharedRecord(Protocol):
         """Return another connection to the same record; it connects with its first call."""
 
     def read_lease(self) -> LeaseRow:
-        """Return the lease, held or expired."""
+        """Return the lease, held or expired. Raises RecordUnavailable."""
 
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
         """Take the lease under a new term; None if it has not expired, even if this holder has it.
@@ -141,11 +141,14 @@ class SharedRecord(Protocol):
     def renew_lease(self, term: int) -> bool:
         """Extend the lease by LEASE_S seconds from now; False if another node has taken it since.
 
-        An expired lease that nobody has taken is renewed, too.
+        An expired lease that nobody has taken is renewed, too. Raises RecordUnavailable.
         """
 
     def release_lease(self, term: int) -> None:
-        """Let the lease expire at once, so that another node can take it; does nothing under a later term."""
+        """Let the lease expire at once, so that another node can take it; does nothing under a later term.
+
+        Raises RecordUnavailable.
+        """
 
     def commit(self, group: RecordGroup) -> None:
         """Write a group, all of it or nothing, and renew the lease; durable on return.
@@ -159,43 +162,51 @@ class SharedRecord(Protocol):
         """Return whether the group with this term and number was committed.
 
         Waits for a transaction of a lost connection that is still under way. Raises LogPruned if the record does not
-        know any more.
+        know any more. Also raises RecordUnavailable.
         """
 
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
         """Return up to `limit` groups that follow this number, in order; an empty list if there are none.
 
-        Raises LogPruned if the groups after this number are no longer in the log.
+        Raises LogPruned if the groups after this number are no longer in the log. Also raises RecordUnavailable.
         """
 
     def log_term(self, number: int) -> int | None:
-        """Return the term of the group with this number; 0 for number 0, None if the log does not have it."""
+        """Return the term of the group with this number; 0 for number 0, None if the log does not have it.
+
+        Raises RecordUnavailable.
+        """
 
     def prune_log(self, keep_s: float) -> int:
         """Delete groups from the log that are older than this and not among the last 1000; return how many.
 
-        `keep_s` is in seconds, by the server's clock.
+        `keep_s` is in seconds, by the server's clock. Raises RecordUnavailable.
         """
 
     def snapshot(self) -> AbstractContextManager[RecordSnapshot]:
         """Return a context manager that gives all rows as of one group; the record can be written meanwhile.
 
-        This connection can do nothing else until the `with` block ends.
+        This connection can do nothing else until the `with` block ends. Raises RecordUnavailable, also while `tables`
+        is read.
         """
 
     def waits_for_standby(self) -> bool:
-        """Return whether a COMMIT waits now for the answer of the server's synchronous standby."""
+        """Return whether a COMMIT waits now for the answer of the server's synchronous standby.
+
+        Raises RecordUnavailable.
+        """
 
     def put_node(self, node: NodeRow) -> None:
         """Store how a control node describes itself, in place of its earlier description; not in the log.
 
-        Also deletes the nodes that have not described themselves for a week.
+        Also deletes the nodes that have not described themselves for a week. Raises RecordUnavailable.
         """
 
     def nodes(self) -> list[NodeRow]:
         """Return the control nodes that have described themselves, sorted by name.
 
-        A node is forgotten a week after its last description, with the next `put_node` of another one.
+        A node is forgotten a week after its last description, with the next `put_node` of another one. Raises
+        RecordUnavailable.
         """
 
     def abort(self) -> None:
