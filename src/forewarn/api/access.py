@@ -22,7 +22,10 @@ _OIDC_PREFIX = "oidc:"
 
 
 class NewClient(StrictBody, frozen=True, kw_only=True):
-    """A client to add, without any role; its secret is generated. An empty `id` stands for a new GUID."""
+    """A client to add, without any role; its secret is generated. An empty `id` stands for a new GUID.
+
+    An id has ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit, in any case.
+    """
 
     # ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit; in any case; empty: a GUID is generated.
     id: Annotated[str, Meta(max_length=100)] = ""

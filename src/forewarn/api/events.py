@@ -32,7 +32,8 @@ class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
 class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
     """Events by their ids, or the scheduled ones that match every given name: of a VM, a host, a rollout.
 
-    Exactly one of the two: `ids`, or at least one name. Names and ids are in any case.
+    Exactly one of the two: `ids`, or at least one name. Names and ids are in any case; an id may be a unique start of
+    four characters or more.
     """
 
     # Or unique prefixes of ids, of four characters or more.

@@ -98,8 +98,8 @@ async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
     """Pause a rollout: it announces no events until it is resumed.
 
     Events that are published stay and may start. The path parameter `id` is its id or a unique start of it, in any
-    case. Returns it after the change. Raises NotFound, or Refused unless it is running, or if several ids start so. The
-    history gets an entry.
+    case. Returns it after the change. Raises NotFound, Refused unless it is running, or if several ids start so,
+    Conflict if it keeps changing. The history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.PAUSED)
 
@@ -108,7 +108,8 @@ async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutV
     """Resume a paused rollout.
 
     The path parameter `id` is its id or a unique start of it, in any case. Returns it after due work was done. Raises
-    NotFound, or Refused unless it is paused, or if several ids start so. The history gets an entry.
+    NotFound, Refused unless it is paused, or if several ids start so, Conflict if it keeps changing. The history gets
+    an entry.
     """
     return await _set_progress(context, call, RolloutState.RUNNING)
 
@@ -117,8 +118,8 @@ async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
     """Abort a rollout and withdraw its events that have not started.
 
     The path parameter `id` is its id or a unique start of it, in any case. Started events go on. Returns it after due
-    work was done. Raises NotFound, or Refused unless it is running or paused, or if several ids start so. The history
-    gets an entry.
+    work was done. Raises NotFound, Refused unless it is running or paused, or if several ids start so, Conflict if it
+    keeps changing. The history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.ABORTED)
 

@@ -161,8 +161,8 @@ class HandlerProcess:
     async def fill_disk(self) -> None:
         """Fill the VM's disk with a file, until `free_disk`; takes up to 20 s.
 
-        Raises Refused if the VM has no disk of its own, or the program runs elsewhere. Does nothing if the VM is not
-        up.
+        Raises Refused if the VM has no disk of its own, or the program runs elsewhere. Does nothing if the VM is not up
+        or is frozen.
         """
         self._require_control()
         if not self._machine.has_own_disk:

@@ -85,9 +85,12 @@ def _no_pace(vm: str) -> PollingPace | None:
 class Dependencies:
     """What handlers need beside the caller: the control plane, and callables from the composition root.
 
-    The service makes one instance for all requests. A default stands for a service without that feature.
-    `flush_observations` stores the polls and deliveries observed so far; `pace_of` says how the VM with a key polls;
-    `real_time` is for tokens and sessions, which lab time does not affect.
+    The service makes one instance for all requests. A default stands for a service without that feature. `service_info`
+    returns the body of `GET /service` without `endpoint`; `endpoint_of` the URL at which a lab serves a VM; `rules_for`
+    the rules of the metadata server in a location. `flush_observations` stores the polls and deliveries observed so
+    far; `pace_of` says how the VM with a key polls; both `subscribe_…` return a function that ends the subscription.
+    `real_time` is for tokens and sessions, which lab time does not affect. Without `sign_in`, only the unix socket is
+    served.
     """
 
     control: ControlPlane
