@@ -54,7 +54,12 @@ TESTED_BY = {
     },
 }
 # Settings files: the tests below read them.
-SETTINGS_PAGES = ("docs/how-to/portal-sign-in.md", "docs/how-to/remote.md", "docs/how-to/unprivileged.md")
+SETTINGS_PAGES = (
+    "docs/how-to/cluster.md",
+    "docs/how-to/portal-sign-in.md",
+    "docs/how-to/remote.md",
+    "docs/how-to/unprivileged.md",
+)
 UNITS_PAGE = "docs/how-to/unprivileged.md"
 # (page, language) → why no test runs the blocks. For `sh`, tests/cli/test_documentation.py checks every `forewarn`
 # command of every page: that it exists, with these options.
@@ -68,6 +73,9 @@ NOT_RUN = {
     ("docs/how-to/azure.md", "js"): "a fragment of a program; tests/azure make the same calls",
     ("docs/how-to/azure.md", "python"): "a fragment, with a secret of the reader; tests/azure make the same calls",
     ("docs/how-to/azure.md", "sh"): "for the reader's own shell; their options are checked",
+    ("docs/how-to/cluster.md", "sh"): "several machines; tests/cluster run the same commands, and options are checked",
+    ("docs/how-to/cluster.md", "sql"): "PostgreSQL's own; tests/cluster make a database",
+    ("docs/how-to/cluster-operations.md", "sh"): "several machines; tests/cluster run some, and options are checked",
     ("docs/how-to/containers.md", "sh"): "needs a container engine; their options are checked",
     ("docs/how-to/crash-test-cases.md", "sh"): "the reader's own handler; their options are checked",
     ("docs/how-to/crash-test.md", "sh"): "the reader's own handler; their options are checked",
@@ -127,7 +135,8 @@ def test_settings_on_a_page_are_accepted(page: str, tmp_path: Path) -> None:
     (text,) = blocks_of(page, "toml")
     config = tmp_path / "settings.toml"
     config.write_text(text, encoding="utf-8")
-    assert load_settings({"listen": ("10.0.0.1:80",)}, lab=False, config=config, environ={"HOME": "/home/ann"})
+    flags = {} if "\nbus = " in text else {"listen": ("10.0.0.1:80",)}
+    assert load_settings(flags, lab=False, config=config, environ={"HOME": "/home/ann"})
 
 
 def test_the_units_on_the_page_about_privileges_start_the_two_programs() -> None:

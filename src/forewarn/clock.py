@@ -45,6 +45,7 @@ class ClockSetting:
 
 
 read_real_time = time.time  # the wall clock in POSIX seconds
+_LONGEST_SLEEP_S = 30.0  # the wall clock may be set meanwhile
 
 
 class SystemClock:
@@ -64,7 +65,38 @@ class SystemClock:
             return
         # Sleep for short times only: the wall clock may be set meanwhile.
         while (left := at - self.now()) > 0:
-            await asyncio.sleep(min(left, 30.0))
+            await asyncio.sleep(min(left, _LONGEST_SLEEP_S))
+
+
+class FlooredClock:
+    """The system's clock, but never behind `floor`, and never moving back.
+
+    For a control node that takes over: its clock may be behind that of the node before, whose times are in the record.
+    It stands still until it has caught up. `now` may be called from any thread.
+    """
+
+    def __init__(self, floor: float, *, real: Callable[[], float] = read_real_time) -> None:
+        self._read_real_time = real
+        self._latest = floor
+
+    def now(self) -> float:
+        """Return the system's time in POSIX seconds, or the latest time shown so far if that is later."""
+        shown = self._read_real_time()
+        if shown > self._latest:
+            self._latest = shown
+        return self._latest
+
+    async def sleep_until(self, at: float | None) -> None:
+        """Return once `now()` has reached `at`, at once if it has passed.
+
+        With None, sleep until the task is cancelled. Notices within 30 s if the system's time is set.
+        """
+        if at is None:
+            await asyncio.Event().wait()
+            return
+        while self.now() < at:
+            left = at - self._read_real_time()  # longer than from now() while the clock stands still
+            await asyncio.sleep(min(max(left, 0.0), _LONGEST_SLEEP_S))
 
 
 class LabClock:

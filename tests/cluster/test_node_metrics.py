@@ -1,10 +1,11 @@
-"""Metrics of host nodes: every documented series exists, and says what it means."""
+"""Metrics of nodes: every documented series exists, and says what it means."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 
+from forewarn.metrics.control_node_metrics import ControlNodeFigures, ControlNodeMetrics
 from forewarn.metrics.node_metrics import HostNodesCollector, NodeMetrics
 from forewarn.metrics.registry import render_text
 from tests.support.cluster_world import ClusterWorld, run_cluster
@@ -39,3 +40,13 @@ def test_a_node_and_its_service_export_the_documented_metrics() -> None:
         assert sum(row[-1] for row in world.active.cluster.request_totals().answered) == 1
 
     run_cluster(scenario, vms=[a_vm("web", host="h1", address="10.0.0.1")], hosts=[a_host("h1")])
+
+
+def test_a_control_node_exports_the_documented_metrics() -> None:
+    page = (ROOT / "docs/reference/node-metrics.md").read_text(encoding="utf-8").partition("## Control nodes")[2]
+    documented = set(re.findall(r"^\| `(forewarn_\w+)` \|", page, re.MULTILINE))
+    figures = ControlNodeFigures(is_held=True, term=7, margin_s=-1.0, copy_number=12, clock_difference_s=-0.5)
+    text = ControlNodeMetrics(lambda: figures).render().decode()
+    assert set(re.findall(r"^(forewarn_\w+)", text, re.MULTILINE)) == documented
+    for line in ("forewarn_lease_term 7.0", "forewarn_lease_margin_seconds 0.0", "forewarn_copy_number 12.0"):
+        assert line in text

@@ -59,7 +59,7 @@ AREAS = (
         "hosts",
         "rollouts",
     ),
-    *("faults", "replays", "clock", "backup", "doctor", "access", "webhooks"),
+    *("faults", "replays", "clock", "backup", "doctor", "access", "webhooks", "nodes"),
 )
 
 
@@ -76,6 +76,12 @@ class Api:
         answer = self.service.api(method, target or template, body)
         self.walk.note(area, f"{method} {template}", answer, title)
         return answer.json
+
+
+def nodes(api: Api) -> None:
+    api("nodes", "GET", "/nodes", title="of a service that runs alone")
+    api("nodes", "GET", "/nodes/{name}", "/nodes/c1", title="an unknown one")
+    api("nodes", "POST", "/nodes/resign", title="of a service that runs alone")
 
 
 def fleet_and_vms(api: Api) -> None:
@@ -258,6 +264,7 @@ def walk(service: Service) -> Walk:
     api("service", "GET", "/")
     openapi = service.api("GET", "/openapi.json")
     walk.note("service", "GET /openapi.json", openapi, body=sorted(openapi.json))
+    nodes(api)
     fleet_and_vms(api)
     previews(api)
     requests_and_events(api)

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as read
 
 from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metrics.control_node_metrics import ControlNodeFigures, ControlNodeMetrics
 from forewarn.metrics.registry import WorkerMetrics
 from tests.metrics.test_service_metrics import MeteredWorld, run_some_events
 from tests.support.service_process import ServiceProcess, eventually, free_port
@@ -36,7 +37,8 @@ def scraped() -> str:
         metered.worker_lags = [(0.0, 0.0)]
         run_some_events(metered)
         worker = WorkerMetrics(request_totals=RequestTotals, silent_s=lambda: 0.0)
-        return metered.text() + metered.world.do(worker.render()).decode()
+        control_node = ControlNodeMetrics(ControlNodeFigures).render()
+        return metered.text() + metered.world.do(worker.render()).decode() + control_node.decode()
     finally:
         metered.metrics.close()
         metered.world.close()

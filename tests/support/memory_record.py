@@ -164,7 +164,7 @@ class MemoryRecord(SharedRecord):
     def release_lease(self, term: int) -> None:
         with self._connected() as server:
             if server.term == term:
-                server.expires_at = float("-inf")
+                server.expires_at = server.clock() - 1e-6  # a clock that stands still must find it expired
                 self._await_standby(server, RecordUnavailable)
 
     def commit(self, group: RecordGroup) -> None:

@@ -139,11 +139,11 @@ class ServiceProcess:
         self._child = None
         return code
 
-    def api(self, method: str, path: str, body: Any = None) -> HttpAnswer:
+    def api(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = _NO_VARIABLES) -> HttpAnswer:
         """Call the service's own API; raises OSError if it does not answer."""
         connection = _UnixSocketConnection(self.data / "forewarn.sock")
         payload = json.dumps(body) if body is not None else None
-        return _send(connection, method, _API_ROOT + path, payload, {"Content-Type": "application/json"})
+        return _send(connection, method, _API_ROOT + path, payload, {"Content-Type": "application/json", **headers})
 
     def guest(self, vm: str, method: str, target: str, body: str | None = None, **headers: str) -> HttpAnswer:
         """Send a request as this VM; raises OSError if the service does not answer."""

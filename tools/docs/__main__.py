@@ -18,12 +18,13 @@ from tools.docs.lifecycle import lifecycle_markdown
 from tools.docs.metrics import with_agent_metrics, with_metrics, with_node_metrics
 from tools.docs.packages import with_packages
 from tools.docs.powershell import powershell_markdown
-from tools.docs.settings import with_settings
+from tools.docs.settings import with_cluster_settings, with_settings
 from tools.docs.terminal_tour import update_tour
 
 DOCS = Path(__file__).parents[2] / "docs"
 _ARCHITECTURE = DOCS / "explanation" / "architecture.md"
 _SETTINGS = DOCS / "reference" / "settings.md"
+_CLUSTER_SETTINGS = DOCS / "reference" / "cluster-settings.md"
 _METRICS = DOCS / "reference" / "metrics.md"
 _NODE_METRICS = DOCS / "reference" / "node-metrics.md"
 _AGENT_METRICS = DOCS / "reference" / "agent-metrics.md"
@@ -45,6 +46,7 @@ def pages() -> dict[str, str]:
         "reference/node-metrics.md": with_node_metrics(_NODE_METRICS.read_text(encoding="utf-8")),
         "reference/agent-metrics.md": with_agent_metrics(_AGENT_METRICS.read_text(encoding="utf-8")),
         "reference/settings.md": with_settings(_SETTINGS.read_text(encoding="utf-8")),
+        "reference/cluster-settings.md": with_cluster_settings(_CLUSTER_SETTINGS.read_text(encoding="utf-8")),
         "reference/crash-test-cases.md": crash_test_cases_markdown(),
         "reference/crash-test-result.schema.json": crash_test_schema(),
     }

@@ -22,6 +22,7 @@ from forewarn.http_client import HttpClient, LocalTargets
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metrics.control_node_metrics import ControlNodeFigures, ControlNodeMetrics
 from forewarn.metrics.node_metrics import HostNodesCollector, NodeMetrics
 from forewarn.metrics.registry import WorkerMetrics, render_text
 from forewarn.metrics.service_metrics import ServiceMetrics
@@ -58,10 +59,13 @@ def with_metrics(page: str) -> str:
 
 
 def with_node_metrics(page: str) -> str:
-    """The text of docs/reference/node-metrics.md with a new table of metrics between its comments."""
+    """The text of docs/reference/node-metrics.md with new tables of metrics between its comments."""
     own = asyncio.run(_node_families())
-    families = [family for family in own if family.name.startswith(("forewarn_node", "forewarn_host_node"))]
-    return _TABLE.sub(lambda match: match[1] + _table(families) + match[3], page)
+    tables = {
+        "nodes": [family for family in own if family.name.startswith(("forewarn_node", "forewarn_host_node"))],
+        "control": _control_node_families(),
+    }
+    return _TABLE.sub(lambda match: match[1] + _table(tables[match[2]]) + match[3], page)
 
 
 def with_agent_metrics(page: str) -> str:
@@ -119,6 +123,11 @@ class _StartedNode:
 
     def silent_s(self) -> float:
         return 0.0
+
+
+def _control_node_families() -> list[Metric]:
+    """The metrics that a control node of a cluster has beside those of the service."""
+    return _own_families(ControlNodeMetrics(ControlNodeFigures).render())
 
 
 def _own_families(text: bytes) -> list[Metric]:

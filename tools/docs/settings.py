@@ -1,4 +1,4 @@
-"""Writes the table of docs/reference/settings.md from the settings themselves (`make docs`).
+"""Writes the tables of the two pages of settings in docs/reference/ from the settings themselves (`make docs`).
 
 Names and defaults are those of `Settings`; a setting without a meaning here is a KeyError.
 """
@@ -6,6 +6,7 @@ Names and defaults are those of `Settings`; a setting without a meaning here is 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -50,6 +51,19 @@ _MEANINGS = {
     "console": (
         "HTTPS port of the API and the [portal](../how-to/portal.md), `ADDRESS:PORT`; port 0 means any free port; "
         "empty: only the local socket"
+    ),
+    "store": (
+        "`postgresql://USER@HOST,HOST/DATABASE`: the record that the control nodes of a "
+        "[cluster](../how-to/cluster.md) share; the password may be in a password file of PostgreSQL"
+    ),
+    "name": "the name of this control node, unique in its cluster",
+    "advertise": "URL at which the other control nodes reach the console of this one, `https://HOST:PORT`",
+    "secrets": (
+        "directory with the secrets of the cluster, which `forewarn cluster init` made; the same on all control nodes"
+    ),
+    "console_url": (
+        "URL at which clients reach the console, `https://HOST:PORT`; it is the issuer of tokens, and the same on all "
+        "control nodes of a cluster"
     ),
     "console_certificate": "PEM file of your own certificate, with its chain",
     "console_key": "file of its key",
@@ -113,14 +127,33 @@ _DEFAULTS = {
     "libvirt": "none",
     "bus": "none: this machine answers VMs and performs acts",
     "bus_ca": "those of the system",
+    "store": "none: a database in `data`, for one service",
+    "advertise": "`https://`, the name of the machine, and the port of `console`",
+    "console_url": "the address of `console`",
+    "secrets": "`secrets` in `data`",
 }
+
+# The settings of clusters, which have a page of their own.
+_CLUSTER = (
+    *("store", "name", "advertise", "console_url", "secrets", "bus", "bus_prefix", "bus_credentials", "bus_ca"),
+    *("bus_certificate", "bus_key", "host", "stale_minutes"),
+)
 
 _TABLE = re.compile(r"(<!-- settings: begin .*? -->\n).*?(<!-- settings: end -->)", re.DOTALL)
 
 
 def with_settings(page: str) -> str:
     """The text of docs/reference/settings.md with a new table of settings between its two comments."""
-    rows = "\n".join(_row(name) for name in Settings.__struct_fields__ if name != "lab")
+    return _with_table(page, [name for name in Settings.__struct_fields__ if name not in ("lab", *_CLUSTER)])
+
+
+def with_cluster_settings(page: str) -> str:
+    """The text of docs/reference/cluster-settings.md with a new table of settings between its two comments."""
+    return _with_table(page, _CLUSTER)
+
+
+def _with_table(page: str, names: Sequence[str]) -> str:
+    rows = "\n".join(map(_row, names))
     table = f"| setting | default | meaning |\n|---|---|---|\n{rows}\n"
     return _TABLE.sub(lambda match: match[1] + table + match[2], page)
 

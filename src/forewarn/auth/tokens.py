@@ -174,6 +174,10 @@ class TokenIssuer:
             self._cached_tokens.popitem(last=False)
         return token
 
+    def accept_audiences(self, audiences: Iterable[str]) -> None:
+        """Accept tokens for these audiences, too."""
+        self._audiences |= normalize_audiences(audiences)
+
     def accepts(self, audience: str) -> bool:
         """Return whether `verify` accepts tokens for this audience.
 

@@ -90,6 +90,7 @@ fault_ids = _complete_from(_fault_choices)
 fault_kinds = _complete_from(_fault_kind_choices)
 client_ids = _complete_from(_client_choices)
 grant_ids = _complete_from(_grant_choices)
+node_names = _complete_from(lambda api: [(node["name"], node["role"]) for node in api.get("nodes")["nodes"]])
 webhook_ids = _complete_from(_webhook_choices)
 explainable_names = _complete_from(_explainable_choices)
 

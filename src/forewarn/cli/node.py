@@ -1,4 +1,4 @@
-"""`forewarn node`: runs the node of a hypervisor host."""
+"""`forewarn node`: shows and switches the nodes of a cluster, and runs the node of a hypervisor host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from forewarn.cli.control_nodes import list_nodes, resign_node, show_node
 from forewarn.cli.formatting import count_noun
 from forewarn.cli.invocation import Invocation, local_command, require_server_extra
 from forewarn.cli.output import discard_unwritable_output
@@ -16,7 +17,11 @@ from forewarn.log_rate_limit import limit_repeated_messages
 
 @click.group()
 def node() -> None:
-    """Nodes of a cluster: one per hypervisor host."""
+    """Nodes of a cluster: control nodes, and one node per hypervisor host."""
+
+
+for command in (list_nodes, show_node, resign_node):
+    node.add_command(command)
 
 
 @node.command("run")

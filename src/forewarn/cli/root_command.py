@@ -4,6 +4,7 @@
 1    the awaited operation failed, or the service failed
 2    bad input, or the service refused
 3    no service answers, or it is unavailable now
+4    `serve`: another control node has taken over, so this process must be started again
 130  interrupted
 """
 
@@ -33,7 +34,6 @@ HELP_SECTIONS = {
         "reset": "background",
         "lab": "lab",
         "serve": "service",
-        "node": "node",
         "sockets": "service",
         "network": "network",
         "portal": "login",
@@ -69,6 +69,7 @@ HELP_SECTIONS = {
     "Record and replay": {"record": "record", "replay": "replay", "replays": "replay"},
     "Faults": {"fault": "fault"},
     "Webhooks": {"webhook": "webhook"},
+    "Cluster": {"cluster": "cluster", "node": "node", "store": "store"},
     "Access": {
         "access": "access",
         "whoami": "login",

@@ -84,9 +84,22 @@ def up(call: Invocation, detach: bool, wait_ready: bool, **options: Any) -> None
 @click.command()
 @_settings_options
 @click.option("--bus", metavar="URL", help="Let host nodes on these NATS servers answer VMs and perform acts.")
+@click.option(
+    "--store", metavar="URL", help="Share this PostgreSQL database with the other control nodes of a cluster."
+)
+@click.option("--name", metavar="NAME", help="Name this control node; each one has a name of its own.")
+@click.option("--advertise", metavar="URL", help="Let the other control nodes reach this one at this URL.")
+@click.option("--console-url", metavar="URL", help="Let clients reach the service at this URL, the same on all nodes.")
+@click.option("--secrets", metavar="DIR", help="Use the cluster's secrets in this directory (`forewarn cluster init`).")
 @local_command
 def serve(call: Invocation, **options: Any) -> None:
     """Start the service for real VMs, in real time.
+
+    With --store it is a control node of a cluster: one node is active, the others follow and take over.
+
+    \b
+    forewarn serve --hypervisor command --config forewarn.toml
+    forewarn serve --store postgresql://forewarn@db/forewarn --name c1 --console-url https://forewarn.example:8443
 
     \f
     Prints what it serves, and where, once it does, and runs until SIGTERM or Ctrl-C. `options` are the command's
@@ -136,12 +149,37 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
         link = service.sign_in_link() if call.output.is_terminal else ""
         print_service(call.output, service.info(), link)
 
+    if settings.store:
+        _run_control_node(call, settings)
+        return
     try:
         pending = run_service(settings, announce, new_store=new_store)
         if call.output.is_terminal:
             left = "it had not started yet" if pending is None else f"{count_noun(pending, 'event')} pending"
             call.output.print_line(f"stopped; all data is kept, {left}")
             print_running_supervisors(call.output, live_supervisor_pids(settings.directory))
+    finally:
+        discard_unwritable_output()
+
+
+def _run_control_node(call: Invocation, settings: Settings) -> None:
+    """Run a control node until a signal stops it, and print its name and addresses once it is served."""
+    from forewarn.service.node_wiring import ControlNodeProcess
+    from forewarn.service.run import run_control_node
+
+    def announce(process: ControlNodeProcess) -> None:
+        node = process.node
+        described = {"name": node.name, "url": node.url, "console_url": settings.console_url, "data": settings.data}
+        if call.output.as_json:
+            call.output.print_json({"control_node": described})
+            return
+        call.output.print_line(f"control node {node.name} follows the record, and is served at {node.url}")
+        call.output.print_line(f"clients use {settings.console_url}; `forewarn node list` shows all control nodes")
+
+    try:
+        run_control_node(settings, announce)
+        if call.output.is_terminal:
+            call.output.print_line("stopped; all data is kept in the record")
     finally:
         discard_unwritable_output()
 

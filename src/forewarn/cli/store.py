@@ -25,6 +25,9 @@ def store() -> None:
 
     URL is postgresql://USER@HOST/DATABASE, with several hosts if there is a standby, or comes from FOREWARN_STORE. The
     password may be in the URL, in PGPASSWORD or in ~/.pgpass.
+
+    \b
+    forewarn store check postgresql://forewarn@db1,db2/forewarn
     """
 
 
@@ -49,6 +52,9 @@ def migrate(call: Invocation, url: str) -> None:
     """Create the tables of a record, or update them for this release.
 
     The database must exist. Control nodes of the release before may run meanwhile.
+
+    \b
+    forewarn store migrate postgresql://forewarn@db1,db2/forewarn
 
     \f
     Prints the revision before and after. Raises Refused for a database of a newer release, or one without the standby
@@ -78,6 +84,9 @@ def copy(call: Invocation, source: str, target: str) -> None:
 
     One of FROM and TO is the URL of a record, the other the data directory of a stopped service. Epochs, incarnations,
     tags and history stay the same. The source is marked as moved and is not started again.
+
+    \b
+    forewarn store copy /var/lib/forewarn postgresql://forewarn@db1,db2/forewarn
 
     \f
     Prints the number of rows by table. Raises Rejected unless exactly one of the two is a postgresql:// URL, and if the
@@ -129,6 +138,9 @@ def check(call: Invocation, url: str, copy_file: Path | None) -> int:
 
     Changes nothing. Exits with 1 if something is wrong.
 
+    \b
+    forewarn store check postgresql://forewarn@db1,db2/forewarn
+
     \f
     `copy_file` None: compares no copy. Prints the server, its schema, the active control node, the standby servers,
     then problems and warnings. Returns the exit code: 1 if there are problems, else 0, also with warnings. Raises
@@ -163,10 +175,13 @@ def _print_report(call: Invocation, report: RecordReport) -> None:
 @_URL
 @offline_command
 def renew(call: Invocation, url: str) -> None:
-    """Give every scope a new epoch, after a backup of PostgreSQL was restored.
+    """Give every scope a new epoch, after PostgreSQL was restored.
 
     VMs then read their documents as new ones, and none mistakes an event for one that it saw before. Stop all control
     nodes first; they build their copies again at the next start.
+
+    \b
+    forewarn store renew postgresql://forewarn@db1,db2/forewarn
 
     \f
     Prints the epoch, which is the same for all scopes. Raises Refused if a control node is active, Rejected for a URL

@@ -160,7 +160,7 @@ class HostStreams:
     async def start(self) -> None:
         """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted.
 
-        NoAnswer if the bus does not answer. Heartbeats are sent by a task.
+        The bus may be out of reach. Heartbeats are sent by a task.
         """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),
@@ -169,7 +169,8 @@ class HostStreams:
         ):
             self._unsubscribe.append(await self._bus.subscribe(subject, handler))
         self._bus.publish(self._subjects.heartbeat, encode_bus_message(self._heartbeat()))
-        await self._bus.flush()
+        with suppress(NoAnswer):  # while no server answers, operators are served all the same
+            await self._bus.flush()
         if self._bus.problem:
             raise Refused(self._bus.problem)
         self._spawn(self._send_heartbeats())

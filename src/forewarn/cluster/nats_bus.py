@@ -150,14 +150,16 @@ class NatsBus:
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
         """Call the handler with each message to this subject, also after a reconnect; its errors are logged.
 
-        Returns a function that unsubscribes. Raises Refused if the server does not permit something (`problem`),
-        NoAnswer if it does not answer.
+        Returns a function that unsubscribes. Raises Refused if the server does not permit something (`problem`).
+        Without a connection, the server is asked once there is one again.
         """
         self._next_id += 1
         number = self._next_id
         self._subscriptions[number] = (subject, handler)
-        await self._subscribe_client(number)
-        await self.flush()
+        if self._client is not None:
+            await self._subscribe_client(number)
+        with suppress(NoAnswer):
+            await self.flush()
         if self.problem:
             raise Refused(self.problem)
 

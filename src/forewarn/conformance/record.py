@@ -126,6 +126,12 @@ class RecordConformance(ABC):
         first.release_lease(self.take(first).term)
         assert self.take(second, "c2", URL_2).term == 2
 
+    def test_a_released_lease_says_how_long_ago_that_was(self) -> None:
+        """The next holder decides by it whether VMs could not poll meanwhile."""
+        record = self.open()
+        record.release_lease(self.take(record).term)
+        assert -HOUR_S < record.read_lease().remaining_s <= 0
+
     def test_the_release_of_an_earlier_term_changes_nothing(self) -> None:
         """`release_lease` with an old term leaves the lease of the present holder unexpired."""
         first, second = self.open(), self.open()

@@ -7,7 +7,7 @@ import secrets
 import socket
 from contextlib import AsyncExitStack
 
-from forewarn.cluster.bus import Subjects
+from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.control_side import ClusterControl
 from forewarn.cluster.host_streams import ActiveTerm
 from forewarn.cluster.nats_bus import NatsBus
@@ -19,23 +19,31 @@ log = logging.getLogger(__name__)
 _SESSION_BYTES = 8
 
 
-async def open_cluster_control(
-    stack: AsyncExitStack, settings: Settings, *, name: str = "", term: ActiveTerm | None = None
-) -> ClusterControl:
+async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> NatsBus:
     """Connect to the bus; the stack closes the connection. Waits while no server answers, which is logged.
 
-    `name` is that of this control node, for people; `term` is that of its lease, None: it is the only service. Raises
-    Rejected or Refused if the connection cannot be used.
+    `name` is that of this control node, for people. Raises Rejected or Refused if the connection cannot be used.
     """
-    subjects, name = Subjects(settings.bus_prefix), name or socket.gethostname()
     bus = await NatsBus.connect(
         settings.nats,
         name=f"control node {name}",
-        inbox=subjects.inbox(f"control {name}"),
+        inbox=Subjects(settings.bus_prefix).inbox(f"control {name}"),
         on_waiting=lambda text: log.warning("%s", text),
     )
     stack.push_async_callback(bus.close)
-    return ClusterControl(bus, subjects, session=secrets.token_hex(_SESSION_BYTES), name=name, term=term)
+    return bus
+
+
+def new_cluster_control(bus: Bus, settings: Settings, name: str, term: ActiveTerm | None = None) -> ClusterControl:
+    """Return the bus side of an active node. `term` is that of its lease; None: it is the only service."""
+    session = secrets.token_hex(_SESSION_BYTES)
+    return ClusterControl(bus, Subjects(settings.bus_prefix), session=session, name=name, term=term)
+
+
+async def open_cluster_control(stack: AsyncExitStack, settings: Settings) -> ClusterControl:
+    """Connect the only service of a bus to it; see `connect_bus`."""
+    name = socket.gethostname()
+    return new_cluster_control(await connect_bus(stack, settings, name), settings, name)
 
 
 async def start_cluster_control(

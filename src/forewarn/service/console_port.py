@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.types import ASGIApp
@@ -43,6 +44,7 @@ class ConsolePort:
     sock: socket.socket  # bound and listening
     url: str  # with https, a host name of the certificate, and the port that is bound
     local_url: str  # over plain http, if a browser of this machine can reach it so; else `url`
+    advertised_url: str  # at which other machines reach it, if any can
     names: tuple[str, ...]  # that the certificate has beside the loopback names
     certificate_files: CertificateFiles  # as of the start
     ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
@@ -110,12 +112,14 @@ def bind_console_port(settings: Settings, directory: DataDirectory, secrets: Sec
     try:
         host, port = parse_console_address(settings.console)[0], int(sock.getsockname()[1])
         url = _base_url(host, port)
-        names = (*settings.console_names, *_certificate_names(host))
+        urls = filter(None, (settings.console_url, settings.advertise))
+        names = (*settings.console_names, *_certificate_names(host), *(urlsplit(url).hostname or "" for url in urls))
         ensure_certificate = partial(_certificate_files, settings, directory, secrets, names)
         return ConsolePort(
             sock=sock,
             url=url,
             local_url=url.replace("https:", "http:", 1) if _is_local(host) else url,
+            advertised_url=settings.advertise or f"https://{_url_host(_reachable_name(host))}:{port}",
             names=names,
             certificate_files=ensure_certificate(),
             ensure_certificate=ensure_certificate,
@@ -169,6 +173,14 @@ def _certificate_names(host: str) -> tuple[str, ...]:
     if address.is_loopback:
         return ()
     return (socket.gethostname().lower(),) if address.is_unspecified else (host,)
+
+
+def _reachable_name(host: str) -> str:
+    """A name of the certificate by which other machines reach this address, if any can."""
+    address = ip_address(host)
+    if address.is_unspecified:
+        return socket.gethostname().lower()
+    return "localhost" if address.is_loopback else host
 
 
 def _url_host(name: str) -> str:

@@ -7,21 +7,20 @@ the log says why.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from forewarn.metadata.limits import raise_open_file_limit
+from forewarn.service.node_wiring import ControlNodeProcess, running_control_node
 from forewarn.service.service import Service
 from forewarn.service.settings import Settings
-from forewarn.service.wiring import DRAIN_TIMEOUT_S, running_service
+from forewarn.service.wiring import DRAIN_TIMEOUT_S, running_service, without_garbage_collection
 from forewarn.workers.worker import event_loop_factory
 
 _log = logging.getLogger(__name__)
-_GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred requests at once create
 
 
 def run_service(settings: Settings, announce: Callable[[Service], None], *, new_store: bool = False) -> int | None:
@@ -46,7 +45,7 @@ async def _serve_until_signal(settings: Settings, announce: Callable[[Service], 
         loop.add_signal_handler(signal.SIGHUP, lambda: None)  # during the start there is nothing to reload
     async with AsyncExitStack() as stack:
         try:
-            with _without_garbage_collection():
+            with without_garbage_collection():
                 service = await stack.enter_async_context(running_service(settings, new_store=new_store))
         except asyncio.CancelledError:
             if not startup.is_cancelled:
@@ -54,10 +53,39 @@ async def _serve_until_signal(settings: Settings, announce: Callable[[Service], 
             return None
         _stop_on_signals(stop.set, reason)
         if not reason:
-            _reload_on_hangup(stack, service)
+            _reload_on_hangup(stack, lambda: service)
         announce(service)
         await stop.wait()
         return service.pending_events()
+
+
+def run_control_node(settings: Settings, announce: Callable[[ControlNodeProcess], None]) -> None:
+    """Run a control node of a cluster until a signal stops it; blocks. Calls `announce` once it is served.
+
+    SIGINT and SIGTERM stop it: an active node gives control up first. SIGHUP replaces the workers of an active node.
+    Raises what `running_control_node` raises. If another node takes its lease, the process ends at once with the status
+    MUST_START_AGAIN_EXIT.
+    """
+    os.umask(0o077)  # only the owner may read the files of a service
+    raise_open_file_limit()
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        runner.run(_run_node_until_signal(settings, announce))
+
+
+async def _run_node_until_signal(settings: Settings, announce: Callable[[ControlNodeProcess], None]) -> None:
+    stop, startup = asyncio.Event(), _Startup()
+    _stop_on_signals(startup.cancel, "")
+    async with AsyncExitStack() as stack:
+        try:
+            process = await stack.enter_async_context(running_control_node(settings))
+        except asyncio.CancelledError:
+            if not startup.is_cancelled:
+                raise
+            return
+        _stop_on_signals(stop.set, "")
+        _reload_on_hangup(stack, lambda: process.service)
+        announce(process)
+        await stop.wait()
 
 
 class _Startup:
@@ -95,10 +123,12 @@ def _stop_on_signals(stop: Callable[[], None], hangup_stop_reason: str) -> None:
         loop.add_signal_handler(signal.SIGHUP, stop_on_hangup)
 
 
-def _reload_on_hangup(stack: AsyncExitStack, service: Service) -> None:
+def _reload_on_hangup(stack: AsyncExitStack, running_service: Callable[[], Service | None]) -> None:
     tasks: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
+        if (service := running_service()) is None:
+            return  # this control node is not active, so it has no workers
         task = asyncio.create_task(service.publisher.frontend.reload_workers(DRAIN_TIMEOUT_S))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -110,18 +140,3 @@ def _reload_on_hangup(stack: AsyncExitStack, service: Service) -> None:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     stack.push_async_callback(end)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during the start, and exempt the objects created meanwhile.
-
-    They are the state of the whole fleet: never garbage, and slow to search.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-        gc.enable()

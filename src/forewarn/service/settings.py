@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
@@ -14,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import UnionType
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -36,6 +38,7 @@ _LIST_SETTINGS = ("listen", "console_names", "oidc_audience")
 FILE_ONLY_SETTINGS = ("versions", "simulate", "listeners", "commands", "machines", "qemu", "libvirt")
 
 _MAX_WORKERS = 64
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", re.ASCII)
 
 
 class SocketOwner(StrEnum):
@@ -81,6 +84,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     data: str = ""  # the data directory: database, sockets, ledger, certificates
     lab: bool = False  # a lab: sample fleet, movable clock, every scope enabled
+    store: str = ""  # `postgresql://…`: the record that the control nodes of a cluster share; "": only in `data`
+    name: str = ""  # of this control node, unique in its cluster
+    advertise: str = ""  # URL at which the other control nodes reach this one's console; "": follows from `console`
+    secrets: str = ""  # directory that `forewarn cluster init` made, the same on all control nodes; "": in `data`
     fleet: str = ""  # a fleet file, applied once, to an empty store
     listen: tuple[str, ...] = ()  # addresses that VMs call, `ADDRESS:PORT`; a lab also listens on loopback
     listeners: tuple[dict[str, Any], ...] = ()  # listeners that identify VMs by device, namespace, mark or source
@@ -101,6 +108,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions served there
     metrics: str = ""  # plain HTTP port for metrics, `ADDRESS:PORT`, where VMs cannot call; "": only at the console
     console: str = "127.0.0.1:8443"  # HTTPS port for operators, `ADDRESS:PORT`; "": only the unix socket
+    console_url: str = ""  # URL at which clients reach the console, the same for all control nodes; "": as bound
     console_certificate: str = ""  # PEM file with the chain; "": a certificate of the local CA
     console_key: str = ""  # PEM file with the key of `console_certificate`
     console_names: tuple[str, ...] = ()  # more host names for the local CA's certificate
@@ -346,6 +354,44 @@ def _check_console(settings: Settings) -> None:
         )
 
 
+def _check_cluster(settings: Settings) -> None:
+    """Check the settings of a control node of a cluster, which has a record that it shares."""
+    for name in ("console_url", "advertise"):
+        if (url := getattr(settings, name)) and not _is_https_base(url):
+            raise Rejected(f"setting {name!r} is {url!r}: write https://HOST or https://HOST:PORT, without a path")
+    if not settings.store:
+        for name in ("name", "advertise", "secrets"):
+            if getattr(settings, name):
+                raise Rejected(f"setting {name!r} is for control nodes of a cluster: give 'store' too, or leave it out")
+        return
+    if settings.lab:
+        raise Rejected("a lab is one process: leave 'store' out, or start a control node with `forewarn serve`")
+    if not settings.console:
+        raise Rejected("setting 'console' is \"\", but the control nodes of a cluster call each other there: give it")
+    if not _NODE_NAME.fullmatch(settings.name):
+        given = f"is {settings.name!r}" if settings.name else "is missing"
+        raise Rejected(
+            f"setting 'name' {given}: give each control node a name, such as --name c1, of letters and digits"
+        )
+    if not settings.console_url:
+        raise Rejected(
+            "setting 'console_url' is missing: give the URL at which clients reach the cluster, the same on all nodes, "
+            "such as --console-url https://forewarn.example:8443"
+        )
+    if settings.hypervisor is HypervisorKind.PROCESS:
+        raise Rejected(
+            "setting 'hypervisor' is 'process', which acts on one machine only: choose another for a cluster"
+        )
+
+
+def _is_https_base(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "https" and bool(parts.hostname) and url == f"https://{parts.netloc}" and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _check_target(settings: Settings, name: str) -> None:
     """Reject a URL that the HTTP client would refuse to call; names are checked when they are called."""
     try:
@@ -370,6 +416,7 @@ def _check_machines(settings: Settings) -> None:
 
 def _check_settings(settings: Settings) -> None:
     _check_console(settings)
+    _check_cluster(settings)
     _check_metrics(settings)
     check_commands(settings.commands)
     _check_machines(settings)

@@ -36,6 +36,7 @@ from forewarn.web.authentication import BearerAuthenticator
 from forewarn.web.connection_slots import claim_connection
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
+from forewarn.web.forwarding import forwarded_owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class OperatorServer:
         bearer = BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store)
 
         async def authenticate(request: Request) -> Principal:
-            principal = await bearer.authenticate(request)
+            principal = forwarded_owner(request) or await bearer.authenticate(request)
             claim_connection(request, principal)
             return principal
 
@@ -134,23 +135,24 @@ async def make_operator_server(
     port stays the caller's, also after an error. `now` is lab time, for the history.
     """
     key = SigningKey.load_or_create(secrets.token_key)
+    url, browser_url = settings.console_url or port.url, settings.console_url or port.local_url
     issuer = TokenIssuer(
-        f"{port.url}/adfs",
+        f"{url}/adfs",
         key,
         lifetime_s=round(settings.token_minutes * 60),
-        audiences=port.audiences,
+        audiences=[url, port.advertised_url, *port.audiences],
     )
     sign_in = TokenService(
         issuer=issuer, tenant_id=await load_or_create_tenant_id(store), external=_external_issuer(settings)
     )
     server = OperatorServer(
         port=port,
-        url=port.url,
+        url=url,
         sign_in=sign_in,
         admin_secret_path=secrets.admin_secret,
-        portal_url=f"{port.local_url}{PORTAL_HOME}",
+        portal_url=f"{browser_url}{PORTAL_HOME}",
         sessions=SessionIssuer(key=key, tenant_id=sign_in.tenant_id),
-        links=SignInLinks(f"{port.local_url}{ONE_TIME_LINK_PATH}/", read_real_time),
+        links=SignInLinks(f"{browser_url}{ONE_TIME_LINK_PATH}/", read_real_time),
         code_flow=_code_flow(settings, sign_in.external),
     )
     if sign_in.external is None:

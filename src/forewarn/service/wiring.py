@@ -7,12 +7,13 @@ operators.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -67,6 +68,7 @@ from forewarn.workers.publisher import GuestBackend, MetadataPublisher
 
 log = logging.getLogger(__name__)
 DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops
+_GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred requests at once create
 _SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits together
 
 
@@ -79,7 +81,7 @@ class ServiceStorage:
 
     store: Store
     clock: Clock
-    started_text: str  # for the history
+    started_text: str = ""  # for the history; "": another entry says it
     was_interrupted: bool = True  # VMs could not poll for a while: events that came due wait for the grace period
     may_act: Callable[[], bool] = lambda: True  # no act begins while it returns False
     cluster: ClusterControl | None = None  # the host nodes that answer VMs and act; None: this machine does
@@ -164,7 +166,8 @@ async def open_control(
         policy=settings.policy,
     )
     stack.push_async_callback(control.close)
-    await write_service_entry(control, storage.started_text)
+    if storage.started_text:
+        await write_service_entry(control, storage.started_text)
     await apply_initial_fleet(control, settings)
     await _enable_all_scopes(control, settings)
     return control, supervisors
@@ -325,6 +328,21 @@ async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     stack.push_async_callback(end)
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection during the start, and exempt the objects created meanwhile.
+
+    They are the state of the whole fleet: never garbage, and slow to search.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
+        gc.enable()
 
 
 async def write_service_entry(control: ControlPlane, text: str) -> None:

@@ -58,7 +58,7 @@ _TAKE_LEASE = f"""
     UPDATE lease SET term = term + 1, holder = %s, url = %s, expires_at = {_EXPIRY}
     WHERE shard = 0 AND expires_at < clock_timestamp() RETURNING {_LEASE_COLUMNS}"""
 _RENEW_LEASE = f"UPDATE lease SET expires_at = {_EXPIRY} WHERE shard = 0 AND term = %s"
-_RELEASE_LEASE = "UPDATE lease SET expires_at = '-infinity' WHERE shard = 0 AND term = %s"
+_RELEASE_LEASE = "UPDATE lease SET expires_at = clock_timestamp() WHERE shard = 0 AND term = %s"
 # Fails with division by zero if no row is left: then the server skips the rest of the pipeline.
 _FENCE = f"""
     WITH fenced AS (

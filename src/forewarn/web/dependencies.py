@@ -16,6 +16,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import EventDelivery
 from forewarn.explain.polling import PollingPace
 from forewarn.protocol.exchange import EndpointRules
+from forewarn.store.record import NodeRow
 from forewarn.web.connection_slots import ConnectionShares
 
 
@@ -51,6 +52,33 @@ class VmSupervisorInfo(Protocol):
     @property
     def program(self) -> tuple[str, ...] | None:
         """The command line of the VM's program; None if the VM has none."""
+
+
+class ControlNodeView(Protocol):
+    """The control node of a cluster that this service runs on."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def active_name(self) -> str:
+        """The name of the node that is active, this or another one; "" if none is."""
+
+    @property
+    def active_term(self) -> int:
+        """The term of the lease of the active node; 0 if none is active."""
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot write now, in a sentence; "" if it can."""
+
+    @property
+    def nodes(self) -> Sequence[NodeRow]:
+        """All control nodes, as they described themselves last, sorted by name."""
+
+    def resign(self) -> None:
+        """Give control to another node; returns at once. Raises Refused if no other one can take it."""
 
 
 def _no_endpoint(vm: Vm) -> str:
@@ -131,5 +159,7 @@ class Dependencies:
     strict_api_versions: bool = False
     # The hypervisor and what it acts on, for people: `simulated: no real VM is touched, …`; "": not known.
     hypervisor_text: str = ""
+    # The control node that this service runs on; None if it runs alone.
+    control_node: ControlNodeView | None = None
     # Set on shutdown: long polls answer at once.
     shutting_down: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,0 +1,68 @@
+"""Metrics of a control node of a cluster, which it has in every role: lease, takeovers, copy, clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from forewarn.metrics.registry import new_registry, render_text
+
+_HELD_HELP = "1 if this control node holds the lease and may act; 0 if it is a standby, or suspended."
+_TERM_HELP = "The term of the lease that this control node holds; 0 if it holds none."
+_MARGIN_HELP = "How long this control node may still act without renewing its lease; 0 if it may not act."
+_TAKEOVERS_HELP = "How often this process has become the active control node."
+_KNOWN_HELP = "1 if this control node knows which node is active, itself or another one."
+_REACHABLE_HELP = "1 if the last call of this control node to the record in PostgreSQL succeeded."
+_COPY_HELP = "The number of the last group of writes in this control node's copy of the record."
+_CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlNodeFigures:
+    """What the metrics of a control node show, as of now."""
+
+    is_held: bool = False
+    term: int = 0
+    margin_s: float = 0.0
+    takeovers: int = 0
+    knows_active: bool = False
+    record_is_reachable: bool = False
+    copy_number: int = 0
+    clock_difference_s: float = 0.0
+
+
+class ControlNodeMetrics(Collector):
+    """The metrics of a control node; `read` returns its figures at each scrape."""
+
+    def __init__(self, read: Callable[[], ControlNodeFigures]) -> None:
+        self._read = read
+        self._registry = new_registry()
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """These metrics as Prometheus text, without those that every process has."""
+        return render_text(self)
+
+    def render_process(self) -> bytes:
+        """These metrics, and those that every process has, as Prometheus text."""
+        return render_text(self._registry)
+
+    def describe(self) -> Iterator[Metric]:
+        """No descriptions: the registry asks for them, but reads the names from `collect`."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as of now."""
+        figures = self._read()
+        yield GaugeMetricFamily("forewarn_lease_held", _HELD_HELP, value=figures.is_held)
+        yield GaugeMetricFamily("forewarn_lease_term", _TERM_HELP, value=figures.term)
+        yield GaugeMetricFamily("forewarn_lease_margin_seconds", _MARGIN_HELP, value=max(0.0, figures.margin_s))
+        yield CounterMetricFamily("forewarn_lease_takeovers_total", _TAKEOVERS_HELP, value=figures.takeovers)
+        yield GaugeMetricFamily("forewarn_active_node_known", _KNOWN_HELP, value=figures.knows_active)
+        yield GaugeMetricFamily("forewarn_record_reachable", _REACHABLE_HELP, value=figures.record_is_reachable)
+        yield GaugeMetricFamily("forewarn_copy_number", _COPY_HELP, value=figures.copy_number)
+        yield GaugeMetricFamily("forewarn_clock_difference_seconds", _CLOCK_HELP, value=figures.clock_difference_s)

@@ -1,0 +1,102 @@
+"""The secrets that control nodes of a cluster share: made once, and copied by the operator.
+
+`forewarn cluster init` makes a directory with the CA, the key of tokens and the administrator's secret. The record
+keeps a fingerprint of them, so that a node with the secrets of another cluster stops before it does harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from forewarn.auth import pem, secure_files
+from forewarn.auth.certificate_authority import new_certificate_authority, new_ec_key
+from forewarn.auth.certificates import ca_certificate_path
+from forewarn.auth.client_secrets import new_secret, read_secret, write_secret
+from forewarn.auth.tokens import SigningKey
+from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.service.data_directory import ADMIN_SECRET_FILE, TOKEN_KEY_FILE, SecretFiles
+from forewarn.service.settings import Settings
+from forewarn.store.interface import Store
+
+SECRETS_DIRECTORY = "secrets"  # in the data directory, unless the setting `secrets` names another
+FINGERPRINT_NAME = "cluster secrets"  # of the value in the store
+_ANY_NAME = ("forewarn.invalid",)  # a CA that may sign more than loopback names may sign any
+
+
+def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
+    """Make new secrets in a new or empty directory; return where they are. `now` is real time.
+
+    Raises Refused if the directory has files, Rejected or Unavailable if it cannot be written.
+    """
+    secure_files.make_directory(directory)
+    if found := sorted(path.name for path in directory.iterdir()):
+        raise Refused(
+            f"directory {str(directory)!r} is not empty (it has {found[0]!r}), and secrets are never replaced: name a "
+            "new directory"
+        )
+    files = _files_in(directory)
+    SigningKey.load_or_create(files.token_key)
+    write_secret(files.admin_secret, new_secret())
+    key = new_ec_key()
+    pem.write_key(directory / "ca.key", key)
+    # Last, because a directory with a CA counts as complete.
+    pem.write_certificate(ca_certificate_path(directory), new_certificate_authority(key, _ANY_NAME, now).certificate)
+    return files
+
+
+def load_cluster_secrets(settings: Settings) -> SecretFiles:
+    """Return where the secrets of a control node are. Raises Rejected if one is missing or cannot be used."""
+    directory = Path(settings.secrets) if settings.secrets else settings.directory / SECRETS_DIRECTORY
+    files = _files_in(directory)
+    for path in (ca_certificate_path(directory), directory / "ca.key", files.token_key, files.admin_secret):
+        if not path.exists():
+            raise Rejected(
+                f"the cluster's secrets are not complete, {str(path)!r} is missing: run `forewarn cluster init DIR` "
+                "once, and copy DIR to every control node, to the directory of the setting 'secrets'"
+            )
+    return files
+
+
+def secrets_fingerprint(files: SecretFiles) -> str:
+    """Return a text that differs for other secrets, and reveals nothing about them.
+
+    Raises Rejected if a file cannot be read, or others may read it.
+    """
+    try:
+        authority = secure_files.read_public(ca_certificate_path(files.authority))
+        parts = (
+            authority,
+            SigningKey.load_or_create(files.token_key).kid.encode(),
+            read_secret(files.admin_secret).encode(),
+        )
+    except NotFound as error:
+        raise Rejected(str(error)) from error
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
+
+
+async def check_fingerprint(store: Store, fingerprint: str) -> None:
+    """Store the fingerprint of the cluster's secrets at the first call, and compare it at later ones.
+
+    Raises Refused if the cluster has other secrets, Unavailable if it cannot be stored.
+    """
+    known = store.load(FINGERPRINT_NAME)
+    if known is None:
+        await store.save(FINGERPRINT_NAME, fingerprint.encode())
+    else:
+        require_same_secrets(known, fingerprint)
+
+
+def require_same_secrets(known: bytes, fingerprint: str) -> None:
+    """Raise Refused if the stored fingerprint of the cluster's secrets is another one."""
+    if known != fingerprint.encode():
+        raise Refused(
+            "this control node has other secrets than its cluster, so tokens and certificates of one would not be "
+            "accepted by the other: copy the directory of the setting 'secrets' from another control node"
+        )
+
+
+def _files_in(directory: Path) -> SecretFiles:
+    return SecretFiles(
+        authority=directory, token_key=directory / TOKEN_KEY_FILE, admin_secret=directory / ADMIN_SECRET_FILE
+    )

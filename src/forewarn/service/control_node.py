@@ -1,0 +1,364 @@
+"""The life of a control node of a cluster, from standby to active and back.
+
+A standby follows the record and takes a lease that has expired. Then the service runs on this node until it resigns,
+or until the lease is lost. A node that is deposed ends its process at once, because what it has in memory may be wrong;
+its process supervisor starts it again, as a standby.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import dataclass
+
+from forewarn import __version__
+from forewarn.clock import FlooredClock, read_real_time
+from forewarn.control.control_plane import ControlPlane
+from forewarn.errors import Conflict, ForewarnError, Refused, Unavailable
+from forewarn.metrics.control_node_metrics import ControlNodeFigures
+from forewarn.service.node_roles import (
+    NodeRole,
+    StandbyView,
+    clock_problem,
+    forwarding_target,
+    name_conflict,
+    reason_not_to_take,
+    takeover_text,
+    was_interrupted,
+)
+from forewarn.service.standby import Standby, TakenLease
+from forewarn.service.wiring import ServiceStorage, write_service_entry
+from forewarn.store.lease import HeldLease, LeaseState
+from forewarn.store.record import MustStop, NodeRow, SharedRecord
+from forewarn.store.replicated import ReplicatedStore
+
+log = logging.getLogger(__name__)
+MUST_START_AGAIN_EXIT = 4  # status of a process that was deposed: its supervisor starts it again
+_PROGRESS_LIMIT_S = 10.0  # of real time: the lease is not renewed while the event loop is stuck for longer
+_BEAT_S = 0.5
+_ABANDON_AFTER_S = 2.0  # when it stops: how long to wait for a record that does not answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTiming:
+    """How often a control node looks at the record, in seconds of real time."""
+
+    follow_s: float = 0.25  # a standby: its log and lease
+    describe_s: float = 1.0  # every node: writes what it is, and reads what the others are
+
+
+def end_process(reason: str) -> None:
+    """End this process at once, without cleaning up: another control node may be active already."""
+    log.critical("this control node ends, and must be started again: %s", reason)
+    logging.shutdown()
+    os._exit(MUST_START_AGAIN_EXIT)
+
+
+# Runs the service on an open store for the time of the block, and yields its control plane once it serves.
+RunService = Callable[[ServiceStorage], AbstractAsyncContextManager[ControlPlane]]
+
+
+class ControlNode:
+    """One control node: `run` follows the record, and is active whenever it holds the lease, until `stop`.
+
+    `url` is where the other nodes reach this one. `run_service` runs the service while it is active. `end` is called,
+    on any thread, when the process must end at once. Everything else is for the event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        record: SharedRecord,
+        standby: Standby,
+        run_service: RunService,
+        *,
+        end: Callable[[str], None] = end_process,
+        timing: NodeTiming = NodeTiming(),
+        real_time: Callable[[], float] = read_real_time,
+    ) -> None:
+        self.name, self.url = name, url
+        self.role = NodeRole.STANDBY
+        self.held: HeldLease | None = None  # while this node has the lease
+        self.nodes: list[NodeRow] = []  # all control nodes, as they described themselves last
+        self.takeovers = 0  # of this process
+        self._record, self._standby = record, standby
+        self._run_service = run_service
+        self._end = end
+        self._timing, self._real_time = timing, real_time
+        self._describing = record.connect()
+        self._store: ReplicatedStore | None = None  # while this node is active
+        self._failure = ""  # of the last takeover
+        self._resigned_at: float | None = None  # monotonic time
+        self._resigned_term = 0
+        self._beat_at = time.monotonic()
+        self._leaving = asyncio.Event()  # the active time is to end
+        self._stopping = asyncio.Event()
+        self._looked = asyncio.Event()
+        self._is_becoming_active: asyncio.Task[None] | None = None
+        self._wake_reconciler: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[Sequence[NodeRow]], None]] = []
+
+    @property
+    def target(self) -> str:
+        """The URL of the active node, to which calls are forwarded; "" if there is none, or it is this one."""
+        return "" if self.held is not None else forwarding_target(self._standby.lease, self.url)
+
+    @property
+    def term(self) -> int:
+        """The term of the lease that this node has; 0 if it has none."""
+        return 0 if self.held is None else self.held.term
+
+    @property
+    def active_name(self) -> str:
+        """The name of the node that is active, this or another one; "" if none is."""
+        if self.held is not None:
+            return self.name
+        return self._standby.lease.holder if self._standby.lease is not None and self.target else ""
+
+    @property
+    def active_term(self) -> int:
+        """The term of the lease of the active node; 0 if none is active."""
+        if self.held is not None:
+            return self.held.term
+        return self._standby.lease.term if self._standby.lease is not None and self.target else 0
+
+    @property
+    def problem(self) -> str:
+        """Why this node is not active, or cannot become it, or cannot write; "" if all is well."""
+        if self.held is not None:
+            return self.held.explanation
+        return self._standby.problem or clock_problem(self._standby.clock_difference_s) or self._failure
+
+    def figures(self) -> ControlNodeFigures:
+        """What the metrics of this node show."""
+        return ControlNodeFigures(
+            is_held=self.may_act(),
+            term=self.term,
+            margin_s=0.0 if self.held is None else self.held.margin_s,
+            takeovers=self.takeovers,
+            knows_active=self.held is not None or bool(self.target),
+            record_is_reachable=self.may_act() if self.held is not None else not self._standby.problem,
+            copy_number=self.number,
+            clock_difference_s=self._standby.clock_difference_s,
+        )
+
+    def watch_nodes(self, listener: Callable[[Sequence[NodeRow]], None]) -> Callable[[], None]:
+        """Call the listener with all control nodes now and at each look; returns a function that ends it."""
+        self._listeners.append(listener)
+        listener(self.nodes)
+        return lambda: self._listeners.remove(listener)
+
+    def may_act(self) -> bool:
+        """Whether acts may begin: this node holds the lease, and can be sure of it."""
+        return self.held is not None and self.held.state is LeaseState.HELD
+
+    @property
+    def number(self) -> int:
+        """The number of the last group of writes in the copy of this node."""
+        return self._store.number if self._store is not None else self._standby.number
+
+    def describe(self) -> NodeRow:
+        """This node as it describes itself to the others."""
+        return NodeRow(
+            name=self.name,
+            url=self.url,
+            role=self.role,
+            version=__version__,
+            number=self.number,
+            status=self.problem,
+        )
+
+    async def join(self) -> None:
+        """Describe this node, and follow the record for the first time; call it before `run`.
+
+        Raises Refused if another node has this name, the cluster has other secrets, or the copy cannot be followed.
+        """
+        await self._describe()
+        await self._standby.look()
+
+    async def run(self) -> None:
+        """Follow the record, and be active whenever possible, until `stop`.
+
+        Raises Refused or Rejected if this node can never work as it is configured.
+        """
+        background = [asyncio.create_task(self._describe_forever()), asyncio.create_task(self._beat_forever())]
+        try:
+            while not self._stopping.is_set():
+                if await self._standby.look():
+                    await self._take_if_possible()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), self._timing.follow_s)
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+
+    def resign(self) -> None:
+        """Give the lease up, and become a standby. Returns at once.
+
+        Raises Refused if this node is not active, or no other one follows the record.
+        """
+        if self.role not in (NodeRole.ACTIVE, NodeRole.SUSPENDED):
+            raise Refused(f"control node {self.name} is not active, but {self.role}: there is nothing to resign")
+        fresh_s = 3 * self._timing.describe_s + 2.0
+        others = [n for n in self.nodes if n.name != self.name and n.role == NodeRole.STANDBY and not n.status]
+        if not any(node.seen_s_ago <= fresh_s for node in others):
+            raise Refused(
+                f"no other control node can take over from {self.name}: start one first, or stop this one to end the "
+                "service"
+            )
+        self._leaving.set()
+
+    def stop(self) -> None:
+        """Give the lease up, if this node has it, and let `run` end. Returns at once."""
+        self._stopping.set()
+        self._leaving.set()
+        if self._is_becoming_active is not None:
+            self._is_becoming_active.cancel()
+
+    async def close(self) -> None:
+        """Close the copy and the connections, after `run` has ended."""
+        await self._standby.close()
+        self._describing.abort()
+        self._describing.close()
+
+    async def _take_if_possible(self) -> None:
+        assert self._standby.lease is not None
+        view = StandbyView(
+            lease=self._standby.lease,
+            clock_difference_s=self._standby.clock_difference_s,
+            since_resigned_s=None if self._resigned_at is None else time.monotonic() - self._resigned_at,
+            resigned_term=self._resigned_term,
+        )
+        if reason_not_to_take(view):
+            return
+        taken = await self._standby.take(self.name, self.url)
+        if taken is not None:
+            await self._be_active(taken)
+
+    async def _be_active(self, taken: TakenLease) -> None:
+        """Run the service until this node leaves, or the start fails; then give the lease up."""
+        self._leaving.clear()
+        if self._stopping.is_set():
+            self._leaving.set()
+        loop = asyncio.get_running_loop()
+
+        def lease_changed(state: LeaseState) -> None:  # on a thread
+            if state is LeaseState.DEPOSED:
+                self._end("another control node has taken the lease")
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._follow_lease)
+
+        self.held = HeldLease(
+            self._record,
+            taken.lease,
+            sent_at=taken.sent_at,
+            on_change=lease_changed,
+            has_progress=lambda: time.monotonic() - self._beat_at < _PROGRESS_LIMIT_S,
+        )
+        self.role = NodeRole.STARTING
+        self.held.start()
+        try:
+            await self._serve(taken, self.held)
+            self._failure = ""
+        except (Unavailable, Conflict) as error:
+            log.error("this control node could not become active: %s", error)
+            self._failure = f"it could not become active: {error}"
+        finally:
+            self.role = NodeRole.STANDBY
+            held, self.held = self.held, None
+            self._resigned_at, self._resigned_term = time.monotonic(), held.term
+            self._standby.forget_lease()
+            await asyncio.to_thread(held.release)
+
+    async def _serve(self, taken: TakenLease, held: HeldLease) -> None:
+        clock = FlooredClock(taken.lease.clock, real=self._real_time)
+        async with AsyncExitStack() as stack:
+            store = await self._standby.open_store(taken, guard=held, clock=clock.now, on_stop=self._must_stop)
+            stack.push_async_callback(store.close)
+            if self._stopping.is_set():
+                return
+            storage = ServiceStorage(
+                store=store, clock=clock, was_interrupted=was_interrupted(taken.before), may_act=self.may_act
+            )
+            self._is_becoming_active = asyncio.current_task()
+            try:
+                control = await stack.enter_async_context(self._run_service(storage))
+            finally:
+                self._is_becoming_active = None
+            alive_at = taken.alive_at if taken.alive_at is not None else taken.sent_at
+            text = takeover_text(
+                before=taken.before, node=self.name, term=held.term, after_s=time.monotonic() - alive_at
+            )
+            await write_service_entry(control, text)
+            log.warning("%s", text)
+            self.takeovers += 1
+            self._wake_reconciler = control.reconciler.wake
+            self._store = store
+            self.role = NodeRole.ACTIVE
+            self._follow_lease()
+            await self._leaving.wait()
+            self.role = NodeRole.STOPPING
+            self._store = None
+            self._wake_reconciler = lambda: None
+            asyncio.get_running_loop().call_later(_ABANDON_AFTER_S, store.abandon)
+            await write_service_entry(control, f"control node {self.name} resigns")
+
+    def _follow_lease(self) -> None:
+        """Let the role of an active node follow the state of its lease.
+
+        Called at each change and, because a change may be too short to be reported, at each beat.
+        """
+        if self.held is None or self.role not in (NodeRole.ACTIVE, NodeRole.SUSPENDED):
+            return
+        role = NodeRole.ACTIVE if self.held.state is LeaseState.HELD else NodeRole.SUSPENDED
+        if role is self.role:
+            return
+        self.role = role
+        if role is NodeRole.SUSPENDED:
+            log.error("this control node is suspended: %s", self.held.explanation)
+        else:
+            self._wake_reconciler()
+
+    def _must_stop(self, error: MustStop) -> None:  # on the writer's thread
+        self._end(str(error))
+
+    async def _describe_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.describe_s)
+            try:
+                await self._describe()
+            except Refused as error:
+                log.error("%s", error)
+
+    async def _describe(self) -> None:
+        """Store what this node is, and read what the others are. Raises Refused if another node has this name."""
+        row = self.describe()
+
+        def exchange() -> list[NodeRow]:
+            same_name = (node for node in self._describing.nodes() if node.name == self.name)
+            for problem in filter(None, (name_conflict(self.url, node) for node in same_name)):
+                raise Refused(problem)
+            self._describing.put_node(row)
+            return self._describing.nodes()
+
+        try:
+            self.nodes = await asyncio.to_thread(exchange)
+        except Refused:
+            raise
+        except ForewarnError as error:
+            log.info("the control nodes could not be read: %s", error)
+            return
+        for listener in self._listeners:
+            listener(self.nodes)
+
+    async def _beat_forever(self) -> None:
+        while True:
+            self._beat_at = time.monotonic()
+            self._follow_lease()
+            await asyncio.sleep(_BEAT_S)

@@ -1,0 +1,287 @@
+"""Builds one control node of a cluster from settings, and the service that it runs while it is active.
+
+The console's port and the unix socket are served from start to end; only the app behind them changes with the role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from forewarn.auth.certificates import ca_certificate_path
+from forewarn.auth.forwarding_tokens import ForwardingTokens
+from forewarn.auth.tokens import SigningKey
+from forewarn.clock import read_real_time
+from forewarn.cluster.bus import Bus
+from forewarn.control.control_plane import ControlPlane
+from forewarn.errors import Rejected
+from forewarn.metrics.control_node_metrics import ControlNodeMetrics
+from forewarn.metrics.http_server import MetricsServer
+from forewarn.service.cluster_control import connect_bus, new_cluster_control
+from forewarn.service.cluster_secrets import check_fingerprint, load_cluster_secrets, secrets_fingerprint
+from forewarn.service.console_port import ConsolePort, bind_console_port
+from forewarn.service.control_node import ControlNode, NodeTiming, end_process
+from forewarn.service.data_directory import DataDirectory, SecretFiles
+from forewarn.service.node_app import NodeApp
+from forewarn.service.service import Service, owner_name, web_dependencies
+from forewarn.service.settings import Settings
+from forewarn.service.standby import Standby
+from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import make_operator_server
+from forewarn.service.wiring import (
+    ServiceStorage,
+    bind_metrics,
+    open_control,
+    start_service,
+    without_garbage_collection,
+)
+from forewarn.store.record import SharedRecord
+from forewarn.web.forwarding import ForwardedCallMiddleware, ForwardingApp
+from forewarn.web.node_views import nodes_view
+from forewarn.web.routing import API_PREFIX
+from forewarn.web.server import ServingState, serve_unix
+
+DRAIN_S = 1.0  # of real time, for operators' calls when the node gives control up
+
+OpenRecord = Callable[[str], SharedRecord]  # connects to the record at a URL; blocks
+
+
+def open_postgres_record(url: str) -> SharedRecord:
+    """Connect to the record in PostgreSQL; blocks. Rejected without the driver, and as `open_record`."""
+    try:
+        from forewarn.store.postgres_record import open_record
+    except ModuleNotFoundError as error:
+        raise Rejected(
+            "setting 'store' needs psycopg, which is not installed: pip install 'forewarn[server,cluster]'"
+        ) from error
+    return open_record(url)
+
+
+class LeaseTerm:
+    """The term of a control node's lease, for the host nodes. Make it while the node holds the lease."""
+
+    def __init__(self, node: ControlNode) -> None:
+        self.number = node.term
+        self._node = node
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the node certainly holds the lease of this term."""
+        return self._node.term == self.number and self._node.may_act()
+
+    @property
+    def record_number(self) -> int:
+        """The number of the last commit to the record."""
+        return self._node.number
+
+
+class ControlNodeProcess:
+    """A control node with its sockets and apps, which its process has in every role.
+
+    `running_control_node` makes it. `node` is the node itself, `service` the service that it runs while it is active,
+    else None. `bus` leads to the host nodes; None: the active node serves the VMs itself.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: DataDirectory,
+        port: ConsolePort,
+        record: SharedRecord,
+        *,
+        end: Callable[[str], None],
+        timing: NodeTiming,
+        real_time: Callable[[], float],
+        metrics_sockets: tuple[socket.socket, ...],
+        secrets: SecretFiles,
+        bus: Bus | None,
+    ) -> None:
+        self.settings, self.port = settings, port
+        self._bus = bus
+        self.service: Service | None = None
+        self._directory, self._secrets = directory, secrets
+        self._worker_metrics_sockets = metrics_sockets[1:]
+        self._fingerprint = secrets_fingerprint(secrets)
+        self._tokens = ForwardingTokens(SigningKey.load_or_create(secrets.token_key), read_real_time)
+        self.node = ControlNode(
+            settings.name,
+            port.advertised_url,
+            record,
+            Standby(directory.database, record, fingerprint=self._fingerprint, real_time=real_time),
+            self._run_service,
+            end=end,
+            timing=timing,
+            real_time=real_time,
+        )
+        self.metrics = ControlNodeMetrics(self.node.figures)
+        self._forwarding = [self._forwarding_app(), self._forwarding_app(owner=owner_name())]
+        console, local = self._forwarding
+
+        def has_target() -> bool:
+            return bool(self.node.target)
+
+        self.console_app = NodeApp(console, has_target=has_target)
+        # The local owner can always see the nodes, also while none is active.
+        own_paths = {f"GET {API_PREFIX}/nodes": self._list_nodes}
+        self.local_app = NodeApp(local, has_target=has_target, answers_itself=own_paths)
+
+    async def render_metrics(self) -> bytes:
+        """The metrics of this process, for its plain HTTP port."""
+        if self.service is None:
+            return self.metrics.render_process()
+        return await self.service.metrics.render_own() + self.metrics.render()
+
+    async def close(self) -> None:
+        """Close what this has opened, after the node has ended."""
+        await self.node.close()
+        for app in self._forwarding:
+            await app.close()
+
+    def _forwarding_app(self, owner: str = "") -> ForwardingApp:
+        trust = ssl.create_default_context(cafile=ca_certificate_path(self._secrets.authority))
+        if self.settings.console_certificate:  # which any authority may have issued
+            trust.load_default_certs()
+        return ForwardingApp(
+            target=lambda: self.node.target, node=self.settings.name, tokens=self._tokens, tls=trust, owner=owner
+        )
+
+    @asynccontextmanager
+    async def _run_service(self, storage: ServiceStorage) -> AsyncIterator[ControlPlane]:
+        """Run the service on an open store, and serve operators with it, for the time of the block."""
+        async with AsyncExitStack() as stack:
+            with without_garbage_collection():
+                service = await self._start_service(stack, storage)
+            yield service.control
+
+    async def _start_service(self, stack: AsyncExitStack, storage: ServiceStorage) -> Service:
+        settings, directory = self.settings, self._directory
+        await check_fingerprint(storage.store, self._fingerprint)
+        if self._bus is not None:
+            cluster = new_cluster_control(self._bus, settings, settings.name, LeaseTerm(self.node))
+            storage = replace(storage, cluster=cluster)
+        control, supervisors = await open_control(stack, settings, directory, storage)
+        now = control.clock.now()
+        operators = await make_operator_server(settings, self.port, self._secrets, storage.store, now)
+        service, names = await start_service(
+            stack,
+            settings,
+            directory,
+            control,
+            supervisors,
+            operators,
+            self._worker_metrics_sockets,
+            storage.cluster,
+        )
+        dependencies = replace(
+            web_dependencies(service, directory), control_node=self.node, render_metrics=self._render_all
+        )
+        accept = operators.sign_in.issuer.accept_audiences
+        stack.callback(self.node.watch_nodes(lambda nodes: accept(node.url for node in nodes)))
+        console = operators.build_app(dependencies, names)
+        self.service = service
+        self.console_app.activate(ForwardedCallMiddleware(console, tokens=self._tokens))
+        self.local_app.activate(build_web_app(dependencies, directory=names))
+
+        async def deactivate() -> None:
+            dependencies.shutting_down.set()
+            self.service = None
+            await asyncio.gather(self.console_app.deactivate(DRAIN_S), self.local_app.deactivate(DRAIN_S))
+
+        stack.push_async_callback(deactivate)
+        return service
+
+    async def _list_nodes(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer `GET /nodes`, in any role."""
+        content = msgspec.json.encode(nodes_view(self.node))
+        await Response(content, media_type="application/json")(scope, receive, send)
+
+    async def _render_all(self) -> bytes:
+        assert self.service is not None
+        return await self.service.metrics.render_all() + self.metrics.render()
+
+
+@asynccontextmanager
+async def running_control_node(
+    settings: Settings,
+    *,
+    open_record: OpenRecord = open_postgres_record,
+    end: Callable[[str], None] = end_process,
+    timing: NodeTiming = NodeTiming(),
+    real_time: Callable[[], float] = read_real_time,
+) -> AsyncIterator[ControlNodeProcess]:
+    """Start a control node, yield it once it is served, and stop it when the block is left.
+
+    It follows the record then, and is active as soon as it can. An active node gives control up first. Raises Rejected
+    if the settings, the secrets, the data directory, a port, the record's URL or the bus cannot be used, Refused if
+    another node has this name, or the record is of another cluster or release, Unavailable if the record cannot be
+    reached. Waits while the bus is out of reach. `open_record` connects to the record; `end`: see `ControlNode`.
+    """
+    _ = settings.chosen_hypervisor  # refused before anything is opened
+    async with AsyncExitStack() as stack:
+        directory = DataDirectory.acquire(settings.directory)
+        stack.callback(directory.close)
+        secrets = load_cluster_secrets(settings)
+        record = await asyncio.to_thread(open_record, settings.store)
+        stack.callback(record.close)
+        port = bind_console_port(settings, directory, secrets)
+        assert port is not None, "a control node has a console"
+        stack.callback(port.sock.close)
+        metrics_sockets = bind_metrics(stack, settings)
+        process = ControlNodeProcess(
+            settings,
+            directory,
+            port,
+            record,
+            end=end,
+            timing=timing,
+            real_time=real_time,
+            metrics_sockets=metrics_sockets,
+            secrets=secrets,
+            bus=await connect_bus(stack, settings, settings.name) if settings.bus else None,
+        )
+        stack.push_async_callback(process.close)
+        await process.node.join()
+        await stack.enter_async_context(serve_unix(process.local_app, directory.socket, ServingState()))
+        await stack.enter_async_context(port.serve(process.console_app, ServingState()))
+        if metrics_sockets:
+            metrics_server = MetricsServer(process.render_metrics)
+            await metrics_server.start(metrics_sockets[0])
+            stack.push_async_callback(metrics_server.close)
+        async with _running(process.node):
+            yield process
+
+
+@asynccontextmanager
+async def _running(node: ControlNode) -> AsyncIterator[None]:
+    """Run the node for the time of the block; an error that ends the node is raised in the block."""
+    running = asyncio.create_task(node.run())
+    body = asyncio.current_task()
+    assert body is not None
+    failed = False
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        nonlocal failed
+        if not task.cancelled() and task.exception() is not None:
+            failed = True
+            body.cancel()  # the error of the node is raised instead
+
+    running.add_done_callback(on_end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not failed:
+            raise
+        body.uncancel()
+    finally:
+        node.stop()
+        await asyncio.wait({running})
+        if not running.cancelled() and (error := running.exception()) is not None:
+            raise error

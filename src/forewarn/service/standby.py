@@ -1,0 +1,162 @@
+"""What a control node does while it is not active: it follows the record and watches the lease.
+
+All calls of the record and all work on the copy run on one thread, because they block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from forewarn.clock import read_real_time
+from forewarn.errors import ForewarnError, Refused
+from forewarn.service.cluster_secrets import FINGERPRINT_NAME, require_same_secrets
+from forewarn.store import sqlite_file
+from forewarn.store.following import CopyFollower
+from forewarn.store.record import LEASE_S, LeaseRow, MustStop, SharedRecord
+from forewarn.store.replicated import LeaseGuard, ReplicatedStore
+
+_READ_SAVED = "SELECT value FROM saved WHERE name = ?"
+T = TypeVar("T")
+
+
+class TakenLease(NamedTuple):
+    """A lease that this node has just taken, and what is known of the time before."""
+
+    lease: LeaseRow
+    before: LeaseRow  # as it was read last before
+    sent_at: float  # monotonic time before it was taken
+    alive_at: float | None  # monotonic time at which another node was certainly active; None: not known
+
+
+class Standby:
+    """Follows the record with the copy at `path`, and takes the lease when it is asked to.
+
+    `fingerprint` is that of this node's secrets; "" checks nothing. `lease` is the lease as it was read last, None
+    before the first time; `problem` is a sentence if the last look failed, and `clock_difference_s` is how far this
+    machine's clock is ahead of the server's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        record: SharedRecord,
+        *,
+        fingerprint: str = "",
+        real_time: Callable[[], float] = read_real_time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lease: LeaseRow | None = None
+        self.problem = ""
+        self.clock_difference_s = 0.0
+        self.number = 0  # of the last group in the copy
+        self._path, self._record = path, record
+        self._fingerprint = fingerprint
+        self._real_time, self._monotonic = real_time, monotonic
+        self._follower: CopyFollower | None = None
+        self._alive_at: float | None = None  # monotonic time at which another node was certainly active
+        self._expires_at = 0.0  # monotonic time at which its lease would expire
+        self._thread = ThreadPoolExecutor(1, "record")
+
+    async def look(self) -> bool:
+        """Bring the copy up to date and read the lease; returns whether that succeeded.
+
+        If not, `problem` says why, and the next look tries again. Raises Refused if the copy's cluster has other
+        secrets, or the file is not a copy of this record.
+        """
+        try:
+            before = self._real_time()
+            lease = await self._call(self._follow)
+        except Refused:
+            raise
+        except ForewarnError as error:
+            self.problem = str(error)
+            return False
+        self.problem = ""
+        self.lease = lease
+        self.clock_difference_s = _distance(lease.server_time, before, self._real_time())
+        now = self._monotonic()
+        if lease.remaining_s > 0:
+            self._alive_at, self._expires_at = now - (LEASE_S - lease.remaining_s), now + lease.remaining_s
+        elif self._alive_at is not None and now < self._expires_at:  # it was released before it could expire
+            self._alive_at = max(self._alive_at, now + lease.remaining_s)
+        return True
+
+    async def take(self, name: str, url: str) -> TakenLease | None:
+        """Try to take the lease; None if another node was faster, or the record cannot be reached.
+
+        After an error it may have been taken all the same; then it expires.
+        """
+        before = self.lease
+        assert before is not None, "look first"
+        sent_at = self._monotonic()
+        try:
+            taken = await self._call(self._record.take_lease, name, url)
+        except ForewarnError as error:
+            self.problem = str(error)
+            return None
+        return None if taken is None else TakenLease(taken, before, sent_at, self._alive_at)
+
+    async def open_store(
+        self,
+        taken: TakenLease,
+        *,
+        guard: LeaseGuard,
+        clock: Callable[[], float],
+        on_stop: Callable[[MustStop], None],
+    ) -> ReplicatedStore:
+        """Stop following, and open the store of the active node; raises as `ReplicatedStore.open_copy`."""
+
+        def open_copy() -> ReplicatedStore:
+            self._close_follower()
+            return ReplicatedStore.open_copy(
+                self._path, self._record, taken.lease, guard=guard, clock=clock, on_stop=on_stop
+            )
+
+        return await self._call(open_copy)
+
+    def forget_lease(self) -> None:
+        """Forget when another node was active: this one was, until now."""
+        self.lease, self._alive_at = None, None
+
+    async def close(self) -> None:
+        """End the call that is under way, if any, and close the copy."""
+        self._record.abort()
+        await self._call(self._close_follower)
+        self._thread.shutdown()
+
+    async def _call(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def _follow(self) -> LeaseRow:
+        if self._follower is None:
+            self._follower = CopyFollower(self._path, self._record)
+        lease = self._follower.follow()
+        self.number = self._follower.position.number
+        if self._fingerprint:
+            self._check_secrets()
+        return lease
+
+    def _check_secrets(self) -> None:
+        with closing(sqlite_file.connect(self._path, mode="ro")) as db:
+            row = db.execute(_READ_SAVED, (FINGERPRINT_NAME,)).fetchone()
+        if row is not None:
+            require_same_secrets(row[0], self._fingerprint)
+            self._fingerprint = ""  # once is enough: the cluster keeps its secrets
+
+    def _close_follower(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+
+def _distance(server_time: float, begin: float, end: float) -> float:
+    """Return how far our clock is ahead of the server's, which was read between `begin` and `end`."""
+    if server_time < begin:
+        return begin - server_time
+    return min(0.0, end - server_time)

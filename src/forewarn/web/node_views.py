@@ -1,0 +1,64 @@
+"""Views of the control nodes of a cluster, for the API, the command line and the portal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from forewarn.store.record import NodeRow
+from forewarn.web.dependencies import ControlNodeView
+
+SILENT_AFTER_S = 10.0  # a node that has not described itself for longer is shown as silent
+ACTIVE_ROLES = ("active", "suspended")
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A control node as it last described itself."""
+
+    name: str
+    url: str  # where the other nodes reach it
+    role: str  # standby, starting, active, suspended or stopping; `silent` if it has not been seen for 10 s
+    version: str  # of forewarn
+    number: int  # of the last group of writes in its copy
+    behind: int  # how many groups of writes its copy lacks
+    seen_s_ago: float  # seconds of real time since it described itself
+    problem: str = ""  # a sentence: why it cannot take over, or cannot write
+
+
+class NodesView(msgspec.Struct, frozen=True, kw_only=True):
+    """The control nodes of a cluster, sorted by name; none for a service that runs alone."""
+
+    active: str  # the name of the node that is active; "": none is, or the service runs alone
+    term: int  # of its lease; 0: none is active, or the service runs alone
+    nodes: tuple[NodeView, ...]
+
+
+def nodes_view(node: ControlNodeView | None) -> NodesView:
+    """The view of all control nodes, as the node that answers knows them."""
+    if node is None:
+        return NodesView(active="", term=0, nodes=())
+    return NodesView(active=node.active_name, term=node.active_term, nodes=node_list(node.nodes))
+
+
+def node_list(rows: Sequence[NodeRow]) -> tuple[NodeView, ...]:
+    """The views of these nodes, in their order."""
+    newest = max((row.number for row in rows), default=0)
+    return tuple(_node_view(row, newest) for row in rows)
+
+
+def _node_view(row: NodeRow, newest: int) -> NodeView:
+    is_silent = row.seen_s_ago > SILENT_AFTER_S
+    problem = row.status
+    if is_silent and not problem:
+        problem = "it is not running, or cannot reach PostgreSQL: start it, or read its log"
+    return NodeView(
+        name=row.name,
+        url=row.url,
+        role="silent" if is_silent else row.role,
+        version=row.version,
+        number=row.number,
+        behind=max(0, newest - row.number),
+        seen_s_ago=round(row.seen_s_ago, 1),
+        problem=problem,
+    )

@@ -1,0 +1,116 @@
+"""Control nodes as processes on a real PostgreSQL, for tests that stop, kill and resume them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from forewarn.service.cluster_secrets import create_cluster_secrets
+from tests.support.service_process import HttpAnswer, ServiceProcess, free_port
+
+LIMIT_S = 60.0
+FLEET = """
+[[hosts]]
+name = "h1"
+
+[[vms]]
+name = "web-0"
+host = "h1"
+address = "127.0.0.1"
+
+[[vms]]
+name = "db"
+host = "h1"
+address = "127.0.0.2"
+"""
+
+
+class ProcessCluster:
+    """Control nodes of one cluster as processes. `store` is the URL of their record, which must be migrated."""
+
+    def __init__(self, directory: Path, store: str) -> None:
+        self.directory, self.store = directory, store
+        self.secrets = directory / "secrets"
+        create_cluster_secrets(self.secrets, time.time())
+        self.nodes: dict[str, ServiceProcess] = {}
+        self._console_url = f"https://localhost:{free_port()}"
+
+    def node(self, name: str, data: str = "", **options: str) -> ServiceProcess:
+        """Return a node, which is not started; `options` replace those of the command line.
+
+        `data` is the name of its data directory; "": as its own.
+        """
+        given = {
+            "store": self.store,
+            "name": name,
+            "console": f"127.0.0.1:{free_port()}",
+            "console-url": self._console_url,
+            "secrets": str(self.secrets),
+            "enablement": "always",
+            **{option.replace("_", "-"): value for option, value in options.items()},
+        }
+        arguments = tuple(part for option, value in given.items() for part in (f"--{option}", value))
+        return ServiceProcess(
+            data=self.directory / (data or name), fleet=FLEET, command="serve", arguments=arguments, start_s=LIMIT_S
+        )
+
+    def start(self, name: str, **options: str) -> ServiceProcess:
+        """Start a node; returns it when it answers, itself or through the active one."""
+        node = self.nodes[name] = self.node(name, **options)
+        node.start()
+        return node
+
+    def active(self) -> str:
+        """The name of the active node, as any node knows it; "" if none is."""
+        for node in self.nodes.values():
+            if node.is_running:
+                try:
+                    return str(node.api("GET", "/nodes").json["active"])
+                except OSError:
+                    continue
+        return ""
+
+    def __enter__(self) -> ProcessCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in self.nodes.values():
+            if node.is_running:
+                os.kill(node.pid, signal.SIGCONT)
+            node.kill()
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until a condition holds, and return its value."""
+    end = time.monotonic() + LIMIT_S
+    while not (found := _value(condition)):
+        assert time.monotonic() < end, f"not within {LIMIT_S:g} s: {what}"
+        time.sleep(0.02)
+    return found
+
+
+def _value(condition: Callable[[], Any]) -> Any:
+    try:
+        return condition()
+    except OSError:  # the process is not there now
+        return None
+
+
+def request_reapply(node: ServiceProcess, key: str, vm: str = "db") -> HttpAnswer:
+    """Ask for something that can be asked for any number of times, with this key."""
+    return node.api("POST", "/requests", {"ask": "reapply", "vms": [vm]}, {"Idempotency-Key": key})
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> Any:
+    """The JSON that a command printed."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
