@@ -87,7 +87,7 @@ class ClusterControl:
         return self.streams
 
     async def start(self) -> None:
-        """Answer host nodes from now on. Raises Refused if the bus does not permit it, NoAnswer without one."""
+        """Answer host nodes from now on. Refused if the bus does not permit it, NoAnswer if it is silent."""
         await self.streams.start()
 
     async def close(self) -> None:

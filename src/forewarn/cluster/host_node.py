@@ -164,7 +164,7 @@ class HostNode:
             self._spawn(self.frontend.reload_workers(timeout_s))
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """Return one dictionary for each listener; see `NetworkListeners.describe`."""
+        """Return one dictionary for each listener: address, port, identity, name and open (it is served now)."""
         return self._network_listeners.describe()
 
     def request_totals(self) -> RequestTotals:

@@ -52,7 +52,7 @@ class MoveProgress:
         return {step: report.done for step, report in self.reports.items() if report.done is not None}
 
     def record(self, step: MoveStep, report: StepReport) -> None:
-        """Take over the report of a step that is over, and what it handed over, which replaces what was known."""
+        """Take over the report of a step that is over, and what it handed over; what it left out stays."""
         assert report.done is not None
         self.reports[step] = report
         found = report.handover

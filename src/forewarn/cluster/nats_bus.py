@@ -53,9 +53,10 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
-    """Raise Rejected if a URL is not that of a NATS server, or a file is missing.
+    """Raise Rejected if a URL is not that of a NATS server or has a password, or a file is missing.
 
-    `setting` is the name of the setting with the URLs, and the prefix of the others.
+    Also if there are no URLs, or only one of certificate and key. `setting` is the name of the setting with the URLs,
+    and the prefix of the others.
     """
     if not settings.servers:
         raise Rejected(f"setting {setting!r} is empty: give the URL of a NATS server, such as nats://127.0.0.1:4222")

@@ -329,7 +329,7 @@ class RequestService:
         return self.event(event.id)
 
     def event(self, event_id: str) -> Event:
-        """Return the event with this (full) id, ignoring case, live or over; NotFound if there is none."""
+        """Return the event with this full id, ignoring case and blanks around it; NotFound if there is none."""
         event = self._store.event(event_id.strip().upper())
         if event is None:
             raise NotFound(f"event {event_id!r} does not exist", Remedy.LIST_EVENTS)
@@ -345,7 +345,7 @@ class RequestService:
         return host
 
     def rollout(self, request_id: str) -> MaintenanceRequest:
-        """Return the request of the rollout with this (full) id, ignoring case; NotFound if there is none."""
+        """Return the rollout's request by its full id, ignoring case and blanks around it; NotFound if none."""
         request = self._store.request(request_id.strip().lower())
         if request is None or request.rollout is None:
             raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)

@@ -114,7 +114,7 @@ def build_plan(
     `former` has the sysctls that an earlier plan has changed; None: none. The plan has the interfaces in their order. A
     device that does not exist, is down or is not in its bridge yet gets its firewall elements now, and the rest later.
     Raises Rejected if a tap is in a bridge or is not a tap, if a port is in something other than a Linux bridge, if two
-    VMs of one bridge have the same MAC or address, and if two VMs have the same mark.
+    VMs of one bridge have the same MAC or address, and if two VMs have the same mark or two devices the same table.
     """
     planned = tuple(_plan_interface(each, machine.links) for each in interfaces)
     _check_conflicts(planned)

@@ -21,7 +21,7 @@ from forewarn.lab.service import TEST_ACTOR, LabService
 def find_vm(service: LabService, name: str) -> Vm:
     """The VM with this NAME, RESOURCE_GROUP/NAME or key in any case, also a removed one.
 
-    Raises NotFound if none fits, Refused if several do.
+    Blanks around the name are ignored. Raises NotFound if none fits, Refused if several do.
     """
     known = service.store.vms(removed=True)
     wanted = name.strip().casefold()

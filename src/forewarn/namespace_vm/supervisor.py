@@ -36,7 +36,7 @@ PrintMessage = Callable[[str], None]  # prints a line for the user
 
 
 def is_in_terminal_foreground() -> bool:
-    """Whether stdin is a terminal and this process is in its foreground process group."""
+    """Whether stdin is a terminal and this process is in its foreground process group; False if unknown."""
     try:
         return os.isatty(_STDIN) and os.tcgetpgrp(_STDIN) == os.getpgrp()
     except OSError:

@@ -131,7 +131,10 @@ class PostgresRecord(SharedRecord):
         return self._connected().is_pooled
 
     def check_revision(self) -> str:
-        """Return the revision of the schema; Refused if it is missing, or is not the one of this forewarn."""
+        """Return the revision of the schema; Refused if it is missing, or is not the one of this forewarn.
+
+        Raises RecordUnavailable if the server cannot be asked.
+        """
         try:
             found = "/".join(str(number) for (number,) in self._call(lambda db: db.execute(_READ_REVISION).fetchall()))
         except Unavailable as error:

@@ -92,7 +92,7 @@ class NetworkListeners:
         """Let `host` serve the sockets that are bound, then follow changes in the background until `stop`.
 
         Changes are those of devices and namespaces, or the sockets that the helper passes. Returns once the bound
-        sockets are served; a socket that cannot be served is logged.
+        sockets are served; a socket that cannot be served is logged. Does nothing without listeners.
         """
         if not self._specs_by_name:
             return  # there is nothing to follow

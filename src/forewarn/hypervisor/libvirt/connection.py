@@ -144,7 +144,10 @@ class LibvirtConnection:
         return self._session
 
     async def close(self) -> None:
-        """Close the connection; may be called twice. A call that is not answered ends by itself."""
+        """Close the connection; may be called twice. A call that is not answered ends by itself.
+
+        Waits for calls that change disks, and for the daemon, for two seconds each at most.
+        """
         self._is_closed = True
         if self._opening is not None:
             self._opening.cancel()

@@ -276,7 +276,8 @@ class LibvirtDriver:
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Check that the destination has the memory, and mark the VM there: OFF becomes RECEIVING.
 
-        libvirt starts the process of the VM there itself, when the migration begins. Refused in any other state.
+        libvirt starts the process of the VM there itself, when the migration begins. Nothing if it is RECEIVING,
+        Refused in any other state.
         """
 
         def work(session: LibvirtSession) -> None:

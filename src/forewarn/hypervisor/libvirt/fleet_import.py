@@ -86,7 +86,7 @@ def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
     """Return the fleet that these hosts make. Rejected if hosts share a name, or one is not allowed.
 
     A domain that cannot be a VM, or that several hosts have, is left out with a note; one that runs on exactly one of
-    them is taken from there.
+    them is taken from there. Names are compared without case.
     """
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)

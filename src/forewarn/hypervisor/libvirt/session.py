@@ -306,7 +306,10 @@ class LibvirtSession:
             self._connection.defineXML(xml)
 
     def metadata(self, name: str, namespace: str, which: int) -> str | None:
-        """Return our metadata element of a domain's LIVE or STORED definition; None if it has none."""
+        """Return our metadata element of a domain's LIVE or STORED definition; None if it has none.
+
+        None also without such a domain or definition. Raises LibvirtFailure.
+        """
         try:
             with self._failures():
                 return str(self._domain(name).metadata(_ELEMENT_METADATA, namespace, which))
@@ -316,7 +319,10 @@ class LibvirtSession:
             raise
 
     def set_metadata(self, name: str, namespace: str, element: str | None, which: int) -> None:
-        """Store an element, or remove it (None), in a domain's LIVE or STORED definition, or both (`|`)."""
+        """Store an element, or remove it (None), in a domain's LIVE or STORED definition, or both (`|`).
+
+        Does nothing if there is none to remove. Raises LibvirtFailure.
+        """
         selected = [one for one in (LIVE, STORED) if which & one]
         if element is None and all(self.metadata(name, namespace, one) is None for one in selected):
             return
@@ -371,7 +377,7 @@ class LibvirtSession:
         return MigrationProgress(is_active=False)
 
     def abort_job(self, name: str) -> None:
-        """Abort the active job of a domain, such as its migration; does nothing without one."""
+        """Abort the active job of a domain, such as its migration; nothing without one. Raises LibvirtFailure."""
         try:
             with self._failures():
                 self._domain(name).abortJob()

@@ -55,7 +55,7 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     capacity_interval_s: float = 15.0  # between looks at what a host has free
 
     def step_limit_s(self, step: Step) -> float | None:
-        """Return the number of seconds after which this step is overdue; None: never."""
+        """Return the number of seconds of real time after which this step is overdue; None: never."""
         match step:
             case Step.SHUT_DOWN:
                 return self.acpi_timeout_s

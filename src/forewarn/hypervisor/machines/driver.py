@@ -90,40 +90,58 @@ class MachineDriver(Protocol):
         """The names of the hosts in the settings."""
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
-        """Return all VMs that the host lists now, by name, from one listing. Changes nothing."""
+        """Return all VMs that the host lists now, by name, from one listing. Changes nothing.
+
+        Raises HostUnreachable or Refused.
+        """
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
         """Yield the name of a host whenever its VMs, or the connection to it, may have changed."""
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return what the host reports about the VM now."""
+        """Return what the host reports about the VM now. Raises HostUnreachable or Refused."""
 
     async def stop_reason(self, host: str, vm: str) -> str:
-        """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not."""
+        """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused."""
+        """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def resume(self, host: str, vm: str) -> None:
         """Let a paused VM continue: PAUSED, RECEIVED or HALTED becomes RUNNING. Refuses a VM that was SENT.
 
-        A VM whose error is still there becomes HALTED again.
+        A VM whose error is still there becomes HALTED again. Raises HostUnreachable or Refused.
         """
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a PAUSED or HALTED VM, as its reset button does: now PAUSED, its next resume boots it."""
+        """Reset a PAUSED or HALTED VM, as its reset button does: now PAUSED, its next resume boots it.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def press_power_button(self, host: str, vm: str) -> None:
-        """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once."""
+        """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is OFF, with a new and empty ephemeral disk if asked: OFF becomes RUNNING.
 
-        Does nothing if it is RUNNING or HALTED: it has been booted.
+        Does nothing if it is RUNNING or HALTED: it has been booted. Raises HostUnreachable or Refused.
         """
 
     async def power_off(self, host: str, vm: str) -> None:
-        """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay."""
+        """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
@@ -133,7 +151,10 @@ class MachineDriver(Protocol):
         """
 
     async def reimage(self, host: str, vm: str) -> None:
-        """Replace the OS disk of a VM that is OFF with a new copy of its image; it stays OFF."""
+        """Replace the OS disk of a VM that is OFF with a new copy of its image; it stays OFF.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`.
@@ -145,29 +166,43 @@ class MachineDriver(Protocol):
         """
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Start the VM on `to_host` as the destination of a live migration: OFF becomes RECEIVING."""
+        """Start the VM on `to_host` as the destination of a live migration: OFF becomes RECEIVING.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
 
         It ends with SENT here and RECEIVED there, or, if it fails, with this VM in the state that it had. The
         destination may be RECEIVED even if it fails here at the last moment. Refuses a VM that is not RECEIVING there.
+        Raises HostUnreachable or Refused.
         """
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
-        """Return how the migration from this host is going; all zeros if none has begun."""
+        """Return how the migration from this host is going; all zeros if none has begun.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def cancel_send(self, host: str, vm: str) -> None:
         """Abort a live migration from this host; the VM continues here. Does nothing if none is active.
 
-        After this has returned, an earlier `send` whose answer was lost has no further effect.
+        After this has returned, an earlier `send` whose answer was lost has no further effect. Raises HostUnreachable
+        or Refused.
         """
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
-        """Return the mark that is stored with the VM on this host; None: it has none, or is ABSENT."""
+        """Return the mark that is stored with the VM on this host; None: it has none, or is ABSENT.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
-        """Store the mark durably with the VM on this host, in place of an earlier one."""
+        """Store the mark durably with the VM on this host, in place of an earlier one.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
         """Return whether the locks of the VM's disks are free, which a VM that runs on `host` would hold.
@@ -179,16 +214,16 @@ class MachineDriver(Protocol):
     async def fence(self, host: str) -> bool:
         """Cut the host off with the operator's fence command; return whether it succeeded. May take long.
 
-        False also without such a command. After True, no VM runs on the host.
+        False also without such a command. After True, no VM runs on the host. Raises HostUnreachable or Refused.
         """
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what the host can still take, and what its VMs need."""
+        """Return what the host can still take, and what its VMs need. Raises HostUnreachable or Refused."""
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
         """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host.
 
-        True also if the platform cannot tell.
+        True also if the platform cannot tell. Raises HostUnreachable or Refused.
         """
 
     async def kept_vms(self) -> dict[str, VmNeeds]:

@@ -185,7 +185,7 @@ Decision = Do | Enter | Wait | End
 
 
 def halted_note(act: MachineActRecord, host: str, seen: Observation) -> str:
-    """Return that the VM is halted on a host, and why."""
+    """Return a clause for people: that the VM is halted by an error on a host, and why if that is known."""
     reason = f" ({seen.stop_reason})" if seen.stop_reason else ""
     return f"{act.name} is halted by an error on {host}{reason}"
 

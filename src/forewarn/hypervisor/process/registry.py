@@ -205,7 +205,7 @@ class SupervisorRegistry:
     def forget(self, vm: str) -> None:
         """Forget how the last program of this VM ended; without a live supervisor, delete the record.
 
-        Then a program may be started again.
+        Then a program may be started again. OSError if the file cannot be written or deleted.
         """
         record = self._records.get(vm)
         if record is not None and self.is_supervised(vm):

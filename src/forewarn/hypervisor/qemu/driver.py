@@ -107,7 +107,7 @@ class QemuDriver:
         return changed_hosts({name: Path(host.directory) for name, host in self._hosts.items()})
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return what QEMU reports about the VM now; ends a QEMU process whose guest has shut down."""
+        """Return the VM's state now; keeps a copy of its definition, and ends QEMU after the guest's shutdown."""
         async with self._lock(host, vm):
             return await self._state(self._instance(host, vm))
 
@@ -307,7 +307,7 @@ class QemuDriver:
         return migration_progress(report)
 
     async def cancel_send(self, host: str, vm: str) -> None:
-        """Abort the migration and wait until QEMU has done so. It may complete first: `state` then says so."""
+        """Abort an active migration and wait until QEMU has done so. It may complete first: `state` says so."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
