@@ -57,6 +57,20 @@ def test_the_vms_of_a_scope_share_one_approval_policy(world: World) -> None:
     other.close()
 
 
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("availability_set", "in availability set 'shop' and has no policy of its own: change the policy of the set"),
+        ("cloud_service", "in cloud service 'shop' and has no policy of its own: change the policy of the service"),
+    ],
+)
+def test_a_refused_policy_names_what_the_vm_is_in(field: str, problem: str) -> None:
+    other = World(vms=[a_vm(name, **{field: "shop"}) for name in ("a", "b")], hosts=[a_host("h1")])
+    with pytest.raises(Refused, match=problem):
+        update(other, [other.vm("a")], approve_restart=True)
+    other.close()
+
+
 def test_a_change_of_tags_keeps_the_tags_that_it_does_not_name(world: World) -> None:
     update(world, [world.vm("db")], tags={"a": "1", "b": "2"})
     update(world, [world.vm("db")], tags={"c": "3"}, untagged=("a",))

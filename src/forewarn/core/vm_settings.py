@@ -75,7 +75,8 @@ def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSetti
     """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
 
     Tags are removed first, then added. Refused if a Spot VM would get a terminate notification, or if only part of a
-    set would get another policy (approval or publishing). Whether notices have allowed lengths is not checked.
+    set or cloud service would get another policy (approval or publishing). Whether notices have allowed lengths is
+    not checked.
     """
     _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:
@@ -107,13 +108,18 @@ def _require_supported(vm: Vm, change: VmSettingsChange) -> None:
 
 
 def _require_whole_set(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> None:
-    """Raise Refused if the policy of only some VMs of a set would change, as in a fleet file."""
+    """Raise Refused if only some VMs of a set or cloud service would get another policy."""
     chosen = [vm for vm in scope.present_vms if vm.key in keys]
     if not change._changes_policy or not chosen or len(chosen) == len(scope.present_vms):
         return
     vm = chosen[0]
-    parent = f"scale set {vm.scale_set!r}" if vm.scale_set else f"availability set {vm.availability_set!r}"
-    raise Refused(f"VM {vm.name!r} is in {parent} and has no policy of its own: change the policy of the set")
+    if vm.cloud_service:
+        parent, kind = f"cloud service {vm.cloud_service!r}", "service"
+    elif vm.scale_set:
+        parent, kind = f"scale set {vm.scale_set!r}", "set"
+    else:
+        parent, kind = f"availability set {vm.availability_set!r}", "set"
+    raise Refused(f"VM {vm.name!r} is in {parent} and has no policy of its own: change the policy of the {kind}")
 
 
 def _described_parts(change: VmSettingsChange) -> Iterator[tuple[str, str]]:
