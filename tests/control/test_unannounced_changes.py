@@ -279,6 +279,35 @@ def test_an_answer_from_before_an_act_is_not_compared_after_it(world: MachineWor
     assert world.compare() == []
 
 
+def test_an_answer_that_was_overtaken_by_a_later_one_is_dropped(world: MachineWorld) -> None:
+    """Two questions to one host are on their way: the older answer comes last, and is not compared."""
+    world.compare()
+
+    async def overtake() -> None:
+        assert world.machines is not None
+        observe, may_answer = world.machines.observe, asyncio.Event()
+
+        async def answer_late(host: str) -> HostObservation:
+            answer = await observe(host)
+            await may_answer.wait()
+            return answer
+
+        changes = world.control.unannounced_changes
+        world.machines.observe = answer_late  # type: ignore[method-assign]
+        world.fake.machines["h1"]["web"].state = MachineState.PAUSED
+        slow = asyncio.create_task(changes.observe_host("h1"))
+        await asyncio.sleep(0)
+        world.machines.observe = observe  # type: ignore[method-assign]
+        world.fake.machines["h1"]["web"].state = MachineState.RUNNING
+        await changes.observe_host("h1")
+        may_answer.set()
+        await slow
+
+    world.do(overtake())
+    assert world.entries() == []
+    assert world.vm("web").condition is VmCondition.NORMAL
+
+
 def test_what_a_failed_act_leaves_behind_is_not_somebody_elses_doing(world: MachineWorld) -> None:
     world.site.behaviour.refused["power_on"] = "there is no such disk"
     assert world.perform(RequestedOperation.RESTART, observe=True) == "failed"

@@ -53,6 +53,7 @@ class ObservedFleet:
         self._keys_by_name: dict[str, set[str]] = {}
         self._keys_by_host: dict[str, set[str]] = {}
         self._answers: dict[str, _HostAnswer] = {}  # by host, without hosts that did not answer
+        self._asked: dict[str, int] = {}  # by host: when it was asked for the last answer, or for none, that is known
         self._listing_hosts: dict[str, set[str]] = {}  # by the VM's name: the hosts whose last answer lists it
         self._acting_on: frozenset[str] = frozenset()  # keys of VMs that any answer says are acted on
         self._all_asked: int | None = None  # when the host was asked that was asked first; 0: one is silent; a cache
@@ -77,7 +78,8 @@ class ObservedFleet:
             self._hosts.add(host.name)
         for host in commit.removed_hosts:
             self._hosts.discard(host.name)
-            self.set_answer(host.name, None, asked=0)
+            self.set_answer(host.name, None, asked=self.tick())
+            del self._asked[host.name]
         if commit.hosts or commit.removed_hosts:
             self._all_asked = None
         for vm in commit.vms:
@@ -121,8 +123,12 @@ class ObservedFleet:
 
         These are the VMs that the fleet has there and those that this answer or the one before lists. `asked` is the
         number (see `tick`) at which the host was asked. `answer` None: it did not answer, and the one before is
-        forgotten. The answer of a host that the fleet does not have is not kept.
+        forgotten. The answer of a host that the fleet does not have is not kept. An answer that was
+        overtaken by one to a later question is dropped.
         """
+        if asked < self._asked.get(host, 0):
+            return set()
+        self._asked[host] = asked
         old = self._answers.pop(host, None)
         for name in old.machines if old is not None else ():
             _discard(self._listing_hosts, name, host)
