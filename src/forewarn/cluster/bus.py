@@ -68,7 +68,8 @@ class Bus(Protocol):
         """Call the handler with each message to this subject, in the order received; again after a reconnect.
 
         `subject` may end with the wildcard `*`. Errors of the handler are logged. Returns a function that unsubscribes;
-        calling it twice is harmless. Raises Refused if the server does not permit it, NoAnswer if it does not answer.
+        calling it twice is harmless. Raises Refused if the server does not permit it; without a connection, the server
+        is asked once there is one.
         """
 
     def subscribe_doubts(self, handler: DoubtHandler) -> None:

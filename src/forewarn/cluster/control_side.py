@@ -87,7 +87,7 @@ class ClusterControl:
         return self.streams
 
     async def start(self) -> None:
-        """Answer host nodes from now on. Refused if the bus does not permit it, NoAnswer if it is silent."""
+        """Answer host nodes from now on, also if the bus is out of reach. Refused if it does not permit it."""
         await self.streams.start()
 
     async def close(self) -> None:

@@ -123,8 +123,9 @@ class HostNode:
     async def run(self) -> None:
         """Bind the sockets, join, serve, and return after `stop`. Call it once.
 
-        Raises Rejected if a socket cannot be bound, Refused if the active node or the bus does not work with this node,
-        RulesChanged if it must be started again, and Unavailable if a worker fails to start or the bus does not answer.
+        Waits while the bus or the active node does not answer. Raises Rejected if a socket cannot be bound, Refused if
+        the active node or the bus does not work with this node, RulesChanged if it must be started again, and
+        Unavailable if a worker fails to start.
         """
         self._network_listeners.bind()
         unsubscribe = [

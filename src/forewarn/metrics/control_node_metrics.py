@@ -25,14 +25,14 @@ _CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in s
 class ControlNodeFigures:
     """What the metrics of a control node show, as of now."""
 
-    is_held: bool = False
-    term: int = 0
-    margin_s: float = 0.0
-    takeovers: int = 0
-    knows_active: bool = False
-    record_is_reachable: bool = False
-    copy_number: int = 0
-    clock_difference_s: float = 0.0
+    is_held: bool = False  # it holds the lease, and may act
+    term: int = 0  # of that lease; 0: none
+    margin_s: float = 0.0  # real time for which it may still act without a renewal; shown as 0 if negative
+    takeovers: int = 0  # of this process
+    knows_active: bool = False  # which node is active, itself or another one
+    record_is_reachable: bool = False  # the last call succeeded
+    copy_number: int = 0  # of the last group in its copy
+    clock_difference_s: float = 0.0  # how far its clock is ahead of the record's server
 
 
 class ControlNodeMetrics(Collector):
@@ -52,11 +52,11 @@ class ControlNodeMetrics(Collector):
         return render_text(self._registry)
 
     def describe(self) -> Iterator[Metric]:
-        """No descriptions: the registry asks for them, but reads the names from `collect`."""
+        """Nothing, so that registering this collector reads no figures."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as of now."""
+        """The metric families of one scrape, with the figures of this moment: seven gauges and a counter."""
         figures = self._read()
         yield GaugeMetricFamily("forewarn_lease_held", _HELD_HELP, value=figures.is_held)
         yield GaugeMetricFamily("forewarn_lease_term", _TERM_HELP, value=figures.term)

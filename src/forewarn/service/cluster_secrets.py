@@ -27,7 +27,8 @@ _ANY_NAME = ("forewarn.invalid",)  # a CA that may sign more than loopback names
 def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
     """Make new secrets in a new or empty directory; return where they are. `now` is real time.
 
-    Raises Refused if the directory has files, Rejected or Unavailable if it cannot be written.
+    Writes the CA with its key, the key of tokens and the administrator's secret. Raises Refused if the directory has
+    files, Rejected or Unavailable if it cannot be written.
     """
     secure_files.make_directory(directory)
     if found := sorted(path.name for path in directory.iterdir()):
@@ -46,7 +47,10 @@ def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
 
 
 def load_cluster_secrets(settings: Settings) -> SecretFiles:
-    """Return where the secrets of a control node are. Raises Rejected if one is missing or cannot be used."""
+    """Return where the secrets of a control node are. Raises Rejected if one of the files is missing.
+
+    They are in the directory of the setting `secrets`, else in `secrets` of the data directory. Reads none of them.
+    """
     directory = Path(settings.secrets) if settings.secrets else settings.directory / SECRETS_DIRECTORY
     files = _files_in(directory)
     for path in (ca_certificate_path(directory), directory / "ca.key", files.token_key, files.admin_secret):
@@ -59,7 +63,7 @@ def load_cluster_secrets(settings: Settings) -> SecretFiles:
 
 
 def secrets_fingerprint(files: SecretFiles) -> str:
-    """Return a text that differs for other secrets, and reveals nothing about them.
+    """Return a text that differs for other secrets, and reveals nothing about them: 32 hexadecimal digits.
 
     Raises Rejected if a file cannot be read, or others may read it.
     """

@@ -52,7 +52,10 @@ class NodeTiming:
 
 
 def end_process(reason: str) -> None:
-    """End this process at once, without cleaning up: another control node may be active already."""
+    """End this process at once, with status MUST_START_AGAIN_EXIT (4), without cleaning up; never returns.
+
+    Another control node may be active already. The reason is logged.
+    """
     log.critical("this control node ends, and must be started again: %s", reason)
     logging.shutdown()
     os._exit(MUST_START_AGAIN_EXIT)
@@ -135,7 +138,7 @@ class ControlNode:
         return self._standby.problem or clock_problem(self._standby.clock_difference_s) or self._failure
 
     def figures(self) -> ControlNodeFigures:
-        """What the metrics of this node show."""
+        """Return what the metrics of this node show, as of now."""
         return ControlNodeFigures(
             is_held=self.may_act(),
             term=self.term,
@@ -148,7 +151,10 @@ class ControlNode:
         )
 
     def watch_nodes(self, listener: Callable[[Sequence[NodeRow]], None]) -> Callable[[], None]:
-        """Call the listener with all control nodes now and at each look; returns a function that ends it."""
+        """Call the listener with all control nodes now and at each look; returns a function that ends it.
+
+        Call that function once. The list is empty before the first look.
+        """
         self._listeners.append(listener)
         listener(self.nodes)
         return lambda: self._listeners.remove(listener)
@@ -176,15 +182,17 @@ class ControlNode:
     async def join(self) -> None:
         """Describe this node, and follow the record for the first time; call it before `run`.
 
-        Raises Refused if another node has this name, the cluster has other secrets, or the copy cannot be followed.
+        Raises Refused if another node has this name, the cluster has other secrets, or the copy cannot be followed. A
+        record that does not answer is no error: `problem` says it, and `run` tries again.
         """
         await self._describe()
         await self._standby.look()
 
     async def run(self) -> None:
-        """Follow the record, and be active whenever possible, until `stop`.
+        """Follow the record, and be active whenever possible, until `stop`. Call it once.
 
-        Raises Refused or Rejected if this node can never work as it is configured.
+        Raises Refused or Rejected if this node can never work as it is configured. A takeover that fails is logged, and
+        the lease given up; `problem` says why.
         """
         background = [asyncio.create_task(self._describe_forever()), asyncio.create_task(self._beat_forever())]
         try:
@@ -222,7 +230,7 @@ class ControlNode:
             self._is_becoming_active.cancel()
 
     async def close(self) -> None:
-        """Close the copy and the connections, after `run` has ended."""
+        """Close the copy and this node's own connections, after `run` has ended; the given record stays open."""
         await self._standby.close()
         self._describing.abort()
         self._describing.close()

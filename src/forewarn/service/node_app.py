@@ -82,11 +82,14 @@ class NodeApp:
         self._calls_ended = asyncio.Event()  # set and replaced when a call of the local app has ended
 
     def activate(self, app: ASGIApp) -> None:
-        """Serve this app from now on."""
+        """Serve this app from now on, also to the calls that wait for an active node."""
         self._local = app
 
     async def deactivate(self, drain_s: float) -> None:
-        """Forward calls from now on; wait up to `drain_s` for the local app to finish those under way."""
+        """Forward calls from now on; wait up to `drain_s` for the local app to finish those under way.
+
+        Those that take longer are left to it. `drain_s` is in seconds of real time.
+        """
         self._local = None
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):

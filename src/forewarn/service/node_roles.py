@@ -83,7 +83,11 @@ def was_interrupted(lease_before: LeaseRow) -> bool:
 
 
 def takeover_text(*, before: LeaseRow, node: str, term: int, after_s: float) -> str:
-    """Return the history's sentence about a takeover: `control passed from c1 to c2, term 7, after 3.4 s`."""
+    """Return the history's sentence about a takeover: `control passed from c1 to c2, term 7, after 3.4 s`.
+
+    It has other words for the first node of a record, and for one that was active before itself. `before` is the lease
+    before, `after_s` the time without an active node.
+    """
     if before.term == 0:
         return f"control node {node} is active, term {term}"
     if before.holder == node:

@@ -55,7 +55,10 @@ OpenRecord = Callable[[str], SharedRecord]  # connects to the record at a URL; b
 
 
 def open_postgres_record(url: str) -> SharedRecord:
-    """Connect to the record in PostgreSQL; blocks. Rejected without the driver, and as `open_record`."""
+    """Connect to the record in PostgreSQL; blocks. Rejected without the driver, and as `open_record`.
+
+    RecordUnavailable if the server cannot be reached.
+    """
     try:
         from forewarn.store.postgres_record import open_record
     except ModuleNotFoundError as error:
@@ -134,7 +137,10 @@ class ControlNodeProcess:
         self.local_app = NodeApp(local, has_target=has_target, answers_itself=own_paths)
 
     async def render_metrics(self) -> bytes:
-        """The metrics of this process, for its plain HTTP port."""
+        """The metrics of this process as Prometheus text, for its plain HTTP port.
+
+        Those of the service are among them only while the node is active.
+        """
         if self.service is None:
             return self.metrics.render_process()
         return await self.service.metrics.render_own() + self.metrics.render()

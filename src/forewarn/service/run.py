@@ -63,8 +63,8 @@ def run_control_node(settings: Settings, announce: Callable[[ControlNodeProcess]
     """Run a control node of a cluster until a signal stops it; blocks. Calls `announce` once it is served.
 
     SIGINT and SIGTERM stop it: an active node gives control up first. SIGHUP replaces the workers of an active node.
-    Raises what `running_control_node` raises. If another node takes its lease, the process ends at once with the status
-    MUST_START_AGAIN_EXIT.
+    Raises what `running_control_node` raises; a signal during the start is no error. If another node takes its lease,
+    the process ends at once with the status MUST_START_AGAIN_EXIT.
     """
     os.umask(0o077)  # only the owner may read the files of a service
     raise_open_file_limit()

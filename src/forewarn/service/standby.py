@@ -66,8 +66,9 @@ class Standby:
     async def look(self) -> bool:
         """Bring the copy up to date and read the lease; returns whether that succeeded.
 
-        If not, `problem` says why, and the next look tries again. Raises Refused if the copy's cluster has other
-        secrets, or the file is not a copy of this record.
+        If not, `problem` says why, and the next look tries again. It blocks a thread, not the event loop. Raises
+        Refused if the copy's cluster has other secrets, the file is not a copy of this record, or the record is of a
+        newer release.
         """
         try:
             before = self._real_time()
@@ -90,7 +91,8 @@ class Standby:
     async def take(self, name: str, url: str) -> TakenLease | None:
         """Try to take the lease; None if another node was faster, or the record cannot be reached.
 
-        After an error it may have been taken all the same; then it expires.
+        Then `problem` says why. After an error it may have been taken all the same; then it expires. Only after a
+        successful `look` (AssertionError).
         """
         before = self.lease
         assert before is not None, "look first"
@@ -110,7 +112,10 @@ class Standby:
         clock: Callable[[], float],
         on_stop: Callable[[MustStop], None],
     ) -> ReplicatedStore:
-        """Stop following, and open the store of the active node; raises as `ReplicatedStore.open_copy`."""
+        """Stop following, and open the store of the active node; raises as `ReplicatedStore.open_copy`.
+
+        The caller closes the store before the next `look`.
+        """
 
         def open_copy() -> ReplicatedStore:
             self._close_follower()
@@ -121,11 +126,11 @@ class Standby:
         return await self._call(open_copy)
 
     def forget_lease(self) -> None:
-        """Forget when another node was active: this one was, until now."""
+        """Forget the lease, and when another node was active: this one was, until now."""
         self.lease, self._alive_at = None, None
 
     async def close(self) -> None:
-        """End the call that is under way, if any, and close the copy."""
+        """End the call that is under way, if any, and close the copy; the record stays open. Call it once."""
         self._record.abort()
         await self._call(self._close_follower)
         self._thread.shutdown()

@@ -44,7 +44,7 @@ class OperatorServer:
     """What the HTTPS port for operators (the console) serves; made by `open_operator_server`."""
 
     port: ConsolePort
-    url: str  # that of the port; the issuer of tokens is `/adfs` there
+    url: str  # the setting `console_url`, else that of the port; the issuer of tokens is `/adfs` there
     sign_in: TokenService  # issues and verifies the tokens of operators
     admin_secret_path: Path  # the file with the administrator client's secret; it may not exist
     portal_url: str  # over plain http, if a browser of this machine can reach it so

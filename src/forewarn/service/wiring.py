@@ -332,9 +332,10 @@ async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during the start, and exempt the objects created meanwhile.
+    """Disable garbage collection within the `with` block, and exempt the objects created meanwhile.
 
-    They are the state of the whole fleet: never garbage, and slow to search.
+    They are the state of the whole fleet: never garbage, and slow to search. Afterwards it runs less often than by
+    default.
     """
     gc.disable()
     try:
