@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -115,6 +117,16 @@ def test_a_rollout_is_found_by_its_id_in_any_case_and_never_without_a_name(api: 
     assert (status, message.partition(":")[0]) == (404, "the name of the rollout is empty")
 
 
+def test_a_rollout_starts_events_in_its_maintenance_windows(api: Any) -> None:
+    body = {"impact": "update", "scope": "web", "windows": ["wed 02:00 4h Europe/Berlin"], "blackouts": ["2026-01-07"]}
+    started = api.post("/rollouts", body)
+    assert started["windows"] == "wed 02:00 4h Europe/Berlin; not on 2026-01-07"
+    (event,) = api.get(f"/rollouts/{started['id']}")["events"]
+    assert event["not_before"] == datetime(2026, 1, 14, 1, tzinfo=UTC).timestamp()
+    explained = api.get(f"/explain/{event['id']}")
+    assert "its maintenance window is open from Wed 2026-01-14 02:00 CET" in json.dumps(explained)
+
+
 def test_a_rollout_covers_all_hosts(api: Any) -> None:
     rollout = api.post("/rollouts", {"impact": "update", "all_hosts": True})
     assert rollout["hosts"] == ["h1", "h2", "h3"]
@@ -131,6 +143,19 @@ BAD = [
     ({"impact": "update", "scope": "nothing"}, 404, "scope 'nothing' does not exist"),
     ({"impact": "update", "hosts": ["h1"], "max_failures": -1}, 400, "max_failures"),
     ({"impact": "update", "hosts": ["h1"], "notice_s": 60}, 400, "shorter than the 15 min"),
+    (
+        {"impact": "update", "hosts": ["h1"], "windows": ["sat 02:00 4h Mars/Base"]},
+        400,
+        "time zone 'Mars/Base' does not",
+    ),
+    ({"impact": "update", "hosts": ["h1"], "windows": ["2020-01-05T02:00 4h UTC"]}, 400, "no maintenance window"),
+    ({"impact": "update", "hosts": ["h1"], "blackouts": ["2026-12-24"]}, 400, "give a window, too"),
+    (
+        {"impact": "update", "hosts": ["h1"], "windows": ["02:00 4h"], "blackouts": ["soon"]},
+        400,
+        "'soon' is not a date",
+    ),
+    ({"impact": "update", "hosts": ["h1"], "windows": ["02:00 4h"], "deadline": 1}, 400, "is over: give a later one"),
 ]
 
 

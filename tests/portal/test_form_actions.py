@@ -119,6 +119,20 @@ def test_a_form_previews_a_rollout_by_wave_and_starts_it(portal: PortalUser) -> 
     assert (request.rollout.hosts, request.rollout.max_failures) == (("h1", "h2", "h3"), 2)
 
 
+def test_a_form_starts_a_rollout_with_maintenance_windows(portal: PortalUser) -> None:
+    fields = {
+        "impact": "update",
+        "all_hosts": "on",
+        "windows": "sat,sun 02:00 4h Europe/Berlin; wed 22:00 1h UTC",
+        "blackouts": "2026-12-24",
+        "deadline": "2026-12-31T22:00",
+    }
+    assert "07 Jan 22:00:00" in confirm(portal, "rollout", fields).text
+    shown = submit_form(portal, "rollout", fields)
+    text = "sat,sun 02:00 4h Europe/Berlin, wed 22:00 1h UTC; not on 2026-12-24; at the latest Thu 2026-12-31 23:00 CET"
+    assert text in shown.text
+
+
 def test_forms_pause_resume_and_abort_a_rollout(portal: PortalUser) -> None:
     rollout = start_rollout(portal)
     for name, progress in (

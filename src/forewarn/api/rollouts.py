@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from forewarn.control.dry_run import dry_run_rollout
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
+from forewarn.core.windows import make_calendar
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.explain.preview import Preview
 from forewarn.web.context import RequestContext
@@ -21,7 +22,8 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     """A rollout over `hosts`, `all_hosts` or a `scope`; stops after `max_failures` failed VMs (0: never).
 
     Exactly one of the three. `notice_s` is 0 for the minimum, 15 minutes; less than that needs `short_notice`, which
-    needs a `notice_s` above 0. Names and ids are in any case.
+    needs a `notice_s` above 0. Names and ids are in any case. With `windows`, events start without an approval only in
+    them, or at the `deadline`; without, at any time.
     """
 
     impact: RolloutImpact  # update (freezes VMs), migrate or reboot
@@ -31,13 +33,17 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     max_failures: Annotated[int, Meta(ge=0)] = 1
     notice_s: DurationSeconds = 0  # lab time
     short_notice: bool = False
+    windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
+    blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
+    deadline: float | None = None  # lab time from which windows no longer matter
 
 
 async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutView:
     """Start a rollout over hosts or a scope.
 
     Returns it after due work was done, so its first events may be published. Raises NotFound for an unknown host or
-    scope, Rejected unless exactly one kind of target is given, for a host named twice or too short a notice, Refused if
+    scope, Rejected unless exactly one kind of target is given, for a host named twice, too short a notice, or windows
+    that are wrong or over, Refused if
     a VM has no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous. The
     history gets an entry.
     """
@@ -72,7 +78,13 @@ def _build_rollout(context: RequestContext, body: NewRollout) -> Rollout:
         if not hosts:
             raise Refused("a rollout needs a host, and the fleet has none", Remedy.ADD_HOSTS)
     scope_id = context.find_scope(body.scope).id if body.scope else ""
-    return Rollout(impact=body.impact, hosts=hosts, scope_id=scope_id, max_failures=body.max_failures)
+    try:
+        calendar = make_calendar(body.windows, body.blackouts, body.deadline)
+    except ValueError as error:
+        raise Rejected(str(error)) from error
+    return Rollout(
+        impact=body.impact, hosts=hosts, scope_id=scope_id, max_failures=body.max_failures, calendar=calendar
+    )
 
 
 async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsView:

@@ -61,6 +61,7 @@ _EXAMPLES = {
     "rollout start": (
         "rollout start --scope db --impact update",
         "rollout start --all-hosts --impact reboot --max-failures 3 --wait",
+        "rollout start --all-hosts --window 'sat,sun 02:00 4h Europe/Berlin' --dry-run",
         "rollout start --host host-1 --impact migrate --dry-run",
     ),
     "events": ("events", "events --watch", "events --all --vm web-0 --json"),

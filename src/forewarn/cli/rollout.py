@@ -25,7 +25,9 @@ from forewarn.cli.invocation import Invocation, duration, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.cli.request import short_notice_option, wait_option
 from forewarn.cli.request_output import dry_run_option, show_preview
+from forewarn.duration import parse_duration
 from forewarn.errors import Rejected
+from forewarn.protocol.dates import parse_date
 
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
 _PAUSED_BUT_SCHEDULED = (
@@ -60,6 +62,25 @@ def rollout() -> None:
     help="Stop after N failures.  [default: 1]",
 )
 @click.option("--keep-going", is_flag=True, help="Never stop because of failures.")
+@click.option(
+    "--window",
+    "windows",
+    multiple=True,
+    metavar="WINDOW",
+    help="Start events without an approval only in this window, such as 'sat,sun 02:00 4h Europe/Berlin'; repeatable.",
+)
+@click.option(
+    "--blackout",
+    "blackouts",
+    multiple=True,
+    metavar="DATES",
+    help="Keep windows closed on these days, such as 2026-12-24 or 2026-12-24..2026-12-26; repeatable.",
+)
+@click.option(
+    "--deadline",
+    metavar="TIME",
+    help="Start outside of windows from this time on: such as 2026-12-31T22:00Z, or 30d from now.",
+)
 @click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m.")
 @short_notice_option
 @dry_run_option
@@ -72,18 +93,22 @@ def start(
     scope: str | None,
     wait: bool,
     dry_run: bool,
+    deadline: str | None,
     **options: Any,
 ) -> int:
     """Start a rollout.
 
     \f
     `hosts` are names, in any case; `scope` is an id, or the name of a set or VM. `options` has impact, max_failures
-    (None: 1), keep_going, notice_s (seconds; None: the minimum, 15 minutes) and short_notice (allow less). With
-    `dry_run` only prints a preview; with `wait` follows it to its end. Returns the exit code: 1 if it was followed and
-    did not complete without failures, else 0. Raises Rejected unless exactly one of `hosts`, `all_hosts` and `scope` is
-    given, and for both max_failures and keep_going; NotFound; Refused if a VM has no host to move to.
+    (None: 1), keep_going, notice_s (seconds; None: the minimum, 15 minutes), short_notice (allow less), windows and
+    blackouts. `deadline` is a date and time, in UTC without a zone, or a duration from now (lab time). With `dry_run`
+    only prints a preview; with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not
+    complete without failures, else 0. Raises Rejected unless exactly one of `hosts`, `all_hosts` and `scope` is given,
+    for both max_failures and keep_going, and for wrong windows; NotFound; Refused if a VM has no host to move to.
     """
-    body = {name: value for name, value in options.items() if value is not None and value is not False}
+    body = {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
+    if deadline is not None:
+        body["deadline"] = _parse_deadline(call, deadline)
     body |= _failure_limit(body.pop("max_failures", None), body.pop("keep_going", False))
     body |= _rollout_targets(hosts, all_hosts, scope)
     if dry_run:
@@ -96,6 +121,19 @@ def start(
         return _wait_for_rollout(call, view["id"])
     _print_rollout(call, view)
     return 0
+
+
+def _parse_deadline(call: Invocation, text: str) -> float:
+    """Return the lab time of a date and time, or of a duration from now; Rejected for another text."""
+    at = parse_date(text)
+    if at is not None:
+        return at
+    try:
+        return call.api.now() + parse_duration(text)
+    except ValueError:
+        raise Rejected(
+            f"{text!r} is not a deadline: write it like 2026-12-31T22:00Z, or from now on like 30d"
+        ) from None
 
 
 def _failure_limit(max_failures: int | None, keep_going: bool) -> dict[str, int]:
@@ -313,6 +351,8 @@ def _print_rollout(call: Invocation, view: JsonObject) -> None:
     call.output.print_line(_rollout_title(call, view))
     shown_bar = join_text(progress_bar(view["tally"]), "  ") if call.output.is_terminal else ""
     call.output.print_line(shown_bar, _progress_line(view))
+    if view["windows"]:
+        call.output.print_labelled(join_text("windows  "), view["windows"])
     if view["why"]:
         call.output.print_labelled(join_text("why  "), view["why"])
     if view.get("events"):

@@ -39,6 +39,7 @@ from forewarn.core.request import (
     RolloutState,
     with_request_key,
 )
+from forewarn.core.rollout import require_usable_calendar
 from forewarn.core.scope import Scope, scope_title
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.hypervisor.verb_support import VerbSupport
@@ -213,6 +214,7 @@ class RequestService:
         scope = self._transactions.load(rollout.scope_id) if rollout.scope_id else None
         names = [scope_title(scope)] if scope is not None else list(rollout.hosts)
         request = self._new_request(RequestedOperation.ROLLOUT, who, names, notice_s, short_notice)
+        require_usable_calendar(rollout, request.at, notice_s)
         return replace(request, rollout=rollout)
 
     async def change_rollout_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:

@@ -17,7 +17,14 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
-from forewarn.core.rollout import count_rollout_vms, next_rollout_state, next_wave, remaining_vms, rollout_end_reason
+from forewarn.core.rollout import (
+    count_rollout_vms,
+    has_window_left,
+    next_rollout_state,
+    next_wave,
+    remaining_vms,
+    rollout_end_reason,
+)
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict
 from forewarn.store.interface import AppliedCommit
@@ -122,7 +129,8 @@ class RolloutService:
         planned = self._store.planned(request_id=request.id)
 
         left = len(remaining_vms(rollout, vms, events, planned)) + len(planned)
-        progress = next_rollout_state(rollout, events, left)
+        has_window = has_window_left(rollout, self._now() + request.notice_s)
+        progress = next_rollout_state(rollout, events, left, has_window=has_window)
 
         if progress is not rollout.progress:
             ended = replace(rollout, progress=progress, why=rollout_end_reason(rollout, events, progress))
@@ -130,7 +138,7 @@ class RolloutService:
             return True
         if progress in _END_STATES:
             return await self._wind_down(request, rollout, events, planned)
-        if progress is RolloutState.RUNNING:
+        if progress is RolloutState.RUNNING and has_window:
             return await self._publish_next_wave(request, vms, events, planned)
         return False
 

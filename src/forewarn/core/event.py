@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
+from forewarn.core.windows import MaintenanceCalendar, is_open
 
 
 class EventState(StrEnum):
@@ -83,7 +84,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it waits for; "": none
     listed: bool = True  # False: performed at once, and no document shows it
-    note: str = ""  # for people: why it has no or less notice than usual
+    note: str = ""  # for people: why it has no notice, or less or more than usual
     status: EventState = EventState.SCHEDULED
     approved_at: float | None = None  # None: not approved
     approved_by: str = ""  # a name, or "policy": `Vm.auto_approve` approved it
@@ -94,6 +95,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     reason: str = ""  # for people: why it failed or was withdrawn
     replaces: tuple[str, ...] = ()  # ids of the pending events that it replaced
     faults: tuple[str, ...] = ()  # ids of the faults that changed it
+    calendar: MaintenanceCalendar | None = None  # when it may start without an approval; None: at any time
 
     @property
     def rules(self) -> CauseRules:
@@ -109,6 +111,13 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     def is_withdrawn(self) -> bool:
         """Whether it ended without having started, for any reason."""
         return self.ending in (Ending.WITHDRAWN, Ending.NOT_NEEDED)
+
+    @property
+    def starts_at_deadline(self) -> bool:
+        """Whether its NotBefore is outside of its maintenance windows, because of the deadline (spec §13.3)."""
+        if self.calendar is None or self.calendar.deadline is None or self.not_before < self.calendar.deadline:
+            return False
+        return not is_open(self.calendar, self.not_before)
 
     @property
     def unfinished_acts(self) -> tuple[Act, ...]:

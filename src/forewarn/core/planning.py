@@ -20,6 +20,7 @@ from forewarn.core.fleet import PowerState, Priority, Vm
 from forewarn.core.host_failure import end_acts_on_failed_hosts, needs_recovery
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
 from forewarn.core.scope import Scope, hours_text, scope_title
+from forewarn.core.windows import is_open, local_time_text, next_start
 from forewarn.duration import duration_text, exact_duration_text
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import Kind
@@ -179,6 +180,8 @@ def _is_concerned(scope: Scope, vm: Vm, planned: PlannedEvent, context: Decision
 
 def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: DecisionContext) -> Event:
     now, unlisted = context.now, _unlisted_reason(scope, planned, vms, context.policy.idle_s)
+    notice_ends = float(math.ceil(now + planned.notice_s))  # whole seconds, as the wire shows them, never less
+    not_before = _start_in_window(planned, notice_ends)
     return Event(
         id=planned.event_id,
         scope_id=scope.id,
@@ -187,13 +190,32 @@ def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], context: Deci
         who=planned.who,
         vms=tuple(vm.name for vm in vms),
         published_at=now,
-        not_before=float(math.ceil(now + planned.notice_s)),  # whole seconds, as the wire shows them, never less
+        not_before=not_before,
         update_domain=vms[0].update_domain,
         host=planned.host,
         gate_id=planned.gate_id,
         listed=unlisted is None,
-        note=unlisted or _arrival_note(planned, vms[0]),
+        note=unlisted or _arrival_note(planned, vms[0]) or _window_note(planned, notice_ends, not_before),
+        calendar=planned.calendar,
     )
+
+
+def _start_in_window(planned: PlannedEvent, notice_ends: float) -> float:
+    """Return when it may start without an approval: in a window, after its notice (spec §13.3).
+
+    If no window follows, that is the end of its notice; `release.start_wait` then waits for an approval.
+    """
+    start = next_start(planned.calendar, notice_ends) if planned.calendar is not None else notice_ends
+    return notice_ends if start is None else float(math.ceil(start))
+
+
+def _window_note(planned: PlannedEvent, notice_ends: float, not_before: float) -> str:
+    if planned.calendar is None or not_before == notice_ends:
+        return ""
+    when = local_time_text(planned.calendar, not_before)
+    if is_open(planned.calendar, not_before):
+        return f"its maintenance window is open from {when}"
+    return f"its deadline, {when}, comes before its next maintenance window"
 
 
 def _arrival_note(planned: PlannedEvent, vm: Vm) -> str:

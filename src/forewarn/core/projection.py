@@ -9,6 +9,8 @@ from forewarn.core.scope import Scope
 from forewarn.protocol import document as wire
 from forewarn.protocol.instance import InstanceFacts
 
+_AT_DEADLINE = " It can start outside of its maintenance windows, because its deadline comes first."
+
 
 def document_for(scope: Scope) -> wire.Document:
     """Return the scope's document: its incarnation, and its live, listed events in order of publication."""
@@ -35,7 +37,7 @@ def wire_notice(event: Event) -> wire.EventNotice:
         kind=rules.kind,
         resources=event.vms,
         not_before=None if started else event.not_before,
-        description=rules.description,
+        description=rules.description + (_AT_DEADLINE if event.starts_at_deadline else ""),
         source=rules.source,
         duration_s=rules.duration_s,
     )

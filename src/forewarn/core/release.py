@@ -10,6 +10,7 @@ from forewarn.core.acts import VERBS_LEAVING_HOST, move_in_progress
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.scope import Scope
+from forewarn.core.windows import local_time_text, next_start
 from forewarn.protocol.document import Kind
 from forewarn.wording import first_names
 
@@ -22,6 +23,7 @@ class WaitReason(StrEnum):
 
     NOTICE = "notice"  # neither approved nor at its NotBefore
     MOVE = "move"  # another event is moving one of its VMs to another host
+    WINDOW = "window"  # no maintenance window is open, and it is not approved
     GRACE = "grace"  # the service was down when its notice ended
     SILENCE = "silence"  # the node of a VM's host was silent when its notice ended
     GATE = "gate"  # other VMs on its host are not ready
@@ -41,13 +43,14 @@ class StartWait:
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Return the first thing that a scheduled event waits for; None: it starts now.
 
-    In this order: move, notice, grace, silent hosts, Terminates of its placement group, update domain, gate. The move
-    is first because no approval starts an event while its VM is being moved; after the move, the event may not be
-    needed.
+    In this order: move, notice, maintenance window, grace, silent hosts, Terminates of its placement group, update
+    domain, gate. The move is first because no approval starts an event while its VM is being moved; after the move, the
+    event may not be needed.
     """
     return (
         _move_wait(scope, event)
         or _notice_wait(event, context)
+        or _window_wait(event, context)
         or _grace_wait(event, context)
         or _silence_wait(scope, event, context)
         or _terminate_wait(scope, event, context)
@@ -64,6 +67,7 @@ def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) ->
     """
     return (
         _notice_wait(event, context) is None
+        and _window_wait(event, context) is None
         and _grace_wait(event, context) is None
         and _silence_wait(scope, event, context) is None
         and _move_wait(scope, event) is None
@@ -90,6 +94,19 @@ def _notice_wait(event: Event, context: DecisionContext) -> StartWait | None:
     if event.is_ready(context.now):
         return None
     return StartWait(reason=WaitReason.NOTICE, text="an approval, or the end of its notice", until=event.not_before)
+
+
+def _window_wait(event: Event, context: DecisionContext) -> StartWait | None:
+    """If something else held it back until its window closed, it waits for the next one (spec §13.3)."""
+    if event.calendar is None or event.approved_at is not None or _is_gate_released(event, context):
+        return None
+    opens = next_start(event.calendar, context.now)
+    if opens is None:
+        return StartWait(reason=WaitReason.WINDOW, text="an approval: it has no maintenance window left")
+    if opens <= context.now:
+        return None
+    text = f"an approval, or its next maintenance window, {local_time_text(event.calendar, opens)}"
+    return StartWait(reason=WaitReason.WINDOW, text=text, until=opens)
 
 
 def _grace_wait(event: Event, context: DecisionContext) -> StartWait | None:

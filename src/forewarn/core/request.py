@@ -12,6 +12,7 @@ import msgspec
 
 from forewarn.core.cause import Cause
 from forewarn.core.replay import Replay
+from forewarn.core.windows import MaintenanceCalendar
 
 
 class RequestedOperation(StrEnum):
@@ -83,6 +84,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     hosts: tuple[str, ...] = ()  # either the VMs on these hosts (names)
     scope_id: str = ""  # or the VMs of this scope
     max_failures: int = 1  # it stops after this many failed VMs; 0: never
+    calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
     progress: RolloutState = RolloutState.RUNNING
     why: str = ""  # for people: why it ended
     closed: bool = False  # nothing is left to publish, withdraw or wait for
@@ -163,3 +165,4 @@ class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     update_domain: int = 0  # of its VMs when it was planned
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it will wait for; "": none
+    calendar: MaintenanceCalendar | None = None  # when it may start without an approval; None: at any time

@@ -17,6 +17,9 @@ from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Ending, Event, EventState, Gate
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
+from forewarn.core.windows import local_time_text, next_start, window_text
+from forewarn.duration import duration_text
+from forewarn.errors import Rejected
 from forewarn.wording import first_clauses
 
 _MAX_NAMED_FAILURES = 3  # more failed VMs are counted instead of named
@@ -141,34 +144,69 @@ def _planned_events(
             update_domain=members[0].update_domain,
             host=host,
             gate_id=gate.id if gate else "",
+            calendar=rollout.calendar,
         )
         for scope_id, members in by_scope.items()
     ]
 
 
-def next_rollout_state(rollout: Rollout, events: Sequence[Event], remaining: int) -> RolloutState:
+def has_window_left(rollout: Rollout, at: float) -> bool:
+    """Return whether an event whose notice ends at `at` (lab time) could start without an approval.
+
+    Always, if the rollout has no maintenance windows, or a deadline.
+    """
+    return rollout.calendar is None or next_start(rollout.calendar, at) is not None
+
+
+def require_usable_calendar(rollout: Rollout, now: float, notice_s: float) -> None:
+    """Raise Rejected if the deadline is over, or no maintenance window follows the notice.
+
+    `now` is lab time, the notice in seconds. A rollout without windows is fine.
+    """
+    calendar = rollout.calendar
+    if calendar is None:
+        return
+    if calendar.deadline is not None and calendar.deadline <= now:
+        when = local_time_text(calendar, calendar.deadline)
+        raise Rejected(f"the deadline {when} is over: give a later one, or leave the windows out to start at any time")
+    if not has_window_left(rollout, now + notice_s):
+        windows = ", ".join(map(window_text, calendar.windows))
+        raise Rejected(
+            f"no maintenance window ({windows}) follows the notice of {duration_text(notice_s)}: "
+            "give a later window, or a deadline"
+        )
+
+
+def next_rollout_state(
+    rollout: Rollout, events: Sequence[Event], remaining: int, *, has_window: bool = True
+) -> RolloutState:
     """Return the next state of a rollout: stopped after `max_failures` failed VMs, completed, or as it is.
 
     `events` are all its events that were published; `remaining` counts the `remaining_vms` and the planned events. It
     completes, also while it is paused, when none remain and all events are over. With `max_failures` 0 failures do not
-    stop it; one that has ended stays as it is. Changes nothing.
+    stop it; one that has ended stays as it is. A running one without a window (`has_window_left`) stops once all its
+    events are over. Changes nothing.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
     if sum(len(event.failed_acts) for event in events) >= rollout.max_failures > 0:
         return RolloutState.STOPPED
-    if remaining == 0 and not any(event.is_live for event in events):
+    if any(event.is_live for event in events):
+        return rollout.progress
+    if remaining == 0:
         return RolloutState.COMPLETED
-    return rollout.progress
+    return rollout.progress if has_window or rollout.progress is RolloutState.PAUSED else RolloutState.STOPPED
 
 
 def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: RolloutState) -> str:
     """Return why a rollout whose state becomes `progress` stopped, or which VMs failed, for people.
 
-    `events` are all its events. Names the first three failed VMs with their reasons, and counts the rest. "" if nothing
-    failed, or if it neither stopped by itself nor completed.
+    `events` are all its events. Names the first three failed VMs with their reasons, and counts the rest. "" if it
+    completed without failures, or neither stopped by itself nor completed.
     """
     failed = [act for event in events for act in event.failed_acts]
+    if progress is RolloutState.STOPPED and not 0 < rollout.max_failures <= len(failed):
+        return "no maintenance window follows in which the other VMs could start"
     if not failed or progress not in (RolloutState.STOPPED, RolloutState.COMPLETED):
         return ""
     failures = first_clauses(

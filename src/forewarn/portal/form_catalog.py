@@ -158,7 +158,29 @@ _HOSTS_FIELD = FormField(name="host", kind=FieldKind.HOSTS, label="Hosts", body_
 _ALL_HOSTS_FIELD = FormField(name="all_hosts", kind=FieldKind.CHECK, label="All hosts of the fleet")
 
 
+_WINDOWS_FIELD = FormField(
+    name="windows",
+    kind=FieldKind.TEXT,
+    label="Maintenance windows",
+    hint="Such as sat,sun 02:00 4h Europe/Berlin; separate several by semicolons. Empty: at any time.",
+)
+_BLACKOUTS_FIELD = FormField(
+    name="blackouts",
+    kind=FieldKind.TEXT,
+    label="Not on these days",
+    hint="Such as 2026-12-24..2026-12-26; separate several by semicolons.",
+)
+
+
 def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
+    return _rollout_hosts(context, values) | {
+        field.name: [part.strip() for part in text.split(";") if part.strip()]
+        for field in (_WINDOWS_FIELD, _BLACKOUTS_FIELD)
+        if (text := field.parse(values))
+    }
+
+
+def _rollout_hosts(context: RequestContext, values: FormValues) -> dict[str, Any]:
     if not _ALL_HOSTS_FIELD.parse(values):
         return require_notice_length(context, values)
     if _HOSTS_FIELD.parse(values) or SCOPE_FIELD.parse(values):
@@ -224,6 +246,10 @@ HOST_FORMS = (
             ),
             NOTICE_FIELD,
             SHORT_NOTICE_FIELD,
+            _WINDOWS_FIELD,
+            _BLACKOUTS_FIELD,
+            FormField(name="deadline", kind=FieldKind.INSTANT, label="Outside of windows from (UTC)",
+                body_member="deadline"),
         ),
         extra_body=_rollout_body,
         preview="/rollouts/preview",

@@ -14,6 +14,7 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOpe
 from forewarn.core.request_state import RequestState, request_state
 from forewarn.core.rollout import remaining_vms
 from forewarn.core.scope import scope_title, scope_title_from_id
+from forewarn.core.windows import calendar_text
 from forewarn.web.context import RequestContext
 from forewarn.web.view_builder import ViewBuilder, request_view
 from forewarn.web.views import RequestStatusView, RolloutView
@@ -180,6 +181,7 @@ def rollout_fields_from_snapshot(
         "at": request.at,
         "notice_s": request.notice_s,
         "max_failures": rollout.max_failures,
+        "windows": calendar_text(rollout.calendar) if rollout.calendar else "",
         "tally": context.control.rollouts.tally_of(request, rollout, snapshot),
         "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),
     }

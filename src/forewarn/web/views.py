@@ -287,8 +287,7 @@ class RequestStatusView(EventListView, frozen=True, kw_only=True):
 class RolloutView(BaseView, frozen=True, kw_only=True):
     """A platform maintenance rollout: its targets, progress, tally and the update domains that come next.
 
-    It covers `hosts` or one `scope`; the other is empty. `max_failures` is 0 if failures never stop it. `state` is that
-    of any request: in progress, succeeded, failed or canceled.
+    It covers `hosts` or one `scope`; the other is empty. `max_failures` is 0 if failures never stop it.
     """
 
     id: str  # of its request
@@ -297,13 +296,14 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     scope: str  # an id
     title_of_scope: str  # such as `availability set web`; "" if it covers hosts
     progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
-    state: str
+    state: str  # that of any request: in progress, succeeded, failed or canceled
     why: str  # the reason of its progress, such as why it was aborted
     closed: bool  # nothing is left to publish, withdraw or wait for
     who: str
     at: float  # when it was requested, in lab time
     notice_s: float  # of its events, in lab time
     max_failures: int
+    windows: str  # when its events may start without an approval, for people; "": at any time
     tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
     next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended
 

@@ -1,0 +1,270 @@
+"""Maintenance windows: when planned maintenance may start without an approval (spec §13.3).
+
+A window is local time in an IANA time zone. A local time that a clock change skips is the first instant after the
+change; one that occurs twice is the first of the two. A window lasts its length in elapsed time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo, available_timezones
+
+import msgspec
+
+from forewarn.duration import format_duration, parse_duration
+
+DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+MAX_WINDOW_S = 7 * 86_400.0
+_SEARCH_DAYS = 3 * 366  # how far ahead an opening is looked for
+_DAY_S = 86_400.0
+_EXAMPLE = "'sat,sun 02:00 4h Europe/Berlin' or '2026-12-05T22:00 6h Europe/Berlin'"
+_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+_DATE_TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
+
+Period = tuple[float, float]  # from its first instant to just before its end, in seconds since 1970
+
+
+class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A time in which maintenance may start, every week or once. Stored.
+
+    `parse_window` makes one from text; `checked_window` checks one.
+    """
+
+    start: str  # local time of day, such as `02:00`
+    length_s: float
+    zone: str  # IANA name, such as `Europe/Berlin`
+    days: tuple[int, ...] = ()  # weekdays on which it opens, from 0 (Monday), ascending; (): every day
+    on: str = ""  # opens only on this date, such as `2026-12-05`; "": every week
+
+
+class BlackoutDates(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Days on which no window is open: whole local days in the time zone of each window. Stored."""
+
+    first: str  # such as `2026-12-24`
+    last: str  # not before the first; that day is part of it
+
+
+class MaintenanceCalendar(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """When events may start without an approval: in windows, and from the deadline on. Stored.
+
+    On blackout dates no window is open.
+    """
+
+    windows: tuple[MaintenanceWindow, ...]  # at least one
+    blackouts: tuple[BlackoutDates, ...] = ()
+    deadline: float | None = None  # lab time from which windows no longer matter; None: they always do
+
+
+def is_open(calendar: MaintenanceCalendar, at: float) -> bool:
+    """Return whether a window is open at this time; the deadline is not considered."""
+    return _next_opening(calendar, at) == at
+
+
+def next_start(calendar: MaintenanceCalendar, at: float) -> float | None:
+    """Return the first time from `at` on at which an event may start without an approval.
+
+    That is when a window is open, or at the deadline if that is earlier; from the deadline on, at any time. None: the
+    deadline is not set, and no window opens within three years. Times are in seconds since 1970.
+    """
+    if calendar.deadline is not None and at >= calendar.deadline:
+        return at
+    opening = _next_opening(calendar, at)
+    if calendar.deadline is None:
+        return opening
+    return calendar.deadline if opening is None else min(opening, calendar.deadline)
+
+
+def _next_opening(calendar: MaintenanceCalendar, at: float) -> float | None:
+    found = (_next_opening_of(window, calendar.blackouts, at) for window in calendar.windows)
+    return min((opening for opening in found if opening is not None), default=None)
+
+
+def _next_opening_of(window: MaintenanceWindow, blackouts: Iterable[BlackoutDates], at: float) -> float | None:
+    blackouts = tuple(blackouts)
+    for period in _periods(window, at):
+        for begin, end in _without_blackouts(period, blackouts, window.zone):
+            if end > at:
+                return max(begin, at)
+    return None
+
+
+def _periods(window: MaintenanceWindow, at: float) -> Iterator[Period]:
+    """Yield when the window is open, in order, for three years; at first a period that began before `at`."""
+    zone = _zone(window.zone)
+    opens = time.fromisoformat(window.start)
+    if window.on:
+        begin = _instant(datetime.combine(date.fromisoformat(window.on), opens), zone)
+        yield begin, begin + window.length_s
+        return
+    first = datetime.fromtimestamp(at - window.length_s, zone).date() - timedelta(days=1)
+    for offset in range(_SEARCH_DAYS):
+        day = first + timedelta(days=offset)
+        if window.days and day.weekday() not in window.days:
+            continue
+        begin = _instant(datetime.combine(day, opens), zone)
+        yield begin, begin + window.length_s
+
+
+def _without_blackouts(period: Period, blackouts: Iterable[BlackoutDates], zone_name: str) -> list[Period]:
+    """Return the parts of a period, in order, that are outside of the blackout dates."""
+    zone, parts = _zone(zone_name), [period]
+    for blackout in blackouts:
+        closed_from = _instant(datetime.combine(date.fromisoformat(blackout.first), time()), zone)
+        reopens = date.fromisoformat(blackout.last) + timedelta(days=1)
+        closed_until = _instant(datetime.combine(reopens, time()), zone)
+        parts = [
+            (begin, end)
+            for part in parts
+            for begin, end in ((part[0], min(part[1], closed_from)), (max(part[0], closed_until), part[1]))
+            if begin < end
+        ]
+    return sorted(parts)
+
+
+def _instant(local: datetime, zone: ZoneInfo) -> float:
+    """Return the time of a local time in seconds since 1970, by the rules at the top of this module."""
+    earlier = local.replace(tzinfo=zone, fold=1).timestamp()
+    later = local.replace(tzinfo=zone, fold=0).timestamp()
+    if later <= earlier:  # it occurs once, or twice: fold 0 is the first of the two
+        return later
+    # It is skipped: the change of the clocks is between the two, in whole seconds.
+    before, after = int(earlier), int(later)
+    offset_after = datetime.fromtimestamp(after, zone).utcoffset()
+    while after - before > 1:
+        middle = (before + after) // 2
+        if datetime.fromtimestamp(middle, zone).utcoffset() == offset_after:
+            after = middle
+        else:
+            before = middle
+    return float(after)
+
+
+@lru_cache(maxsize=256)
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
+def parse_window(text: str) -> MaintenanceWindow:
+    """Return the window that a text describes: days, start, length and time zone; or date and start once.
+
+    Days are `mon` to `sun` with commas, a range such as `mon-fri`, or nothing for every day; without a time zone it is
+    UTC. Raises ValueError with a sentence for people.
+    """
+    words = text.split()
+    days: tuple[int, ...] = ()
+    on = ""
+    if words and (match := _DATE_TIME.fullmatch(words[0])):
+        on, words[0] = match[1], match[2]
+    elif words and not _TIME.fullmatch(words[0]):
+        days = _parse_days(words.pop(0), text)
+    if len(words) not in (2, 3) or not _TIME.fullmatch(words[0]):
+        raise ValueError(f"{text!r} is not a maintenance window: write it like {_EXAMPLE}")
+    zone = words[2] if len(words) == 3 else "UTC"
+    hour, minute = words[0].split(":")
+    return checked_window(
+        MaintenanceWindow(
+            start=f"{int(hour):02}:{minute}", length_s=parse_duration(words[1]), zone=zone, days=days, on=on
+        )
+    )
+
+
+def checked_window(window: MaintenanceWindow) -> MaintenanceWindow:
+    """Return the window with its days sorted, each once. Raises ValueError with a sentence if it is wrong."""
+    if not _TIME.fullmatch(window.start):
+        raise ValueError(f"{window.start!r} is not a time of day: write it like 02:00")
+    if not 60 <= window.length_s <= MAX_WINDOW_S:
+        length = format_duration(window.length_s)
+        raise ValueError(f"a maintenance window of {length} is not possible: give a length from 1m to 7d")
+    if window.zone not in _zone_names():
+        raise ValueError(f"the time zone {window.zone!r} does not exist: give an IANA name such as Europe/Berlin")
+    if any(day not in range(7) for day in window.days):
+        raise ValueError("a day of a maintenance window is one of mon, tue, wed, thu, fri, sat and sun")
+    if window.on:
+        _parse_date(window.on)
+        if window.days:
+            raise ValueError(f"a window opens on {window.on} or on weekdays: give one of the two")
+    return msgspec.structs.replace(window, days=tuple(sorted(set(window.days))))
+
+
+@lru_cache(maxsize=1)
+def _zone_names() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def _parse_days(words: str, text: str) -> tuple[int, ...]:
+    days: set[int] = set()
+    for word in words.casefold().split(","):
+        first, dash, last = word.partition("-")
+        if first not in DAY_NAMES or (dash and last not in DAY_NAMES):
+            raise ValueError(f"{text!r} is not a maintenance window: write it like {_EXAMPLE}")
+        begin, end = DAY_NAMES.index(first), DAY_NAMES.index(last or first)
+        days |= {day % 7 for day in range(begin, (end if end >= begin else end + 7) + 1)}
+    return tuple(sorted(days))
+
+
+def parse_blackout(text: str) -> BlackoutDates:
+    """Return the blackout dates of `2026-12-24` or `2026-12-24..2026-12-26`; ValueError with a sentence."""
+    first, dots, last = text.strip().partition("..")
+    blackout = BlackoutDates(first=_parse_date(first), last=_parse_date(last if dots else first))
+    if blackout.last < blackout.first:
+        raise ValueError(f"the blackout {text!r} ends before it begins: exchange the two dates")
+    return blackout
+
+
+def _parse_date(text: str) -> str:
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+            raise ValueError
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError(f"{text!r} is not a date: write it like 2026-12-24") from None
+
+
+def make_calendar(
+    windows: Iterable[str], blackouts: Iterable[str], deadline: float | None
+) -> MaintenanceCalendar | None:
+    """Return the calendar of these texts, or None without any.
+
+    `parse_window` and `parse_blackout` read them. `deadline` is lab time. Raises ValueError with a sentence, also for
+    blackouts or a deadline without a window.
+    """
+    calendar = MaintenanceCalendar(
+        windows=tuple(map(parse_window, windows)), blackouts=tuple(map(parse_blackout, blackouts)), deadline=deadline
+    )
+    if calendar.windows:
+        return calendar
+    if calendar.blackouts or deadline is not None:
+        raise ValueError("blackout dates and a deadline belong to maintenance windows: give a window, too")
+    return None
+
+
+def calendar_text(calendar: MaintenanceCalendar) -> str:
+    """Return the calendar for people: `sat 02:00 4h UTC; not on 2026-12-24; at the latest Thu …`."""
+    parts = [", ".join(map(window_text, calendar.windows))]
+    if calendar.blackouts:
+        parts.append("not on " + ", ".join(map(blackout_text, calendar.blackouts)))
+    if calendar.deadline is not None:
+        parts.append(f"at the latest {local_time_text(calendar, calendar.deadline)}")
+    return "; ".join(parts)
+
+
+def window_text(window: MaintenanceWindow) -> str:
+    """Return the window as `parse_window` reads it, such as `sat,sun 02:00 4h Europe/Berlin`."""
+    start = f"{window.on}T{window.start}" if window.on else window.start
+    days = ",".join(DAY_NAMES[day] for day in window.days)
+    length = format_duration(window.length_s, units=4).replace(" ", "")
+    return " ".join(part for part in (days, start, length, window.zone) if part)
+
+
+def blackout_text(blackout: BlackoutDates) -> str:
+    """Return the blackout dates as `parse_blackout` reads them."""
+    return blackout.first if blackout.first == blackout.last else f"{blackout.first}..{blackout.last}"
+
+
+def local_time_text(calendar: MaintenanceCalendar, at: float) -> str:
+    """Return a time for people, in the zone of the calendar's first window: `Sat 2026-12-05 02:00 CET`."""
+    local = datetime.fromtimestamp(at, UTC).astimezone(_zone(calendar.windows[0].zone))
+    return f"{local:%a %Y-%m-%d %H:%M %Z}"
