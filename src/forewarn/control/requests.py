@@ -50,8 +50,7 @@ from forewarn.wording import did_you_mean, first_names
 class RequestReceipt:
     """An accepted request, and the events that were published, started or approved with it.
 
-    () as `events`: the request is for several scopes or a host, and the reconciler publishes its events soon. A host
-    without VMs that the request affects, such as one with only deallocated VMs, gets none.
+    A host without VMs that the request affects, such as one with only deallocated VMs, gets no event.
     """
 
     request: MaintenanceRequest
@@ -183,13 +182,13 @@ class RequestService:
         short_notice: bool = False,
         key: RequestKey | None = None,
     ) -> MaintenanceRequest:
-        """Commit a new rollout, durably, and return its request; the reconciler publishes its waves.
+        """Commit a new rollout and its history entry, durably, and return its request.
 
-        A wave is the events that it publishes at the same time. Host names may be in any case. `notice_s` is in seconds
-        of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the minimum
-        without `short_notice`, for negative numbers, and unless the rollout covers either hosts or one scope; NotFound
-        for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move and no host can take it.
-        A `key` gives the request its id.
+        The reconciler publishes its waves, the events of one time. Host names may be in any case. `notice_s` is in
+        seconds of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the
+        minimum without `short_notice`, for negative numbers, if no maintenance window follows it, and unless the
+        rollout covers either hosts or one scope; NotFound for an unknown host or scope; Refused if the hypervisor
+        cannot do it, or a VM must move and no host can take it. A `key` gives the request its id.
         """
         request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)
@@ -250,8 +249,8 @@ class RequestService:
     async def approve(self, event_id: str, *, who: str) -> Event:
         """Approve an event on behalf of its VMs, and return it; Refused if it is over, NotFound if unknown.
 
-        The id may be in any case. The reconciler starts it, at once unless something else holds it back. An event that
-        is approved or started already stays as it is.
+        The id may be in any case. The reconciler starts it, unless something else holds it back. An event that is
+        approved or started already stays as it is.
         """
         event = self.event(event_id)
         if not event.is_live:

@@ -96,9 +96,10 @@ class RolloutService:
     async def reconcile(self, *, acts_are_due: bool = False) -> bool:
         """Advance the rollouts that changed; return whether anything was done. A step of the reconciler.
 
-        A running one publishes its next wave, or stops after too many failures, or completes; one that has ended
-        withdraws its scheduled events and is closed once no event is live. While `acts_are_due`, a rollout whose events
-        ended waits for up to ten seconds of lab time, so that it is checked once for many events that end together.
+        A running one publishes its next wave, or stops after too many failures or without a maintenance window left, or
+        completes; one that has ended withdraws its scheduled events and is closed once no event is live. While
+        `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so that it is checked once
+        for many events that end together.
         """
         self._check_unblocked(acts_are_due)
         did = False

@@ -121,7 +121,7 @@ class DataDirectory:
 
     @property
     def machines(self) -> Path:
-        """The directory of the journal of acts on real VMs, and of copies of QEMU's definitions."""
+        """The directory of the journal of acts on real VMs, and of copies of their definitions."""
         return self.path / MACHINES_DIRECTORY
 
     @property

@@ -169,7 +169,10 @@ class LibvirtSession:
         raise LibvirtFailure(f"domain {name} changes all the time", OPERATION_TIMEOUT)
 
     def stop_reason(self, name: str) -> str:
-        """Return why the host has halted a domain, with the disks that have failed; "" if it has not."""
+        """Return why the host has halted a domain, with the disks that have failed; "" if it has not.
+
+        LibvirtFailure without such a domain.
+        """
         domain = self._domain(name)
         with self._failures():
             state, reason = domain.state()
