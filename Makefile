@@ -63,6 +63,7 @@ test-real: $(STAMP) ## run reactions and alerts on real servers (as root; unpack
 test-vms: $(STAMP) ## run tests on real VMs of QEMU and libvirt (as root; installs both)
 	@tests/vms/install_vms.sh $(VMS)
 	@tests/vms/install_libvirt.sh $(VENV)
+	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)
 	$(PYTEST) -m vms tests/vms
 
 test-vms-long: $(STAMP) ## kill the service at every step of moves of real VMs, too (as root; installs QEMU and libvirt)

@@ -41,6 +41,10 @@ def test_a_service_with_a_bus_leaves_acts_and_vms_to_its_nodes() -> None:
         ({"listen": None}, "a host node needs an address that VMs call: give --listen ADDRESS:PORT"),
         ({"hypervisor": "process"}, "hypervisor 'process' is not for host nodes: choose one of"),
         ({"hypervisor": None}, "setting 'hypervisor' is missing"),
+        (
+            {"hypervisor": "qemu", "qemu": {"hosts": {"h8": {"directory": "/srv/h8"}}}},
+            "the settings say nothing about this node's host 'h7': add [qemu.hosts.h7], spelled as in the fleet",
+        ),
         ({"stale_minutes": 0}, "setting 'stale_minutes' is 0: give more than 0 minutes"),
         ({"bus": "http://x"}, "setting 'bus': 'http://x' is not nats://HOST:PORT or tls://HOST:PORT"),
         ({"bus": "nats://u:p@x:4222"}, "setting 'bus' has a password in its URL, which other users can see"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
@@ -25,50 +24,9 @@ from forewarn.hypervisor.machines.driver import (
     MigrationProgress,
     VmNeeds,
 )
+from tests.support.disturbed_calls import DisturbedCalls
 
 _T = TypeVar("_T")
-
-
-class ServiceKilled(BaseException):
-    """Stands for kill -9: no handler of the product may catch it."""
-
-
-class Disturbance(StrEnum):
-    """What happens at one call of a driver, or at one write of a journal."""
-
-    KILL_BEFORE = "killed before"
-    KILL_AFTER = "killed after"
-    UNREACHABLE = "host does not answer, and nothing happened"
-    LOST_ANSWER = "host did it, but its answer is lost"
-
-
-@dataclass(slots=True)
-class DisturbedCalls:
-    """Counts calls, and disturbs the one with the given number (from 0); after a kill, all further ones die too."""
-
-    number: int = -1  # of the call to disturb; -1: none
-    kind: Disturbance = Disturbance.KILL_BEFORE
-    calls: int = 0
-    is_dead: bool = False
-
-    def before(self, *, is_journal: bool = False) -> bool:
-        """Count a call; return whether its answer is to be lost. Raises what the disturbance says."""
-        is_disturbed = self.calls == self.number
-        self.calls += 1
-        if self.is_dead or (is_disturbed and self.kind is Disturbance.KILL_BEFORE):
-            self.is_dead = True
-            raise ServiceKilled
-        if is_disturbed and self.kind is Disturbance.UNREACHABLE and not is_journal:
-            raise HostUnreachable("the host does not answer")
-        return is_disturbed and self.kind is not Disturbance.UNREACHABLE
-
-    def after(self, is_disturbed: bool, *, is_journal: bool = False) -> None:
-        """Lose the answer of a call that has been carried out, if `before` said so."""
-        if is_disturbed and self.kind is Disturbance.KILL_AFTER:
-            self.is_dead = True
-            raise ServiceKilled
-        if is_disturbed and not is_journal:
-            raise HostUnreachable("the host does not answer")
 
 
 class SteppingClock:
@@ -293,6 +251,31 @@ class FakeMachines:
             self._hosts.machines.setdefault(to_host, {}).setdefault(vm, FakeMachine(state=MachineState.OFF))
 
         self._call("copy_definition", to_host, copy)
+
+    async def read_definition(self, host: str, vm: str) -> bytes:
+        """See `MachineDriver`."""
+
+        def read() -> bytes:
+            if self._find(host, vm) is None:
+                raise Refused(f"{vm} is not defined on {host}")
+            return vm.encode()
+
+        return self._call("read_definition", host, read)
+
+    async def define(
+        self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
+    ) -> None:
+        """See `MachineDriver`."""
+        await self.copy_definition(from_host, vm, host, fresh_ephemeral_disk=fresh_ephemeral_disk)
+
+    async def receive_address(self, host: str, vm: str) -> str:
+        """See `MachineDriver`."""
+        self._call("receive_address", host, lambda: self._need(host, vm, MachineState.RECEIVING))
+        return host
+
+    async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
+        """See `MachineDriver`; the address is the name of the host."""
+        await self.send(host, vm, address)
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """See `MachineDriver`."""

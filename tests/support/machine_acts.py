@@ -14,7 +14,8 @@ from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.machines.acts import MachineHypervisor, MachinePolicy
 from forewarn.hypervisor.machines.journal import MachineJournal
 from forewarn.hypervisor.machines.steps import Enter, MachineActRecord
-from tests.support.fake_machines import DisturbedCalls, FakeBehaviour, FakeHosts, FakeMachines, ServiceKilled
+from tests.support.disturbed_calls import DisturbedCalls, ServiceKilled
+from tests.support.fake_machines import FakeBehaviour, FakeHosts, FakeMachines
 
 POLICY = MachinePolicy(
     acpi_timeout_s=2, migration_deadline_s=4, clean_up_timeout_s=3, fence_interval_s=3, poll_interval_s=0.5

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.cluster.move_plan import MoveProgress, StepOrder, next_step
+from forewarn.core.cause import Verb
+from forewarn.core.event import Act
 from forewarn.errors import Refused
 from forewarn.hypervisor.libvirt.connection import LibvirtHost
 from forewarn.hypervisor.libvirt.domain_state import ChangeKind
 from forewarn.hypervisor.libvirt.driver import LibvirtDriver
+from forewarn.hypervisor.machines.acts import MachineHypervisor
 from forewarn.hypervisor.machines.driver import HostUnreachable, MachineMark, MachineState, MigrationProgress
+from forewarn.hypervisor.machines.journal import MachineJournal
 from tests.vms.hosts import VM
 from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, LibvirtDaemon, end_guest
 
@@ -49,6 +54,17 @@ class Site:
             for name, daemon in self.daemons.items()
         }
         return LibvirtDriver(hosts, self.directory / "definitions")
+
+    def node(self, name: str, *others: str) -> MachineHypervisor:
+        """The hypervisor of one host; it also reaches the libvirt of others."""
+        hosts = {
+            each: LibvirtHost(
+                uri=self.daemons[each].uri, migrate_uri=f"unix://{self.directory}/{{vm}}.sock", timeout_s=TIMEOUT_S
+            )
+            for each in (name, *others)
+        }
+        driver = LibvirtDriver(hosts, self.directory / f"definitions-{name}")
+        return MachineHypervisor(driver, MachineJournal(self.directory / f"{name}.db"))
 
     def run(self, guest: Guest, scenario: Scenario, *, by_peers: bool = False) -> None:
         async def run() -> None:
@@ -204,3 +220,30 @@ def test_a_daemon_that_ends_is_reported_and_found_again_and_its_guest_goes_on(si
         await changes.aclose()
 
     site.run(Guest(site.directory), scenario)
+
+
+@pytest.mark.parametrize("verb", [Verb.MIGRATE, Verb.REDEPLOY])
+def test_two_nodes_move_a_guest_with_a_driver_and_a_journal_each(site: Site, verb: Verb) -> None:
+    """The source reaches the destination's libvirt for the migration only; the destination knows its own host only."""
+
+    async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
+        act = Act(id="A-1", vm="s/g/v", name=VM, verb=verb, event_id="E", from_host="kvm-a", to_host="kvm-b")
+        nodes = {
+            "kvm-a": site.node("kvm-a", "kvm-b"),
+            "kvm-b": site.node("kvm-b"),
+        }
+        progress, now = MoveProgress(act), 1_700_000_000.0
+        async with asyncio.timeout(10 * TIMEOUT_S):
+            while isinstance(following := next_step(progress), StepOrder):
+                now += 1
+                report = await nodes[following.host].perform_step(act, following.step, following.given, now)
+                if report.done is not None:
+                    progress.record(following.step, report)
+        assert following.ok, following.note
+        assert await states(driver) == (MachineState.ABSENT, MachineState.RUNNING)
+        await asyncio.to_thread(guest.wait_for_ticks)
+        assert len(guest.boots()) == (1 if verb is Verb.MIGRATE else 2)
+        for node in nodes.values():
+            await node.close()
+
+    site.run(Guest(site.directory, has_disks=False), scenario)

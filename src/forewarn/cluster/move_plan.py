@@ -16,7 +16,7 @@ from forewarn.hypervisor.interface import ActDone
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
 
 CLEAN_UP_S = 60.0  # of real time: how long a move waits for a silent source to forget the VM
-_ON_SOURCE = (MoveStep.DESCRIBE, MoveStep.RELEASE, MoveStep.CLEAN_UP)
+_ON_SOURCE = (MoveStep.DESCRIBE, MoveStep.RELEASE, MoveStep.CLEAN_UP, MoveStep.RETURN)
 _STEPS_WITH_NOTES = (MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.CLEAN_UP)
 
 
@@ -85,8 +85,10 @@ def _next_in_order(progress: MoveProgress) -> MoveStep | None:
         return MoveStep.UNDO if MoveStep.UNDO not in reports else None
     if MoveStep.ACTIVATE not in reports:
         return MoveStep.ACTIVATE
-    if release is MoveRelease.FENCED or not _is_ok(progress, MoveStep.ACTIVATE):
+    if release is MoveRelease.FENCED:
         return None
+    if not _is_ok(progress, MoveStep.ACTIVATE):
+        return None if progress.act.abrupt or MoveStep.RETURN in reports else MoveStep.RETURN
     return MoveStep.CLEAN_UP if MoveStep.CLEAN_UP not in reports else None
 
 
@@ -149,8 +151,8 @@ def _outcome(progress: MoveProgress) -> ActDone:
     answers = progress.answers
     for step in (MoveStep.DESCRIBE, MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE):
         if step in answers and not answers[step].ok:
-            undo = answers.get(MoveStep.UNDO)
-            return ActDone(False, _joined(answers[step].note, undo.note if undo else ""))
+            back = answers.get(MoveStep.UNDO) or answers.get(MoveStep.RETURN)
+            return ActDone(False, _joined(answers[step].note, back.note if back else ""))
     act = progress.act
     verb = "migrated" if act.verb is Verb.MIGRATE else "redeployed"
     notes = [answers[step].note for step in _STEPS_WITH_NOTES if step in answers]

@@ -28,12 +28,14 @@ class MoveStep(StrEnum):
     ACTIVATE = "activate"  # destination: the VM continues here
     UNDO = "undo"  # destination: forgets what was prepared, and refuses to activate it; fails if that was done
     CLEAN_UP = "clean-up"  # source: forgets the VM
+    RETURN = "return"  # source: takes the VM back, which the destination cannot run and has forgotten
 
 
 class MoveRelease(StrEnum):
     """Why a VM certainly does not run on the source of its move, so that it may run elsewhere."""
 
-    STOPPED = "stopped"  # the source reported that it is off
+    STOPPED = "stopped"  # the source reported that it is off, because of the move
+    OFF = "off"  # the source reported that it was off before a live migration: it stays off
     SENT = "sent"  # the source reported that its live migration has completed
     FENCED = "fenced"  # the source was fenced, or the operator confirmed that it is down
 

@@ -9,7 +9,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -72,7 +72,7 @@ _HYPERVISOR_DESCRIPTIONS = {
     HypervisorKind.LIBVIRT: "acts on real VMs through libvirt",
     HypervisorKind.NODES: "the node of each host acts on the VMs of that host",
 }
-NODE_HYPERVISORS = (HypervisorKind.SIMULATED, HypervisorKind.COMMAND)  # those that a host node can have
+NODE_HYPERVISORS = tuple(kind for kind in HypervisorKind if kind not in ("process", "nodes"))  # of host nodes
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -489,5 +489,12 @@ def _check_node(settings: Settings) -> None:
     if settings.chosen_hypervisor not in NODE_HYPERVISORS:
         choices = ", ".join(NODE_HYPERVISORS)
         raise Rejected(f"hypervisor {str(settings.hypervisor)!r} is not for host nodes: choose one of {choices}")
+    kind = settings.chosen_hypervisor
+    hosts: dict[str, Collection[str]] = {"qemu": settings.qemu.hosts, "libvirt": settings.libvirt.hosts}
+    if settings.host not in hosts.get(kind, (settings.host,)):
+        raise Rejected(
+            f"the settings say nothing about this node's host {settings.host!r}: add [{kind}.hosts.{settings.host}], "
+            "spelled as in the fleet"
+        )
     if settings.stale_minutes <= 0:
         raise Rejected(f"setting 'stale_minutes' is {settings.stale_minutes:g}: give more than 0 minutes")

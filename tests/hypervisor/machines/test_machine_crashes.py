@@ -16,7 +16,8 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.hypervisor.machines.driver import MachineState
-from tests.support.fake_machines import Disturbance, DisturbedCalls, FakeBehaviour
+from tests.support.disturbed_calls import Disturbance, DisturbedCalls
+from tests.support.fake_machines import FakeBehaviour
 from tests.support.machine_acts import MachineSite, machine_act
 
 IGNORES_ACPI: dict[str, Any] = {"shutdown_s": math.inf}

@@ -10,7 +10,7 @@ import pytest
 from forewarn.core.cause import Verb
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.machines.driver import MachineState
-from tests.support.fake_machines import Disturbance, DisturbedCalls
+from tests.support.disturbed_calls import Disturbance, DisturbedCalls
 from tests.support.machine_acts import MachineSite, machine_act
 
 START_ON_2 = machine_act(Verb.START, from_host="", to_host="host-2")

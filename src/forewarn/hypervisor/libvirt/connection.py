@@ -30,6 +30,7 @@ from forewarn.hypervisor.machines.driver import HostUnreachable
 log = logging.getLogger(__name__)
 _MAX_UNANSWERED = 32  # calls to one host; more would only add threads
 _CLOSE_TIMEOUT_S = 2.0
+_RECONNECT_INTERVAL_S = 5.0  # while changes are read
 T = TypeVar("T")
 
 
@@ -286,3 +287,11 @@ def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> R
     if failure.code == OPERATION_TIMEOUT:
         return HostUnreachable(f"VM {vm!r} on host {host} is busy, so its state is not known: {failure}")
     return Refused(f"host {host} refused to {what} VM {vm!r}: {failure}")
+
+
+async def keep_open(connection: LibvirtConnection) -> None:
+    """Open the connection again and again when it has ended."""
+    while True:
+        with contextlib.suppress(ForewarnError):
+            await connection.session()
+        await asyncio.sleep(_RECONNECT_INTERVAL_S)

@@ -35,6 +35,13 @@ for _prefix, _uri in (
     ET.register_namespace(_prefix, _uri)  # so that a copied definition keeps the prefixes that people know
 
 
+class MovedDomain(msgspec.Struct, frozen=True, array_like=True):
+    """What the driver of another host needs to define a domain."""
+
+    xml: str
+    volumes: dict[str, str] = {}  # XML of the volumes of its ephemeral disks, by path
+
+
 class MoveMark(StrEnum):
     """How far a live migration has come, stored with a VM, because libvirt itself forgets parts of it."""
 

@@ -14,9 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from forewarn.core.observation import ObservedMachine
 from forewarn.errors import ForewarnError, Refused, Rejected
-from forewarn.hypervisor.libvirt.connection import DomainChange, LibvirtConnection, LibvirtHost, operation_error
+from forewarn.hypervisor.libvirt.connection import (
+    DomainChange,
+    LibvirtConnection,
+    LibvirtHost,
+    keep_open,
+    operation_error,
+)
 from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
 from forewarn.hypervisor.libvirt.disks import delete_disks as delete_disks_of_vm
 from forewarn.hypervisor.libvirt.disks import (
@@ -28,10 +36,12 @@ from forewarn.hypervisor.libvirt.disks import (
     restore_ephemeral_disks,
     volumes_of,
 )
-from forewarn.hypervisor.libvirt.domain_state import machine_state, observed_machine
+from forewarn.hypervisor.libvirt.domain_checks import require_memory, require_state, state_of
+from forewarn.hypervisor.libvirt.domain_state import observed_machine
 from forewarn.hypervisor.libvirt.domain_xml import (
     MARK_NAMESPACE,
     MOVE_NAMESPACE,
+    MovedDomain,
     MoveMark,
     mark_element,
     move_element,
@@ -52,7 +62,6 @@ from forewarn.hypervisor.machines.driver import (
 )
 
 log = logging.getLogger(__name__)
-_RECONNECT_INTERVAL_S = 5.0  # while `changes` is read
 T = TypeVar("T")
 
 
@@ -95,7 +104,7 @@ class LibvirtDriver:
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what the host reports about the VM now; ABSENT if it has none of this name."""
-        return await self._run(host, vm, "look at", lambda session: _state(session, vm))
+        return await self._run(host, vm, "look at", lambda session: state_of(session, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
         """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not."""
@@ -105,7 +114,7 @@ class LibvirtDriver:
         """Stop the VM's CPUs: RUNNING becomes PAUSED; nothing if it is PAUSED. Refused in any other state."""
 
         def work(session: LibvirtSession) -> None:
-            if _require(session, host, vm, "pause", MachineState.RUNNING, done=MachineState.PAUSED):
+            if require_state(session, host, vm, "pause", MachineState.RUNNING, done=MachineState.PAUSED):
                 session.set_metadata(vm, MOVE_NAMESPACE, None, LIVE)
                 session.suspend(vm)
 
@@ -116,7 +125,7 @@ class LibvirtDriver:
 
         def work(session: LibvirtSession) -> None:
             paused = (MachineState.PAUSED, MachineState.RECEIVED, MachineState.HALTED)
-            if _require(session, host, vm, "resume", *paused, done=MachineState.RUNNING):
+            if require_state(session, host, vm, "resume", *paused, done=MachineState.RUNNING):
                 session.resume(vm)
                 session.set_metadata(vm, MOVE_NAMESPACE, None, LIVE)
 
@@ -126,7 +135,7 @@ class LibvirtDriver:
         """Reset a PAUSED or HALTED VM: its next resume boots it. Refused in any other state."""
 
         def work(session: LibvirtSession) -> None:
-            if _require(session, host, vm, "reset", MachineState.PAUSED, MachineState.HALTED):
+            if require_state(session, host, vm, "reset", MachineState.PAUSED, MachineState.HALTED):
                 session.reset(vm)
 
         await self._run(host, vm, "reset", work)
@@ -135,7 +144,7 @@ class LibvirtDriver:
         """Ask a RUNNING guest through ACPI to shut down; returns at once. Nothing if OFF, Refused otherwise."""
 
         def work(session: LibvirtSession) -> None:
-            if _require(session, host, vm, "shut down", MachineState.RUNNING, done=MachineState.OFF):
+            if require_state(session, host, vm, "shut down", MachineState.RUNNING, done=MachineState.OFF):
                 session.press_power_button(vm)
 
         await self._run(host, vm, "shut down", work)
@@ -147,9 +156,9 @@ class LibvirtDriver:
         """
 
         def work(session: LibvirtSession) -> None:
-            if _state(session, vm) is MachineState.HALTED:
+            if state_of(session, vm) is MachineState.HALTED:
                 return  # it was started, and has an error
-            if not _require(session, host, vm, "start", MachineState.OFF, done=MachineState.RUNNING):
+            if not require_state(session, host, vm, "start", MachineState.OFF, done=MachineState.RUNNING):
                 return
             make_disks = empty_ephemeral_disks if fresh_ephemeral_disk else restore_ephemeral_disks
             make_disks(session, self._copies, self._connection(host).name, vm)
@@ -168,7 +177,7 @@ class LibvirtDriver:
                 except LibvirtFailure as failure:
                     if failure.code != OPERATION_INVALID:  # it has ended meanwhile
                         raise
-            match _state(session, vm):
+            match state_of(session, vm):
                 case MachineState.SENT:
                     session.set_metadata(vm, MOVE_NAMESPACE, move_element(MoveMark.ENDED), STORED)
                 case MachineState.RECEIVING:
@@ -190,7 +199,7 @@ class LibvirtDriver:
             return
 
         def work(session: LibvirtSession) -> None:
-            if not _require(session, host, vm, "remove", MachineState.OFF, done=MachineState.ABSENT):
+            if not require_state(session, host, vm, "remove", MachineState.OFF, done=MachineState.ABSENT):
                 return
             definition = session.stored_xml(vm)
             if delete_disks:
@@ -234,7 +243,7 @@ class LibvirtDriver:
         """
 
         def work(session: LibvirtSession) -> None:
-            if _require(session, host, vm, "reimage", MachineState.OFF):
+            if require_state(session, host, vm, "reimage", MachineState.OFF):
                 renew_os_disk(session, self._copies, self._connection(host).name, vm)
 
         await self._run(host, vm, "reimage", work, is_exclusive=True)
@@ -249,11 +258,32 @@ class LibvirtDriver:
         xml = await self._definition(host, vm)
         disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
         volumes = await self._volumes(host, vm, disks) if disks else {}
+        await self._define(to_host, vm, MovedDomain(xml, volumes), disks)
+
+    async def read_definition(self, host: str, vm: str) -> bytes:
+        """Return the domain's XML, and that of the volumes of its ephemeral disks."""
+        xml = await self._definition(host, vm)
+        return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))
+
+    async def define(
+        self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
+    ) -> None:
+        """Define the VM on `host` as on another host; b"": as the copy of its definition on that host says."""
+        xml = "" if definition else self._copies.load(from_host, vm)
+        if xml is None:
+            raise Refused(f"host {host} has no copy of the definition of VM {vm!r} on host {from_host}: define it here")
+        domain = msgspec.json.decode(definition, type=MovedDomain) if definition else MovedDomain(xml)
+        self._copies.save(from_host, vm, domain.xml)
+        self._copies.save_all(from_host, domain.volumes)
+        await self._define(host, vm, domain, ephemeral_disks(domain.xml) if fresh_ephemeral_disk else [])
+
+    async def _define(self, to_host: str, vm: str, domain: MovedDomain, disks: Sequence[str]) -> None:
+        xml, volumes = domain.xml, domain.volumes
 
         def work(session: LibvirtSession) -> None:
             move, mark = None, None
             require_new_disks(session, self._copies, self._connection(to_host).name, vm, disks, volumes)
-            match _state(session, vm):
+            match state_of(session, vm):
                 case MachineState.ABSENT:
                     pass
                 case MachineState.RECEIVED:
@@ -268,7 +298,7 @@ class LibvirtDriver:
                         )
                     move = MoveMark.RECEIVING if state is MachineState.RECEIVING else None
                     mark = parse_mark(session.metadata(vm, MARK_NAMESPACE, STORED))
-            _require_memory(session, to_host, vm, xml)
+            require_memory(session, to_host, vm, xml)
             session.define(with_own_metadata(xml, mark=mark, move=move))
 
         await self._run(to_host, vm, "define", work)
@@ -281,9 +311,9 @@ class LibvirtDriver:
         """
 
         def work(session: LibvirtSession) -> None:
-            if not _require(session, to_host, vm, "receive", MachineState.OFF, done=MachineState.RECEIVING):
+            if not require_state(session, to_host, vm, "receive", MachineState.OFF, done=MachineState.RECEIVING):
                 return
-            _require_memory(session, to_host, vm, session.stored_xml(vm))
+            require_memory(session, to_host, vm, session.stored_xml(vm))
             session.set_metadata(vm, MOVE_NAMESPACE, move_element(MoveMark.RECEIVING), STORED)
 
         await self._run(to_host, vm, "receive", work)
@@ -302,6 +332,14 @@ class LibvirtDriver:
             await self._migrations.begin(source, target, vm)
         except LibvirtFailure as failure:
             raise operation_error(host, vm, "send", failure) from failure
+
+    async def receive_address(self, host: str, vm: str) -> str:
+        """Return "": the source reaches the destination's libvirt by its own settings."""
+        return ""
+
+    async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
+        """As `send`: the settings of the source must have the destination too."""
+        await self.send(host, vm, to_host)
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
         """Return how the migration from this host is going; all zeros if none has begun."""
@@ -392,7 +430,7 @@ class LibvirtDriver:
         """
         queue: asyncio.Queue[DomainChange] = asyncio.Queue()
         self._subscribers.add(queue)
-        tasks = [asyncio.create_task(_keep_open(connection)) for connection in self._connections.values()]
+        tasks = [asyncio.create_task(keep_open(connection)) for connection in self._connections.values()]
         try:
             while True:
                 yield await queue.get()
@@ -460,36 +498,3 @@ class LibvirtDriver:
     def _report(self, change: DomainChange) -> None:
         for queue in self._subscribers:
             queue.put_nowait(change)
-
-
-def _state(session: LibvirtSession, vm: str) -> MachineState:
-    status = session.status(vm)
-    return MachineState.ABSENT if status is None else machine_state(status)
-
-
-def _require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
-    """Refuse a VM (its definition) that needs more memory than the host has free."""
-    needed, free = parse_domain(xml).memory_mib, session.free_memory_mib()
-    if needed > free:
-        raise Refused(f"host {host} has {free} MiB of memory left, but VM {vm!r} needs {needed} MiB")
-
-
-def _require(
-    session: LibvirtSession, host: str, vm: str, what: str, *allowed: MachineState, done: MachineState | None = None
-) -> bool:
-    """Whether the VM is in one of the allowed states; False if it is `done` already, Refused in others."""
-    state = _state(session, vm)
-    if state is done:
-        return False
-    if state not in allowed:
-        wanted = " or ".join(allowed)
-        raise Refused(f"VM {vm!r} is {state} on host {host}, so the host cannot {what} it: the VM must be {wanted}")
-    return True
-
-
-async def _keep_open(connection: LibvirtConnection) -> None:
-    """Open the connection again and again when it has ended."""
-    while True:
-        with contextlib.suppress(ForewarnError):
-            await connection.session()
-        await asyncio.sleep(_RECONNECT_INTERVAL_S)

@@ -19,6 +19,7 @@ from forewarn.errors import ForewarnError, Rejected, Unavailable, full_message
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from forewarn.hypervisor.machines.capacity import HostCapacityMonitor
 from forewarn.hypervisor.machines.driver import IN_MEMORY, HostUnreachable, MachineDriver
+from forewarn.hypervisor.machines.host_moves import HostMoves
 from forewarn.hypervisor.machines.in_place import first_step, in_place_after_refusal, next_in_place
 from forewarn.hypervisor.machines.journal import MachineJournal
 from forewarn.hypervisor.machines.move import move_after_refusal, next_move
@@ -35,6 +36,7 @@ from forewarn.hypervisor.machines.steps import (
     StepEntry,
     Wait,
 )
+from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport
 from forewarn.hypervisor.simulated import USUAL_DURATION_S
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,9 @@ class MachineHypervisor:
         self._fencer = HostFencer(driver, self._clock, interval_s=policy.fence_interval_s)
         self._operations = MachineOperations(driver, self._fencer, is_confirmed_down)
         self._capacity = HostCapacityMonitor(driver, interval_s=policy.capacity_interval_s)
+        self._moves = HostMoves(
+            driver, journal, policy, operations=self._operations, fencer=self._fencer, clock=self._clock
+        )
         self._busy: set[str] = set()  # keys of VMs with a `perform` in progress
         self._done: dict[
             str, tuple[int, Operation]
@@ -115,9 +120,24 @@ class MachineHypervisor:
         finally:
             self._busy.discard(act.vm)
 
+    async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
+        """Advance one step of a move between hosts with a hypervisor each; see `SteppedHypervisor`.
+
+        Raises ActNotTried if the journal cannot be used.
+        """
+        if act.vm in self._busy:
+            return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S))
+        self._busy.add(act.vm)
+        try:
+            return await self._moves.perform_step(act, step, given, now)
+        finally:
+            self._busy.discard(act.vm)
+
     async def _perform_alone(self, act: Act, now: float) -> ActDone | ActUnderWay:
         record = self._journal.find(act.id)
         if record is None:
+            if (ending := await self._moves.settle(act, now)) is not None:
+                return ending
             for earlier in self._journal.find_unfinished(act.vm):
                 if (waiting := await self._settle(earlier, act, now)) is not None:
                     return waiting

@@ -165,6 +165,17 @@ class MachineDriver(Protocol):
         (`host` is ""), drivers keep what they need outside the host.
         """
 
+    async def read_definition(self, host: str, vm: str) -> bytes:
+        """Return the VM's definition, for `define` by the driver of another host. Refused if there is none."""
+
+    async def define(
+        self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
+    ) -> None:
+        """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
+
+        b"" stands for a lost description: the copies of this driver are used. For the rest as `copy_definition`.
+        """
+
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Start the VM on `to_host` as the destination of a live migration: OFF becomes RECEIVING.
 
@@ -178,6 +189,12 @@ class MachineDriver(Protocol):
         destination may be RECEIVED even if it fails here at the last moment. Refuses a VM that is not RECEIVING there.
         Raises HostUnreachable or Refused.
         """
+
+    async def receive_address(self, host: str, vm: str) -> str:
+        """Return where a VM that is RECEIVING waits, for `send_to` of another driver; "": not needed."""
+
+    async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
+        """As `send`, to a host that the driver of that host has prepared, and that waits at this address."""
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
         """Return how the migration from this host is going; all zeros if none has begun.

@@ -218,10 +218,11 @@ class MachineOperations:
             await self._fencer.fence(host, wait_s=wait_s)
             return
         if operation in _VISIBLE_OPERATIONS and (host == act.source or act.step is Step.ACTIVATE):
-            await self._write_mark(act, host)
+            await self.write_mark(act, host)
         await self._call_driver(act, operation, host)
 
-    async def _write_mark(self, act: MachineActRecord, host: str) -> None:
+    async def write_mark(self, act: MachineActRecord, host: str) -> None:
+        """Store the act and its step with the VM on this host, unless this process has done so already."""
         if self._marked.get(act.act_id) != (host, act.step):
             await self._driver.write_mark(host, act.name, MachineMark(act_id=act.act_id, step=act.step))
             self._marked[act.act_id] = (host, act.step)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import HostUnreachable
-from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, VmDefinition
+from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, VmDefinition, parse_definition
 from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_durably
 
 
@@ -35,6 +35,21 @@ class QemuDefinitionCopies:
         except OSError as error:
             raise Refused(f"definition {str(instance.definition_file)!r} cannot be copied: {error.strerror}") from error
         write_durably(copy, data)
+
+    def keep_definition(self, vm: str, data: bytes) -> None:
+        """Keep this definition, which another host has, as that of the VM; b"": keep the present one.
+
+        Refused if it is wrong, or the copy cannot be written.
+        """
+        if not data:
+            return
+        copy = self.instance(vm).definition_file
+        parse_definition(data, copy)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_durably(copy, data)
+        except OSError as error:
+            raise Refused(f"definition {str(copy)!r} cannot be written: {error.strerror}") from error
 
     def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
         """Return the definition from the VM's host, or its copy if the host is lost or does not define it.

@@ -35,13 +35,22 @@ from forewarn.hypervisor.qemu.fencing import foreign_disk_users, run_fence_comma
 from forewarn.hypervisor.qemu.instance import (
     QemuInstance,
     delete_file,
+    require_files,
+    require_movable,
     sync_directory,
     write_durably,
 )
 from forewarn.hypervisor.qemu.observation import changed_hosts, observe_instance
 from forewarn.hypervisor.qemu.processes import NotRunning, QemuProcesses
 from forewarn.hypervisor.qemu.qmp import Monitor, require_qmp
-from forewarn.hypervisor.qemu.run_state import is_migrating, migration_progress, read_state, stop_reason
+from forewarn.hypervisor.qemu.run_state import (
+    bracketed,
+    is_migrating,
+    migration_progress,
+    migration_uri,
+    read_state,
+    stop_reason,
+)
 
 log = logging.getLogger(__name__)
 _MAX_CONCURRENT_LOOKS = 16  # at VMs of one host
@@ -205,7 +214,7 @@ class QemuDriver:
                 return
             definition = instance.read_definition()[0]
             if delete_disks:
-                _require_files(definition, instance)
+                require_files(definition, instance)
             local, ephemeral = definition.local_paths(), definition.ephemeral
             if ephemeral is not None and (delete_disks or ephemeral.path in local):
                 delete_file(instance.directory / ephemeral.path)
@@ -258,6 +267,17 @@ class QemuDriver:
                 raise Refused(f"{target.name} is {state} with a different definition: end it first")
             await asyncio.to_thread(write_durably, target.definition_file, data)
 
+    async def read_definition(self, host: str, vm: str) -> bytes:
+        """Return the bytes of the definition file, or of its copy if the host is lost."""
+        return self._copies.read(self._instance(host, vm))[1]
+
+    async def define(
+        self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
+    ) -> None:
+        """Write the definition into the directory of `host`, and keep a copy; b"": write the copy."""
+        self._copies.keep_definition(vm, definition)
+        await self.copy_definition("", vm, host)
+
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Start QEMU as the destination of a live migration, paused and listening. Refused unless it is off."""
         async with self._lock(to_host, vm):
@@ -267,7 +287,7 @@ class QemuDriver:
                 raise Refused(f"{instance.name} is {state}: only a VM that is off can receive a live migration")
             if state is not MachineState.RECEIVING:
                 definition = instance.read_definition()[0]
-                _require_movable(definition, instance)
+                require_movable(definition, instance)
                 await self._processes.end(instance)
                 await asyncio.to_thread(write_durably, instance.incoming_file, b"")
                 await self._start(instance, definition, "-incoming", "defer", "-S")
@@ -275,25 +295,34 @@ class QemuDriver:
                 if "socket-address" not in await monitor.execute("query-migrate"):
                     await _set_capability(monitor, "late-block-activate")
                     address = self._hosts[to_host].migration
-                    uri = f"tcp:{_bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
+                    uri = f"tcp:{bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
                     await monitor.execute("migrate-incoming", {"uri": uri})
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin the live migration; nothing if it is under way or done. Refused unless the target receives."""
+        await self.send_to(host, vm, to_host, "")
+
+    async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
+        """As `send`, to QEMU that waits at this URI; "": `to_host` is one of this driver's hosts."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.SENT or await is_migrating(monitor):
                 return
             if state not in IN_MEMORY:
                 raise Refused(f"{instance.name} is {state}: it cannot be migrated")
-            async with self._running(to_host, vm, "a destination") as (target, receiver):
-                if (there := await read_state(receiver, target)) is not MachineState.RECEIVING:
-                    raise Refused(f"{target.name} is {there}: it does not wait for a live migration")
-                addresses = (await receiver.execute("query-migrate")).get("socket-address")
-            if not addresses:
-                raise Refused(f"{target.name} does not listen for a live migration yet: prepare it first")
+            uri = address or await self.receive_address(to_host, vm)
             await _set_capability(monitor, "return-path")  # the source learns whether the destination has everything
-            await monitor.execute("migrate", {"uri": _migration_uri(addresses[0])})
+            await monitor.execute("migrate", {"uri": uri})
+
+    async def receive_address(self, host: str, vm: str) -> str:
+        """Return the URI where QEMU waits for a live migration. Refused if it does not."""
+        async with self._running(host, vm, "a destination") as (target, receiver):
+            if (there := await read_state(receiver, target)) is not MachineState.RECEIVING:
+                raise Refused(f"{target.name} is {there}: it does not wait for a live migration")
+            addresses = (await receiver.execute("query-migrate")).get("socket-address")
+        if not addresses:
+            raise Refused(f"{target.name} does not listen for a live migration yet: prepare it first")
+        return migration_uri(addresses[0])
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
         """Return QEMU's figures for the migration from this host; zeros if the VM is off or none has begun."""
@@ -464,29 +493,3 @@ async def _set_capability(monitor: Monitor, name: str) -> None:
 def _require_defined(instance: QemuInstance) -> None:
     if not instance.is_defined():
         raise Refused(f"{instance.name} does not exist: there is no file {str(instance.definition_file)!r}")
-
-
-def _require_files(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk is a device: to delete its name would keep its data."""
-    for disk in definition.disks:
-        path = instance.directory / disk
-        if path.exists() and not path.is_file():
-            raise Refused(f"disk {disk!r} of {instance.name} is a device, and cannot be deleted: empty it by hand")
-
-
-def _require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
-    if local := definition.local_paths():
-        raise Refused(
-            f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
-            "a live migration needs disks with absolute paths, which both hosts reach"
-        )
-
-
-def _migration_uri(address: Mapping[str, str]) -> str:
-    if address["type"] == "unix":
-        return f"unix:{address['path']}"
-    return f"tcp:{_bracketed(address['host'])}:{address['port']}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

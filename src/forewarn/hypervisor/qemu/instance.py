@@ -237,3 +237,20 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
+    """Raise Refused if a disk of the VM is in the directory of its host, which other hosts do not reach."""
+    if local := definition.local_paths():
+        raise Refused(
+            f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
+            "a live migration needs disks with absolute paths, which both hosts reach"
+        )
+
+
+def require_files(definition: VmDefinition, instance: QemuInstance) -> None:
+    """Raise Refused if a disk is a device: to delete its name would keep its data."""
+    for disk in definition.disks:
+        path = instance.directory / disk
+        if path.exists() and not path.is_file():
+            raise Refused(f"disk {disk!r} of {instance.name} is a device, and cannot be deleted: empty it by hand")

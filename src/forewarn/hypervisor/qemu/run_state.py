@@ -99,3 +99,15 @@ def _migration_error(report: Mapping[str, Any]) -> str:
     if report.get("status") != "failed":
         return ""
     return str(report.get("error-desc") or "QEMU does not say why the migration failed")
+
+
+def migration_uri(address: Mapping[str, str]) -> str:
+    """Return the URI of the socket on which QEMU waits for a live migration, as QEMU reports the socket."""
+    if address["type"] == "unix":
+        return f"unix:{address['path']}"
+    return f"tcp:{bracketed(address['host'])}:{address['port']}"
+
+
+def bracketed(host: str) -> str:
+    """Return an address as it is written in a URI: in brackets if it is an IPv6 address."""
+    return f"[{host}]" if ":" in host else host

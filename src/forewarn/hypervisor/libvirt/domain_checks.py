@@ -1,0 +1,38 @@
+"""What libvirt operations check before they change a domain: its state, and the memory of the host."""
+
+from __future__ import annotations
+
+from forewarn.errors import Refused
+from forewarn.hypervisor.libvirt.domain_state import machine_state
+from forewarn.hypervisor.libvirt.domain_xml import parse_domain
+from forewarn.hypervisor.libvirt.session import LibvirtSession
+from forewarn.hypervisor.machines.driver import MachineState
+
+
+def state_of(session: LibvirtSession, vm: str) -> MachineState:
+    """Return what the host of this session reports about the VM."""
+    status = session.status(vm)
+    return MachineState.ABSENT if status is None else machine_state(status)
+
+
+def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
+    """Refuse a VM (its definition) that needs more memory than the host has free."""
+    needed, free = parse_domain(xml).memory_mib, session.free_memory_mib()
+    if needed > free:
+        raise Refused(f"host {host} has {free} MiB of memory left, but VM {vm!r} needs {needed} MiB")
+
+
+def require_state(
+    session: LibvirtSession, host: str, vm: str, what: str, *allowed: MachineState, done: MachineState | None = None
+) -> bool:
+    """Return whether the VM is in one of the allowed states, and False if it is `done` already.
+
+    Refused in other states.
+    """
+    state = state_of(session, vm)
+    if state is done:
+        return False
+    if state not in allowed:
+        wanted = " or ".join(allowed)
+        raise Refused(f"VM {vm!r} is {state} on host {host}, so the host cannot {what} it: the VM must be {wanted}")
+    return True
