@@ -95,7 +95,7 @@ class FaultService:
         """Call the listener with all active faults, now and after every change; it cannot be removed.
 
         Changes are faults set, cleared and expired, recorded hits, and storms. `touched` of faults on events may be out
-        of date.
+        of date. Errors of the listener reach the caller of the change, which is saved by then.
         """
         self._registry.subscribe(listener)
 

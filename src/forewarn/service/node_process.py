@@ -44,7 +44,7 @@ def run_host_node(settings: Settings, announce: Callable[[dict[str, Any]], None]
     listeners; it is called again if the node had to start anew because the service's rules changed. SIGINT and SIGTERM
     stop it; SIGHUP replaces its workers. Waits while the bus does not answer. Raises Rejected if a setting, the data
     directory or a socket cannot be used, Refused if the bus or the service does not accept this node, Unavailable if a
-    worker fails to start.
+    worker fails to start. Changes the umask and the limit of open files of this process.
     """
     os.umask(0o077)
     raise_open_file_limit()

@@ -148,6 +148,7 @@ class MachineDriver(Protocol):
 
         With `delete_disks`, the disks are deleted before the host forgets the VM, so that a repeated call finishes it.
         For a VM that is on no host, because it was removed with its disks kept, `host` is "": the disks are deleted.
+        Raises HostUnreachable, or Refused in any other state.
         """
 
     async def reimage(self, host: str, vm: str) -> None:
@@ -162,7 +163,7 @@ class MachineDriver(Protocol):
         Needs the disks to be reachable from both hosts. `fresh_ephemeral_disk` says that `power_on` will be asked for a
         new ephemeral disk there: Refused if that is certainly not possible. Finishes what an earlier call left
         unfinished. After the loss of `host`, and for a VM that is on no host because it was removed with its disks kept
-        (`host` is ""), drivers keep what they need outside the host.
+        (`host` is ""), drivers keep what they need outside the host. Raises HostUnreachable.
         """
 
     async def read_definition(self, host: str, vm: str) -> bytes:
