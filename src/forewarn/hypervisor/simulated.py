@@ -221,8 +221,8 @@ class SimulatedHypervisor:
         """Record this step of a move to or from another host, or return how it is going.
 
         The release takes as long as the act, and rules apply to it. The effect of the act is recorded where the VM
-        arrives, by ACTIVATE. FENCE always fails; other steps succeed at once. `given` is not used. Raises as `perform`.
-        `now` is lab time.
+        arrives, by ACTIVATE. FENCE always fails, and so do ACTIVATE after UNDO and UNDO after ACTIVATE; other steps
+        succeed at once. `given` is not used. Raises as `perform`. `now` is lab time.
         """
         report = await self._ledger.write_in_group(lambda: self._step_in_ledger(act, step, now))
         if report is None:

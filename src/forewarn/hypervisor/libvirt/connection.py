@@ -290,7 +290,10 @@ def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> R
 
 
 async def keep_open(connection: LibvirtConnection) -> None:
-    """Open the connection again and again when it has ended."""
+    """Open the connection again and again when it has ended, until cancelled; tries every five seconds.
+
+    Errors are ignored: the connection reports when its host is lost and found.
+    """
     while True:
         with contextlib.suppress(ForewarnError):
             await connection.session()

@@ -10,13 +10,19 @@ from forewarn.hypervisor.machines.driver import MachineState
 
 
 def state_of(session: LibvirtSession, vm: str) -> MachineState:
-    """Return what the host of this session reports about the VM."""
+    """Return what the host of this session reports about the VM; ABSENT if it does not know it.
+
+    Blocks; raises LibvirtFailure.
+    """
     status = session.status(vm)
     return MachineState.ABSENT if status is None else machine_state(status)
 
 
 def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
-    """Refuse a VM (its definition) that needs more memory than the host has free."""
+    """Raise Refused if a VM (its definition `xml`) needs more memory than the host has free.
+
+    Blocks; raises LibvirtFailure, and Rejected if it is no domain XML.
+    """
     needed, free = parse_domain(xml).memory_mib, session.free_memory_mib()
     if needed > free:
         raise Refused(f"host {host} has {free} MiB of memory left, but VM {vm!r} needs {needed} MiB")
@@ -25,9 +31,9 @@ def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> Non
 def require_state(
     session: LibvirtSession, host: str, vm: str, what: str, *allowed: MachineState, done: MachineState | None = None
 ) -> bool:
-    """Return whether the VM is in one of the allowed states, and False if it is `done` already.
+    """Return True if the VM is in one of the allowed states, and False if it is `done` already.
 
-    Refused in other states.
+    Refused in other states; `what` is the operation for the message, such as "pause". Blocks; raises LibvirtFailure.
     """
     state = state_of(session, vm)
     if state is done:

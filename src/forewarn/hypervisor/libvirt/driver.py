@@ -261,7 +261,7 @@ class LibvirtDriver:
         await self._define(to_host, vm, MovedDomain(xml, volumes), disks)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
-        """Return the domain's XML, and that of the volumes of its ephemeral disks."""
+        """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks."""
         xml = await self._definition(host, vm)
         return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))
 

@@ -123,7 +123,8 @@ class MachineHypervisor:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Advance one step of a move between hosts with a hypervisor each; see `SteppedHypervisor`.
 
-        Raises ActNotTried if the journal cannot be used.
+        Takes about a second of real time. While another call for this VM runs, it only returns that the step is under
+        way. Raises ActNotTried if the journal cannot be used.
         """
         if act.vm in self._busy:
             return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S))

@@ -167,14 +167,18 @@ class MachineDriver(Protocol):
         """
 
     async def read_definition(self, host: str, vm: str) -> bytes:
-        """Return the VM's definition, for `define` by the driver of another host. Refused if there is none."""
+        """Return the VM's definition, for `define` by the driver of another host. Refused if there is none.
+
+        Raises HostUnreachable if the host is silent and the driver has no copy.
+        """
 
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
         """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
 
-        b"" stands for a lost description: the copies of this driver are used. For the rest as `copy_definition`.
+        b"" stands for a lost description: the copies of this driver are used. For the rest as `copy_definition`. Raises
+        HostUnreachable or Refused.
         """
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
@@ -192,10 +196,16 @@ class MachineDriver(Protocol):
         """
 
     async def receive_address(self, host: str, vm: str) -> str:
-        """Return where a VM that is RECEIVING waits, for `send_to` of another driver; "": not needed."""
+        """Return where a VM that is RECEIVING waits, for `send_to` of another driver; "": not needed.
+
+        Raises HostUnreachable, or Refused if it does not wait.
+        """
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """As `send`, to a host that the driver of that host has prepared, and that waits at this address."""
+        """As `send`, to a host that the driver of that host has prepared, and that waits at this address.
+
+        Raises HostUnreachable or Refused.
+        """
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
         """Return how the migration from this host is going; all zeros if none has begun.

@@ -81,9 +81,10 @@ class HostMoves:
         self._done: dict[str, tuple[int, Operation]] = {}  # as in `MachineHypervisor`
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Advance a step for about a second, or return how it ended; see `SteppedHypervisor`.
+        """Advance a step for about a second of real time, or return how it ended; see `SteppedHypervisor`.
 
-        One call per VM at a time. Raises ActNotTried if the journal cannot be used.
+        One call per VM at a time. `given` is what the hosts have handed over so far, `now` lab time. A host that does
+        not answer makes it wait. Raises ActNotTried if the journal cannot be used.
         """
         performers: dict[MoveStep, _Perform] = {
             MoveStep.DESCRIBE: self._describe,

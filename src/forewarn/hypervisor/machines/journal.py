@@ -107,7 +107,10 @@ class MachineJournal:
         return str(rows[0][0]) if rows else ""
 
     def has_begun_since(self, vm: str, suffix: str, lab_at: float) -> bool:
-        """Return whether an act on this VM (by key), with this end of its id, began after this lab time."""
+        """Return whether an act on this VM (by key), with this end of its id, began after this lab time.
+
+        Also one that has ended since, unless it was deleted as old.
+        """
         rows = self._execute(
             "SELECT 1 FROM act WHERE vm = ? AND begun_at > ? AND substr(act_id, -length(?)) = ? LIMIT 1",
             vm,

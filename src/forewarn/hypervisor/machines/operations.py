@@ -222,7 +222,10 @@ class MachineOperations:
         await self._call_driver(act, operation, host)
 
     async def write_mark(self, act: MachineActRecord, host: str) -> None:
-        """Store the act and its step with the VM on this host, unless this process has done so already."""
+        """Store the act and its step with the VM on this host, unless this process has done so already.
+
+        Raises HostUnreachable, or Refused if the host does not know the VM.
+        """
         if self._marked.get(act.act_id) != (host, act.step):
             await self._driver.write_mark(host, act.name, MachineMark(act_id=act.act_id, step=act.step))
             self._marked[act.act_id] = (host, act.step)
