@@ -56,7 +56,7 @@ async def start_cluster_control(
 ) -> None:
     """Publish all scopes to host nodes and answer them, until the stack unwinds.
 
-    Raises Refused if the bus does not permit it.
+    Raises Refused if the bus does not permit it, Unavailable if the publisher cannot start.
     """
     cluster.attach(control, publisher, backend, config)
     await publisher.start(backend, make_sink=cluster.make_streams)

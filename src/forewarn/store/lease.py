@@ -75,7 +75,7 @@ class HeldLease:
 
     @property
     def state(self) -> LeaseState:
-        """What this node may do now."""
+        """What this node may do now: HELD, SUSPENDED, DEPOSED or RELEASED; the last two never change."""
         if self._ended is not None:
             return self._ended
         return LeaseState.HELD if self.margin_s > 0 else LeaseState.SUSPENDED
