@@ -11,6 +11,7 @@ from forewarn.errors import Rejected
 from forewarn.hypervisor.qemu.definition import parse_definition
 from forewarn.lab.vms.image import GuestImage, image_directory
 from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab
+from forewarn.lab.vms.machines import remove_files
 from forewarn.lab.vms.network import create_network, remove_network
 from forewarn.service.settings import HypervisorKind, load_settings
 
@@ -27,6 +28,12 @@ def test_the_settings_of_the_lab_name_both_hosts_and_a_listener_for_every_guest(
     assert settings.hypervisor is HypervisorKind.QEMU
     assert sorted(settings.qemu.hosts) == list(HOSTS)
     assert {vm for spec in settings.metadata_listeners for _, vm in spec.assignments} == set(GUESTS)
+
+
+def test_the_directory_of_a_lab_is_for_its_user_alone(tmp_path: Path) -> None:
+    lab = VmLab(tmp_path / "lab", taps=False)
+    lab.write(GuestImage(tmp_path / "guest"))
+    assert lab.directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_every_guest_is_defined_on_the_host_where_the_fleet_has_it(lab: VmLab) -> None:
@@ -55,6 +62,32 @@ def test_two_labs_have_namespaces_of_their_own(tmp_path: Path) -> None:
 def test_the_guest_is_kept_in_the_users_cache() -> None:
     assert image_directory({"HOME": "/home/ann"}) == Path("/home/ann/.cache/forewarn/guest")
     assert image_directory({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/forewarn/guest")
+
+
+@pytest.mark.parametrize("had_files", [False, True])
+def test_all_that_a_lab_has_created_is_removed_and_nothing_that_was_there_before(
+    tmp_path: Path, had_files: bool
+) -> None:
+    lab = VmLab(tmp_path / "lab", taps=False)
+    if had_files:
+        (lab.directory / "tls").mkdir(parents=True)
+    lab.write(GuestImage(tmp_path / "guest"))
+    (lab.directory / "tls").mkdir(exist_ok=True)
+    for file in ("tls/ca.key", "admin.secret", "lock", "new-store", "service.log"):
+        (lab.directory / file).touch()
+    remove_files(lab)
+    assert lab.directory.exists() == had_files
+    if had_files:
+        assert (lab.directory / "tls" / "ca.key").exists()
+        assert not lab.marker_file.exists()
+
+
+def test_files_of_somebody_else_in_the_directory_of_a_lab_stay(tmp_path: Path) -> None:
+    lab = VmLab(tmp_path / "lab", taps=False)
+    lab.write(GuestImage(tmp_path / "guest"))
+    (lab.directory / "notes.txt").touch()
+    remove_files(lab)
+    assert list(lab.directory.iterdir()) == [lab.directory / "notes.txt"]
 
 
 def test_a_lab_with_taps_says_what_to_install_where_ip_is_missing(

@@ -8,7 +8,7 @@ import socket
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,11 +33,12 @@ def read_backlog(log: Path, limit: int = _BACKLOG_BYTES) -> bytes:
     return data if size <= limit else data.partition(b"\n")[2]
 
 
-def attach(path: Path, vm: str) -> None:
+def attach(path: Path, vm: str, *, on_connected: Callable[[], None] = lambda: None) -> None:
     """Connect this terminal to the console at the unix socket `path` until Ctrl-], or until it closes.
 
     What the guest writes goes to stdout. Input that is not a terminal is sent up to its end, which ends the connection
-    too. `vm` is named in messages. Raises Rejected if there is no such socket, Unavailable if nothing answers.
+    too. `vm` is named in messages. `on_connected` is called once the console has answered. Raises Rejected if there is
+    no such socket, Unavailable if nothing answers.
     """
     with socket.socket(socket.AF_UNIX) as console:
         try:
@@ -46,7 +47,8 @@ def attach(path: Path, vm: str) -> None:
             raise Rejected(f"VM {vm!r} has no console: only VMs that run in `forewarn lab vms` have one") from None
         except OSError as error:
             raise Unavailable(f"the console of VM {vm!r} does not answer ({error.strerror}): is it running?") from error
-        with _raw_terminal(), selectors.DefaultSelector() as selector:
+        on_connected()
+        with _raw_terminal(), selectors.PollSelector() as selector:  # epoll does not accept files as input
             selector.register(console, selectors.EVENT_READ)
             selector.register(sys.stdin, selectors.EVENT_READ)
             while True:

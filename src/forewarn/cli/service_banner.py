@@ -67,7 +67,7 @@ def print_status(output: Output, info: JsonObject, link: str = "") -> None:
             ("fleet", ", ".join(fleet)),
             *([("hypervisor", _hypervisor_text(info["hypervisor"]))] if "hypervisor" in info else []),
             ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
-            *(("VMs use", _listener_text(at)) for at in info["listeners"][:4]),
+            *(("VMs use", text) for text in list(dict.fromkeys(map(_listener_text, info["listeners"])))[:4]),
             *([("workers", str(len(info["workers"])))] if info["workers"] else []),
             *([("console", info["console"]["url"])] if info["console"] else []),
             *([("portal", link or info["console"]["portal"])] if info["console"] else []),

@@ -138,8 +138,11 @@ def console(call: Invocation, name: str, log: bool) -> None:
     written = read_backlog(directory / f"{found['name']}.console.log")
     click.echo(written, nl=False)
     if not log:
-        call.output.print_note("connected; Ctrl-] leaves the console")
-        attach(directory / f"{found['name']}.console", found["name"])
+        attach(
+            directory / f"{found['name']}.console",
+            found["name"],
+            on_connected=lambda: call.output.print_note("connected; Ctrl-] leaves the console"),
+        )
 
 
 def _vm_row(supervisor: dict[str, Any]) -> tuple[Cell, ...]:

@@ -24,6 +24,7 @@ _MEMORY_MIB = 96
 _DISK_MIB = 16
 _SLIRP_PORT = 8253  # where guests without taps are served, on loopback
 _HOST_MEMORY_MIB = 1024
+_NEW_DIRECTORY = "The directory was empty before.\n"  # in the marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,18 @@ class VmLab:
 
     @property
     def marker_file(self) -> Path:
-        """The path of an empty file that marks the data directory as that of a lab with real VMs.
+        """The path of the file that marks the data directory as that of a lab with real VMs.
 
         Where it exists, everything of the lab may be removed. `write` creates it.
         """
         return self.directory / "lab-vms"
+
+    def is_in_new_directory(self) -> bool:
+        """Return whether the directory was empty before the lab was written; False without a lab."""
+        try:
+            return self.marker_file.read_text(encoding="utf-8") == _NEW_DIRECTORY
+        except FileNotFoundError:
+            return False
 
     @property
     def settings_file(self) -> Path:
@@ -85,10 +93,12 @@ class VmLab:
         Creates the directories. Replaces files that exist: what an earlier lab left must be removed first. OSError if a
         file cannot be written.
         """
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        is_new = not any(self.directory.iterdir())
         disks = self.directory / "disks"
         for directory in (disks, *map(self.host_directory, HOSTS)):
             directory.mkdir(parents=True, exist_ok=True)
-        self.marker_file.touch()
+        self.marker_file.write_text(_NEW_DIRECTORY if is_new else "", encoding="utf-8")
         self.fleet_file.write_text(_fleet(), encoding="utf-8")
         self.settings_file.write_text(self._settings(), encoding="utf-8")
         for number, vm in enumerate(GUESTS):

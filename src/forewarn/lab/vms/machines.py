@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 
 from forewarn.hypervisor.machines.driver import MachineState
 from forewarn.hypervisor.qemu.driver import QemuDriver
 from forewarn.lab.vms.layout import GUESTS, HOSTS, VmLab, first_host
+
+# What the service of a lab leaves beside its keys in tls; two of them if it ran in the background.
+_SERVICE_FILES = ("admin.secret", "detached.json", "lock", "new-store", "service.log")
 
 
 async def start_guests(lab: VmLab) -> None:
@@ -44,12 +48,20 @@ async def end_guests(lab: VmLab) -> int:
 def remove_files(lab: VmLab) -> None:
     """Remove hosts, disks, settings, fleet and marker of a lab whose guests have ended; none need exist.
 
-    The service's own data in the directory stays.
+    The service's keys and log go too, and the directory if it is empty then, unless the directory had files before the
+    lab was written. Call it while the directory is acquired.
     """
+    is_new = lab.is_in_new_directory()
     for directory in ("hosts", "disks", "definitions"):
         shutil.rmtree(lab.directory / directory, ignore_errors=True)
     for file in (lab.settings_file, lab.fleet_file, lab.marker_file):
         file.unlink(missing_ok=True)
+    if is_new:
+        shutil.rmtree(lab.directory / "tls", ignore_errors=True)
+        for name in _SERVICE_FILES:
+            (lab.directory / name).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has put something there
+            lab.directory.rmdir()
 
 
 def _driver(lab: VmLab) -> QemuDriver:
