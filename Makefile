@@ -48,8 +48,8 @@ test: $(STAMP) lint ## lint, then run every test that needs only pip's packages
 test-versions: ## run the tests with every version of Python in PYTHONS, each in a .venv of its own
 	@for python in $(PYTHONS); do $(MAKE) test PYTHON=$$python VENV=.venv-$$(basename $$python) || exit 1; done
 
-simulate: $(STAMP) ## run SCHEDULES=n random schedules with crashes in virtual time, from seed FIRST=n on; SEED=n or SCHEDULE=file replays one
-	@$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(SCHEDULE),--schedule $(SCHEDULE))
+simulate: $(STAMP) ## run SCHEDULES=n random schedules with crashes in virtual time, from seed FIRST=n on; SEED=n or SCHEDULE=file replays one; OF=clusters for clusters
+	@$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(SCHEDULE),--schedule $(SCHEDULE)) $(if $(OF),--cluster)
 
 test-namespaces: $(STAMP) ## run the tests of networks and VMs made of namespaces (as root; installs what they need)
 	@tests/namespace_vm/install_programs.sh $(REAL) $(PYTHON)

@@ -150,6 +150,20 @@ def test_a_restarted_service_is_followed_at_once() -> None:
     run_cluster(scenario, vms=FLEET, hosts=HOSTS)
 
 
+def test_a_control_node_whose_lease_has_run_out_gives_no_state_to_a_node_that_starts() -> None:
+    """Another one may be active, with newer documents than this one knows."""
+
+    async def scenario(world: ClusterWorld) -> None:
+        world.term.is_held = False
+        node = await world.start_node("h1", wait=False)
+        await asyncio.sleep(5)
+        assert not node.node.is_serving
+        world.term.is_held = True
+        await world.wait_until(lambda: node.node.is_serving)
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
 def test_polls_get_503_after_a_long_silence_and_documents_again_afterwards() -> None:
     async def scenario(world: ClusterWorld) -> None:
         node = await world.start_node("h1", stale_s=30)

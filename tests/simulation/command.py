@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tests.simulation.cluster_schedule import cluster_schedule_for_seed, shrink_cluster_schedule
+from tests.simulation.cluster_simulation import simulate_cluster
 from tests.simulation.expected import EXPECTED_VIOLATIONS
 from tests.simulation.generator import schedule_for_seed
 from tests.simulation.invariants import Violation
@@ -73,7 +77,20 @@ def run_seeds(seeds: list[int]) -> Batch:
     return Batch(failures, expected, counts)
 
 
-def run_schedules(first: int, count: int, jobs: int) -> RunTotals:
+def run_cluster_seeds(seeds: list[int]) -> Batch:
+    """Run the schedules of clusters of these seeds, one after the other."""
+    logging.disable(logging.ERROR)  # nodes would log what the schedules do to them
+    failures: dict[int, Violation] = {}
+    counts = Counter[str]()
+    for seed in seeds:
+        result = simulate_cluster(cluster_schedule_for_seed(seed))
+        counts += result.counts
+        if result.violations:
+            failures[seed] = result.violations[0]
+    return Batch(failures, Counter(), counts)
+
+
+def run_schedules(first: int, count: int, jobs: int, run: Callable[[list[int]], Batch] = run_seeds) -> RunTotals:
     """Run the schedules of `count` seeds from `first` on in parallel, with a progress bar."""
     totals = RunTotals()
     seeds = iter(range(first, first + count))
@@ -92,13 +109,13 @@ def run_schedules(first: int, count: int, jobs: int) -> RunTotals:
         bar = progress.add_task("", total=count, rate=0.0, failed=0)
         running: dict[Future[Batch], int] = {}
         for batch in islice(batches, jobs * 2):
-            running[pool.submit(run_seeds, batch)] = len(batch)
+            running[pool.submit(run, batch)] = len(batch)
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 totals.add(future.result(), running.pop(future))
                 if (more := next(batches, None)) is not None:
-                    running[pool.submit(run_seeds, more)] = len(more)
+                    running[pool.submit(run, more)] = len(more)
             rate = totals.schedules / (time.monotonic() - began)
             progress.update(bar, completed=totals.schedules, rate=rate, failed=len(totals.failures))
     return totals
@@ -160,6 +177,26 @@ def replay(schedule: Schedule) -> bool:
     return not unexpected_violations(result)
 
 
+def replay_cluster(seed: int) -> bool:
+    """Run the schedule of a cluster and print its trace; shrink it if a rule did not hold."""
+    logging.disable(logging.ERROR)
+    schedule = cluster_schedule_for_seed(seed)
+    result = simulate_cluster(schedule)
+    for line in result.trace:
+        OUTPUT.print(line, markup=False, soft_wrap=True)
+    if result.violations:
+        rule = result.violations[0].rule
+        small = shrink_cluster_schedule(
+            schedule, lambda each: any(found.rule == rule for found in simulate_cluster(each).violations)
+        )
+        for line in small.describe():
+            OUTPUT.print(f"  {line}", markup=False, soft_wrap=True)
+    for violation in result.violations:
+        OUTPUT.print(f"{violation.rule}: {violation.text}", style="bold", markup=False, soft_wrap=True)
+    OUTPUT.print(f"seed {seed}: {len(result.violations)} violations")
+    return not result.violations
+
+
 @click.command()
 @click.option("--schedules", type=int, default=1000, show_default=True, help="Run this many schedules.")
 @click.option("--first", type=int, help="Use the seeds from this one on; otherwise from a random one on.")
@@ -169,19 +206,35 @@ def replay(schedule: Schedule) -> bool:
 @click.option(
     "--folder", default=Path(".simulation"), type=click.Path(path_type=Path), help="Write failing schedules there."
 )
-def main(schedules: int, first: int | None, seed: int | None, schedule: Path | None, jobs: int, folder: Path) -> None:
+@click.option("--cluster", is_flag=True, help="Simulate clusters: control nodes, host nodes and a lossy bus.")
+def main(
+    schedules: int,
+    first: int | None,
+    seed: int | None,
+    schedule: Path | None,
+    jobs: int,
+    folder: Path,
+    cluster: bool,
+) -> None:
     """Simulate the service with crashes in virtual time. Exits with 1 if a rule did not hold."""
+    if cluster and seed is not None:
+        sys.exit(0 if replay_cluster(seed) else 1)
     if seed is not None or schedule is not None:
         chosen = Schedule.from_file(schedule) if schedule is not None else schedule_for_seed(seed or 0)
         sys.exit(0 if replay(chosen) else 1)
     if schedules < 1:
         raise click.ClickException(f"SCHEDULES is {schedules}, so nothing would run: give 1 or more")
     first = random.SystemRandom().randrange(10**9) if first is None else first
-    OUTPUT.print(f"seeds from {first} on; the same run again: make simulate FIRST={first} SCHEDULES={schedules}")
-    totals = run_schedules(first, schedules, jobs)
+    kind = "OF=clusters " if cluster else ""
+    OUTPUT.print(f"seeds from {first} on; the same run again: make simulate {kind}FIRST={first} SCHEDULES={schedules}")
+    totals = run_schedules(first, schedules, jobs, run_cluster_seeds if cluster else run_seeds)
     shrunk: set[str] = set()
     for failed, violation in sorted(totals.failures.items()):
-        if violation.rule not in shrunk and len(shrunk) < MAX_SHRUNK_RULES:
+        if cluster:
+            OUTPUT.print(
+                f"{violation.rule}: {violation.text}\nreplay: make simulate OF=clusters SEED={failed}", markup=False
+            )
+        elif violation.rule not in shrunk and len(shrunk) < MAX_SHRUNK_RULES:
             shrunk.add(violation.rule)
             print_failure(schedule_for_seed(failed), violation, folder)
     print_summary(totals, first)

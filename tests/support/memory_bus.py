@@ -39,6 +39,8 @@ class MemoryBroker:
         self._cut_off: set[str] = set()
         self._lost_subject = self._without_replies = ""
         self._clients: list[MemoryBus] = []
+        self.on_delivery: Callable[[MemoryBus], None] = lambda client: None  # called after each message
+        self.on_reply: Callable[[str, bytes, bytes], None] = lambda subject, request, reply: None
 
     def connect(self, name: str) -> MemoryBus:
         """A new client."""
@@ -83,7 +85,8 @@ class MemoryBroker:
         return self._is_down
 
     def forget(self, client: MemoryBus) -> None:
-        self._clients.remove(client)
+        if client in self._clients:
+            self._clients.remove(client)
 
     def send(self, sender: str, subject: str, payload: bytes, respond: Callable[[str, bytes], None]) -> bool:
         """Deliver a message to all subscribers, with faults; return whether there is any that can be reached."""
@@ -108,7 +111,13 @@ class MemoryBroker:
         def arrive() -> None:
             if self.can_pass(client.name) and not client.is_closed:
                 self.delivered += 1
-                handler(BusMessage(subject, payload, lambda answer: respond(client.name, answer)))
+                handler(BusMessage(subject, payload, reply))
+                self.on_delivery(client)
+
+        def reply(answer: bytes) -> None:
+            if not client.is_closed:
+                self.on_reply(subject, payload, answer)
+                respond(client.name, answer)
 
         for delay_s in self.delays():
             asyncio.get_running_loop().call_later(delay_s, arrive)
@@ -194,9 +203,8 @@ class MemoryBus:
             raise NoAnswer("the bus is out of reach")
 
     async def close(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            self._broker.forget(self)
+        self.is_closed = True
+        self._broker.forget(self)
 
 
 def _matches(pattern: str, subject: str) -> bool:

@@ -280,6 +280,8 @@ class HostStreams:
     def _on_ask(self, message: BusMessage) -> None:
         request = _decoded(message)
         host = _host_key(message.subject)
+        if not self._term.is_held and not isinstance(request, VmCall):
+            return  # another control node may be active, and know newer facts: the node asks again
         if isinstance(request, JoinRequest):
             message.respond(encode_bus_message(self._answer_join(host, request)))
         elif isinstance(request, StatePartRequest):
