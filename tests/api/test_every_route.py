@@ -49,6 +49,10 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("POST", "/hosts/{name}/repair"): lambda api: (f"/hosts/{_failed_host(api)}/repair", {}),
     ("GET", "/rollouts"): lambda api: ("/rollouts", None),
     ("POST", "/rollouts"): lambda api: ("/rollouts", {"impact": "update", "hosts": ["h1", "h2"]}),
+    ("GET", "/nodes"): lambda api: ("/nodes", None),
+    ("GET", "/rollouts/hold"): lambda api: ("/rollouts/hold", None),
+    ("POST", "/rollouts/hold"): lambda api: ("/rollouts/hold", {"reason": "an incident"}),
+    ("POST", "/rollouts/hold/lift"): lambda api: (_held(api), None),
     ("GET", "/rollouts/{id}"): lambda api: (f"/rollouts/{_rollout(api)}", None),
     ("POST", "/rollouts/{id}/pause"): lambda api: (f"/rollouts/{_rollout(api)}/pause", None),
     ("POST", "/rollouts/{id}/resume"): lambda api: (f"/rollouts/{_paused(api)}/resume", None),
@@ -91,7 +95,11 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("POST", "/webhooks/{id}/test"): lambda api: (f"/webhooks/{_webhook(api)}/test", None),
 }
 # These need more than a world in memory: see test_service_routes and test_sign_in_links.
-NEEDS_A_REAL_SERVICE = {("POST", "/backup"), ("POST", "/access/links")}
+# Those of nodes need a cluster.
+NEEDS_A_REAL_SERVICE = {
+    *(("POST", "/backup"), ("POST", "/access/links")),
+    *(("GET", "/nodes/{name}"), ("POST", "/nodes/resign")),
+}
 
 
 def _empty_host(api: Any) -> str:
@@ -132,6 +140,11 @@ def _grant(api: Any) -> str:
 def _webhook(api: Any) -> str:
     added: str = api.post("/webhooks", {"url": "http://127.0.0.1:1/nobody"})["id"]
     return added
+
+
+def _held(api: Any) -> str:
+    api.post("/rollouts/hold", {"reason": "an incident"})
+    return "/rollouts/hold/lift"
 
 
 def _paused(api: Any) -> str:

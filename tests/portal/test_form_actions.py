@@ -133,6 +133,15 @@ def test_a_form_starts_a_rollout_with_maintenance_windows(portal: PortalUser) ->
     assert text in shown.text
 
 
+def test_every_page_shows_the_hold_on_all_rollouts(portal: PortalUser) -> None:
+    portal.world.do(portal.world.control.rollouts.set_hold("an <incident>", who="ann"))
+    for path in ("/portal/", "/portal/fleet", "/portal/rollouts"):
+        assert "All rollouts are on hold since" in portal.get(path).text
+        assert "an <incident>" in portal.get(path).text
+    portal.world.do(portal.world.control.rollouts.lift_hold(who="ann"))
+    assert "on hold" not in portal.get("/portal/fleet").text
+
+
 def test_forms_pause_resume_and_abort_a_rollout(portal: PortalUser) -> None:
     rollout = start_rollout(portal)
     for name, progress in (

@@ -15,7 +15,7 @@ from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody, reject_duplicates
 from forewarn.web.request_views import read_rollouts, rollout_fields, rollout_view
 from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import RolloutsView, RolloutView, RolloutWithEvents
+from forewarn.web.views import BaseView, RolloutsView, RolloutView, RolloutWithEvents
 
 
 class NewRollout(StrictBody, frozen=True, kw_only=True):
@@ -36,6 +36,49 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
     deadline: float | None = None  # lab time from which windows no longer matter
+
+
+class NewHold(StrictBody, frozen=True, kw_only=True):
+    """A hold on all rollouts, with its reason, which everybody sees."""
+
+    reason: NonEmptyText
+
+
+class HoldView(BaseView, frozen=True, kw_only=True):
+    """Whether all rollouts are on hold; if so, why, since when, and who set the hold."""
+
+    is_held: bool
+    reason: str = ""
+    who: str = ""
+    at: float | None = None  # lab time
+
+
+async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:
+    """Show whether all rollouts are on hold, and why."""
+    hold = context.control.rollouts.hold
+    if hold is None:
+        return HoldView(is_held=False)
+    return HoldView(is_held=True, reason=hold.reason, who=hold.who, at=hold.at)
+
+
+async def hold_rollouts(context: RequestContext, call: HandlerCall, body: NewHold) -> HoldView:
+    """Hold all rollouts: they publish nothing, and no event of theirs starts without an approval.
+
+    Events that have started go on, and so does what users request. Raises Rejected for an empty reason, Refused if
+    there is a hold already. The history gets an entry.
+    """
+    await context.control.rollouts.set_hold(body.reason, who=context.caller_name)
+    return await show_hold(context, call)
+
+
+async def lift_hold(context: RequestContext, call: HandlerCall) -> HoldView:
+    """Lift the hold on all rollouts; events whose notice has ended start.
+
+    Returns after due work was done. Raises Refused if there is no hold. The history gets an entry.
+    """
+    await context.control.rollouts.lift_hold(who=context.caller_name)
+    await context.wait_for_reconciler()
+    return await show_hold(context, call)
 
 
 async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutView:

@@ -55,6 +55,8 @@ _EXAMPLES = {
     "perform-maintenance": ("perform-maintenance web-0",),
     "rollout": ("rollout start --scope db --impact update", "rollout show"),
     "rollout abort": ("rollout abort 6a9c88d6",),
+    "rollout hold": ("rollout hold --reason 'an incident in westeurope'",),
+    "rollout lift-hold": ("rollout lift-hold",),
     "rollout pause": ("rollout pause 6a9c88d6",),
     "rollout resume": ("rollout resume 6a9c88d6",),
     "rollout show": ("rollout show", "rollout show 6a9c88d6 --watch"),

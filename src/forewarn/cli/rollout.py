@@ -222,6 +222,46 @@ _add_steering_command("resume", "Resume a paused rollout.")
 _add_steering_command("abort", "Abort a rollout, and withdraw its events that have not started.")
 
 
+@rollout.command()
+@click.option("--reason", required=True, metavar="TEXT", help="Say why; everybody sees it.")
+@service_command
+def hold(call: Invocation, reason: str) -> None:
+    """Hold all rollouts: they publish nothing, and nothing of theirs starts without an approval.
+
+    \f
+    Prints the hold. Raises Rejected for an empty reason, Refused if there is a hold already.
+    """
+    view = call.api.post("rollouts", "hold", body={"reason": reason})
+    if call.output.as_json:
+        call.output.print_json(view)
+        return
+    call.output.print_line("All rollouts are on hold. Started events go on; approvals still start events.")
+    call.output.print_hints([("forewarn rollout lift-hold", "lift the hold")])
+
+
+@rollout.command("lift-hold")
+@service_command
+def lift_hold(call: Invocation) -> None:
+    """Lift the hold on all rollouts; events whose notice has ended start.
+
+    \f
+    Prints a sentence. Raises Refused if there is no hold.
+    """
+    view = call.api.post("rollouts", "hold", "lift")
+    if call.output.as_json:
+        call.output.print_json(view)
+    else:
+        call.output.print_line("The hold on all rollouts is lifted.")
+
+
+def _print_hold(call: Invocation) -> None:
+    """Print a note if all rollouts are on hold."""
+    view = call.api.get("rollouts", "hold")
+    if view["is_held"]:
+        since = describe_time(view["at"], call.api.now())
+        call.output.print_note(f"all rollouts are on hold since {since}, by {view['who']}: {view['reason']}")
+
+
 def _wait_for_rollout(call: Invocation, rollout_id: str) -> int:
     """Follow a rollout until it is over, and print the outcome. Ctrl-C ends only the waiting."""
     printed: list[str] = []
@@ -360,6 +400,7 @@ def _print_rollout(call: Invocation, view: JsonObject) -> None:
         rows = [event_row(event, now, call.output.short_id(event["id"])) for event in view["events"]]
         call.output.print_table(event_headers(view["events"]), rows)
     if not view["closed"]:
+        _print_hold(call)
         call.output.print_hints(_rollout_hints(call.output.short_id(view["id"]), paused=view["progress"] == "paused"))
 
 
@@ -376,6 +417,7 @@ def _print_rollouts(call: Invocation, page: JsonObject) -> None:
         call.output.print_json(page)
     elif page["rollouts"]:
         now = call.api.now()
+        _print_hold(call)
         call.output.print_table(
             ("rollout", "impact", "progress", "over", "VMs", "requested"), _rollout_rows(call, page, now)
         )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
@@ -16,7 +17,15 @@ from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
-from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
+from forewarn.core.request import (
+    ROLLOUT_CAUSES,
+    MaintenanceRequest,
+    PlannedEvent,
+    Rollout,
+    RolloutHold,
+    RolloutState,
+    RolloutTally,
+)
 from forewarn.core.rollout import (
     count_rollout_vms,
     has_window_left,
@@ -26,8 +35,8 @@ from forewarn.core.rollout import (
     rollout_end_reason,
 )
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict
-from forewarn.store.interface import AppliedCommit
+from forewarn.errors import Conflict, Refused, Rejected
+from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
 
 _END_STATES = {RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED}
 _MAX_UNUSED_S = 10.0  # lab time for which the next wave may wait while acts are due
@@ -57,6 +66,67 @@ class RolloutService:
         self._by_host: dict[str, set[str]] = {}  # host → ids of the open rollouts of it
         for request in self._store.requests(open_only=True):
             self._index_hosts(request)
+        raw = self._store.load(ROLLOUT_HOLD_NAME)
+        self._stored_hold = msgspec.json.decode(raw, type=RolloutHold | None) if raw is not None else None
+        transactions.hold_reason = lambda: self.hold.reason if self.hold is not None else ""
+
+    @property
+    def hold(self) -> RolloutHold | None:
+        """The hold on all rollouts (spec §13.5); None if there is none, also while one is being lifted."""
+        stored = self._stored_hold
+        return stored if stored is not None and not stored.is_lifted else None
+
+    async def set_hold(self, reason: str, *, who: str) -> RolloutHold:
+        """Hold all rollouts, durably, and return the hold.
+
+        Rollouts publish nothing, and none of their events starts without an approval. Events that have started go on,
+        and so does everything else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there
+        is a hold already, Unavailable. The history gets an entry.
+        """
+        reason = " ".join(reason.split())
+        if not reason:
+            raise Rejected("a hold needs a reason, which everybody sees: give one")
+        if self.hold is not None:
+            raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
+        hold = RolloutHold(reason=reason, who=who, at=self._now())
+        await self._save_hold(hold)
+        await self._write_hold_entry(EntryKind.PAUSED, f"all rollouts are on hold: {reason}", who)
+        return hold
+
+    async def lift_hold(self, *, who: str) -> RolloutHold:
+        """Lift the hold on all rollouts, durably, and return it; the reconciler starts what is due by then.
+
+        Raises Refused if there is none, or Unavailable. The history gets an entry.
+        """
+        hold = self.hold
+        if hold is None:
+            raise Refused("rollouts are not on hold: there is nothing to lift")
+        await self._save_hold(replace(hold, is_lifted=True))
+        await self._write_hold_entry(EntryKind.RESUMED, f"the hold on all rollouts is lifted ({hold.reason})", who)
+        return hold
+
+    async def _finish_lifting(self) -> bool:
+        """Look at everything again that a lifted hold has held; return whether there was one.
+
+        The hold is removed from the store only afterwards, so a crash in between repeats this.
+        """
+        if self._stored_hold is None or self.hold is not None:
+            return False
+        held = [e for e in self._store.events(statuses=(EventState.SCHEDULED,)) if e.cause in ROLLOUT_CAUSES]
+        for scope_id, events in group_by_scope(held, lambda event: event.scope_id).items():
+            gates = Commit(wake_gates=tuple(sorted({event.gate_id for event in events if event.gate_id})))
+            await self._transactions.run(scope_id, reconcile_scope, extra_commit=gates)
+        self._changed |= {request.id for request in self._store.requests(open_only=True)}
+        await self._save_hold(None)
+        return True
+
+    async def _save_hold(self, hold: RolloutHold | None) -> None:
+        await self._store.save(ROLLOUT_HOLD_NAME, msgspec.json.encode(hold))
+        self._stored_hold = hold
+
+    async def _write_hold_entry(self, kind: EntryKind, text: str, who: str) -> None:
+        entry = HistoryEntry(at=self._now(), what=kind, who=who, text=text)
+        await self._store.commit(Commit(entries=(entry,)))
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which rollouts a commit changed, for `reconcile`. Called for every commit, in order.
@@ -102,7 +172,7 @@ class RolloutService:
         for many events that end together.
         """
         self._check_unblocked(acts_are_due)
-        did = False
+        did = await self._finish_lifting()
         for request_id in sorted(self._changed):
             self._changed.discard(request_id)
             request = self._store.request(request_id)
@@ -139,7 +209,7 @@ class RolloutService:
             return True
         if progress in _END_STATES:
             return await self._wind_down(request, rollout, events, planned)
-        if progress is RolloutState.RUNNING and has_window:
+        if progress is RolloutState.RUNNING and has_window and self.hold is None:
             return await self._publish_next_wave(request, vms, events, planned)
         return False
 

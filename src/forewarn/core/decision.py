@@ -57,4 +57,5 @@ class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     destinations: Mapping[str, str] = {}  # VM key → the host it moves to; without an entry, none
     destination_problems: Mapping[str, str] = {}  # VM key → for people: why there is no host that it could move to
     faults: tuple[EventFault, ...] = ()  # active faults on events, oldest first
+    hold: str = ""  # why all rollouts are on hold; "": they are not
     host_silences: Mapping[str, HostSilence] = {}  # host → its latest silence, if that matters; names

@@ -9,6 +9,7 @@ from enum import StrEnum
 from forewarn.core.acts import VERBS_LEAVING_HOST, move_in_progress
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
+from forewarn.core.request import ROLLOUT_CAUSES
 from forewarn.core.scope import Scope
 from forewarn.core.windows import local_time_text, next_start
 from forewarn.protocol.document import Kind
@@ -24,6 +25,7 @@ class WaitReason(StrEnum):
     NOTICE = "notice"  # neither approved nor at its NotBefore
     MOVE = "move"  # another event is moving one of its VMs to another host
     WINDOW = "window"  # no maintenance window is open, and it is not approved
+    HOLD = "hold"  # all rollouts are on hold, and it is not approved
     GRACE = "grace"  # the service was down when its notice ended
     SILENCE = "silence"  # the node of a VM's host was silent when its notice ended
     GATE = "gate"  # other VMs on its host are not ready
@@ -43,14 +45,15 @@ class StartWait:
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Return the first thing that a scheduled event waits for; None: it starts now.
 
-    In this order: move, notice, maintenance window, grace, silent hosts, Terminates of its placement group, update
-    domain, gate. The move is first because no approval starts an event while its VM is being moved; after the move, the
-    event may not be needed.
+    In this order: move, notice, maintenance window, hold, grace, silent hosts, Terminates of its placement group,
+    update domain, gate. The move is first because no approval starts an event while its VM is being moved; after the
+    move, the event may not be needed.
     """
     return (
         _move_wait(scope, event)
         or _notice_wait(event, context)
         or _window_wait(event, context)
+        or _hold_wait(event, context)
         or _grace_wait(event, context)
         or _silence_wait(scope, event, context)
         or _terminate_wait(scope, event, context)
@@ -68,6 +71,7 @@ def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) ->
     return (
         _notice_wait(event, context) is None
         and _window_wait(event, context) is None
+        and _hold_wait(event, context) is None
         and _grace_wait(event, context) is None
         and _silence_wait(scope, event, context) is None
         and _move_wait(scope, event) is None
@@ -107,6 +111,17 @@ def _window_wait(event: Event, context: DecisionContext) -> StartWait | None:
         return None
     text = f"an approval, or its next maintenance window, {local_time_text(event.calendar, opens)}"
     return StartWait(reason=WaitReason.WINDOW, text=text, until=opens)
+
+
+def _hold_wait(event: Event, context: DecisionContext) -> StartWait | None:
+    """A hold keeps what rollouts have published from starting without an approval (spec §13.5)."""
+    if not context.hold or event.approved_at is not None or event.cause not in ROLLOUT_CAUSES:
+        return None
+    if _is_gate_released(event, context):
+        return None  # other events of the gate may have started already
+    return StartWait(
+        reason=WaitReason.HOLD, text=f"an approval, or the end of the hold on all rollouts ({context.hold})"
+    )
 
 
 def _grace_wait(event: Event, context: DecisionContext) -> StartWait | None:

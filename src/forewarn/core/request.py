@@ -51,6 +51,9 @@ IMPACT_CAUSES: dict[RolloutImpact, Cause] = {
 }
 
 
+ROLLOUT_CAUSES = frozenset(IMPACT_CAUSES.values())
+
+
 class RolloutState(StrEnum):
     """The state of a rollout: running, paused, stopped (by failures), aborted (by a user) or completed."""
 
@@ -94,6 +97,15 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     def cause(self) -> Cause:
         """The cause of its events, by its impact."""
         return IMPACT_CAUSES[self.impact]
+
+
+class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """The hold on all rollouts of the fleet (spec §13.5). Stored; at most one at a time."""
+
+    reason: str  # for people
+    who: str  # the name of who set it
+    at: float  # lab time
+    is_lifted: bool = False  # True for the moment in which the scopes that it held are looked at again
 
 
 class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

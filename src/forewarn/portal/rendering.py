@@ -203,8 +203,8 @@ def page_response(
     """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`.
 
     It also sees `who` (the user's name), `token`, `path`, `query`, `now`, `speed` and `lab` (of the lab clock),
-    `hypervisor` (in words), `seq`, and `may(right, over)`, which says whether the user has a right over a resource id,
-    by default the root. `status` is that of the HTTP response.
+    `hypervisor` (in words), `hold` (on all rollouts, or None), `seq`, and `may(right, over)`, which says whether the
+    user has a right over a resource id, by default the root. `status` is that of the HTTP response.
     """
     now, speed, is_lab = context.control.lab_clock.status()
 
@@ -221,6 +221,7 @@ def page_response(
         speed=speed,
         lab=is_lab,
         hypervisor=context.dependencies.hypervisor_text,
+        hold=context.control.rollouts.hold,
         seq=session.history_seq,
         may=may,
         **values,

@@ -1,0 +1,22 @@
+"""The hold on all rollouts, on the command line and on the pages of the portal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_all_rollouts_are_held_and_released_with_one_command_each(lab: Any) -> None:
+    lab.good("rollout", "start", "--scope", "db")
+    assert "All rollouts are on hold." in lab.good("rollout", "hold", "--reason", "an incident")
+    shown = lab("rollout", "show")
+    assert "all rollouts are on hold since" in " ".join(shown.stderr.split())
+    assert "an incident" in shown.stderr
+    assert "lift that hold first" in lab.refused("rollout", "hold", "--reason", "another")
+    assert lab.good("rollout", "lift-hold") == "The hold on all rollouts is lifted.\n"
+    assert lab("rollout", "show").stderr == ""
+
+
+def test_a_hold_is_printed_as_json(lab: Any) -> None:
+    view = lab.json("rollout", "hold", "--reason", "an incident")
+    assert (view["is_held"], view["reason"]) == (True, "an incident")
+    assert lab.json("rollout", "lift-hold")["is_held"] is False

@@ -1,0 +1,150 @@
+"""The hold on all rollouts (spec §13.5): what it keeps from starting, what goes on, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from forewarn.control.dry_run import dry_run_rollout
+from forewarn.core.event import Event, EventState
+from forewarn.core.release import WaitReason, start_wait
+from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
+from forewarn.errors import Refused, Rejected
+from tests.support.world import World, a_host, a_vm
+
+ON_H0 = Rollout(impact=RolloutImpact.UPDATE, hosts=("h0",))
+ON_BOTH = Rollout(impact=RolloutImpact.UPDATE, hosts=("h0", "h1"))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two update domains of one scope on two hosts, and a VM of another scope on the first host."""
+    vms = [a_vm(f"web-{n}", host=f"h{n}", availability_set="web", update_domain=n) for n in (0, 1)]
+    world = World(hosts=[a_host("h0"), a_host("h1"), a_host("h2")], vms=[*vms, a_vm("db", host="h0")])
+    yield world
+    world.close()
+
+
+def start(world: World, rollout: Rollout = ON_BOTH) -> MaintenanceRequest:
+    request = world.do(world.control.requests.start_rollout(rollout, who="ann"))
+    world.settle()
+    return request
+
+
+def hold(world: World, reason: str = "an incident") -> None:
+    world.do(world.control.rollouts.set_hold(reason, who="ann"))
+    world.settle()
+
+
+def lift(world: World) -> None:
+    world.do(world.control.rollouts.lift_hold(who="ann"))
+    world.settle()
+
+
+def started(world: World) -> list[Event]:
+    return [event for event in world.events() if event.started_at is not None]
+
+
+def progress(world: World, request: MaintenanceRequest) -> RolloutState:
+    now = world.store.request(request.id)
+    assert now is not None
+    assert now.rollout is not None
+    return now.rollout.progress
+
+
+def test_no_event_of_a_rollout_starts_during_a_hold_and_explanations_name_it(world: World) -> None:
+    start(world, ON_H0)
+    hold(world)
+    world.advance(7200)
+    assert started(world) == []
+    event = next(event for event in world.events() if "web-0" in event.vms)
+    scope = world.scope("web-0")
+    wait = start_wait(scope, event, world.control.transactions.context_for(scope))
+    assert wait is not None
+    assert (wait.reason, wait.text) == (
+        WaitReason.HOLD,
+        "an approval, or the end of the hold on all rollouts (an incident)",
+    )
+
+
+def test_when_the_hold_is_lifted_what_is_due_starts_and_rollouts_go_on(world: World) -> None:
+    request = start(world)
+    hold(world)
+    world.advance(7200)
+    lift(world)
+    assert {name for event in started(world) for name in event.vms} == {"web-0", "db"}
+    world.advance(7200)
+    assert progress(world, request) is RolloutState.COMPLETED
+    assert world.control.rollouts.hold is None
+
+
+def test_a_rollout_publishes_nothing_during_a_hold(world: World) -> None:
+    hold(world)
+    request = start(world)
+    world.advance(7200)
+    assert world.events() == []
+    assert progress(world, request) is RolloutState.RUNNING
+    lift(world)
+    assert len(world.events(EventState.SCHEDULED)) == 2
+
+
+def test_an_approved_event_starts_during_a_hold(world: World) -> None:
+    start(world, Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",)))
+    hold(world)
+    (event,) = world.events()
+    world.approve("web-1", event.id)
+    assert [event.vms for event in started(world)] == [("web-1",)]
+
+
+def test_users_and_predicted_failures_are_not_held(world: World) -> None:
+    hold(world)
+    world.ask(RequestedOperation.RESTART, "db")
+    world.do(world.control.requests.degrade_host("h1", who="ann", notice_s=3600))
+    world.settle()
+    world.advance(2 * 3600)
+    assert sorted(event.vms[0] for event in started(world)) == ["db", "web-1"]
+
+
+def test_a_hold_survives_a_restart_of_the_service(world: World) -> None:
+    start(world, ON_H0)
+    hold(world)
+    world.restart()
+    assert world.control.rollouts.hold is not None
+    world.advance(7200)
+    assert started(world) == []
+    lift(world)
+    assert len(started(world)) == 2
+
+
+def test_a_crash_while_a_hold_is_lifted_loses_no_start(world: World) -> None:
+    start(world, ON_H0)
+    hold(world)
+    world.advance(7200)
+    world.do(world.control.rollouts.lift_hold(who="ann"))  # and the process ends before its reconciler runs
+    world.restart()
+    world.advance(120)  # the grace period after a restart
+    assert len(started(world)) == 2
+
+
+def test_a_preview_shows_a_rollout_as_it_will_be_after_the_hold(world: World) -> None:
+    hold(world)
+    preview = world.do(dry_run_rollout(world.control, ON_BOTH, who="ann", notice_s=0, short_notice=False))
+    assert len(preview.events) == 3
+
+
+def test_the_history_says_who_held_rollouts_and_why(world: World) -> None:
+    hold(world, "an\n incident")
+    lift(world)
+    texts = [entry.text for entry in world.store.history() if "hold" in entry.text]
+    assert texts == ["all rollouts are on hold: an incident", "the hold on all rollouts is lifted (an incident)"]
+
+
+def test_a_hold_needs_a_reason_and_there_is_one_at_a_time(world: World) -> None:
+    with pytest.raises(Rejected, match="a hold needs a reason"):
+        hold(world, "  ")
+    with pytest.raises(Refused, match="there is nothing to lift"):
+        lift(world)
+    hold(world)
+    with pytest.raises(Refused, match=r"on hold already \(an incident\): lift that hold first"):
+        hold(world, "another one")
