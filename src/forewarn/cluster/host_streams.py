@@ -70,7 +70,7 @@ class ActiveTerm(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease is certainly held now; else no heartbeat, order or refusal is sent."""
+        """Whether the lease is certainly held now; else no heartbeat, order, state or refusal is sent."""
 
     @property
     def record_number(self) -> int:
@@ -160,7 +160,8 @@ class HostStreams:
     async def start(self) -> None:
         """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted.
 
-        The bus may be out of reach. Heartbeats are sent by a task.
+        The bus may be out of reach. Heartbeats are sent by a task. While the term is not certainly held, there are
+        none, and nodes that join or ask for the state get no answer.
         """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),
