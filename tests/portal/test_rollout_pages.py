@@ -8,10 +8,14 @@ import re
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn.control.faults import FaultSpec, FaultTarget
+from forewarn.core.cause import Cause
+from forewarn.core.event import Event
 from forewarn.core.faults import FaultKind
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
+from forewarn.portal.rollout_pages import _events_by_wave
 from tests.portal.conftest import PortalUser
 from tests.support.world import a_host, a_vm
 
@@ -61,6 +65,23 @@ def test_the_progress_bar_shows_what_is_done_and_under_way(portal: PortalUser) -
 
 def _bar_parts(portal: PortalUser) -> list[tuple[str, str, str]]:
     return re.findall(r'class="part-(\w+)" x="(\d)" y="0" width="(\d)"', portal.get("/portal/rollouts").html)
+
+
+def test_events_that_are_published_within_moments_of_each_other_are_one_wave() -> None:
+    """On a running clock, no two events are published at exactly the same time."""
+    first = Event(
+        id="1",
+        scope_id="s",
+        request_id="r",
+        cause=Cause.HOST_UPDATE,
+        who="ann",
+        vms=("a",),
+        published_at=0.0,
+        not_before=9.0,
+    )
+    times = (0.0, 0.004, 0.9, 1800.0, 1800.1)
+    events = [replace(first, id=str(number), published_at=at) for number, at in enumerate(times)]
+    assert [[event.id for event in wave] for wave in _events_by_wave(events)] == [["0", "1", "2"], ["3", "4"]]
 
 
 def test_the_rollout_page_shows_one_update_domain_after_the_other(portal: PortalUser) -> None:

@@ -36,6 +36,7 @@ from forewarn.wording import first_names
 
 # Parts of a progress bar, in order; also members of RolloutTally and CSV columns.
 PROGRESS_PARTS = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")
+_SAME_WAVE_S = 5.0  # lab time between two publications of one wave, at most
 _MAX_SCOPES = 60
 _MAX_ROLLOUTS = 200
 _WAVES_PER_PAGE = 20
@@ -238,11 +239,16 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
 
 
 def _events_by_wave(events: Sequence[Event]) -> list[list[Event]]:
-    """The events that were published together, in order of publication."""
-    by_time: defaultdict[float, list[Event]] = defaultdict(list)
-    for event in events:
-        by_time[event.published_at].append(event)
-    return [by_time[at] for at in sorted(by_time)]
+    """The events that were published together, in order of publication.
+
+    On a running clock the events of one wave are published one after another, each within a moment of the one before.
+    """
+    waves: list[list[Event]] = []
+    for event in sorted(events, key=lambda event: event.published_at):
+        if not waves or event.published_at - waves[-1][-1].published_at > _SAME_WAVE_S:
+            waves.append([])
+        waves[-1].append(event)
+    return waves
 
 
 def _chosen_wave(waves: Sequence[Sequence[Event]], number: int) -> int:
