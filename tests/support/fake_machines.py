@@ -82,6 +82,7 @@ class FakeBehaviour:
     cpus: dict[str, str] = field(default_factory=dict)  # host → its CPU model
     has_locks: bool = False  # a VM that runs holds locks on its disks, and does not boot without them
     broken_disks_on: set[str] = field(default_factory=set)  # hosts where guests are halted as soon as they run
+    reports_changes: bool = False  # True: a driver that waits learns at once when a guest or a migration is done
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,6 +165,18 @@ class FakeMachines:
             return "no space is left for disk vda" if self._state(host, vm) is MachineState.HALTED else ""
 
         return self._call("stop_reason", host, reason)
+
+    async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
+        """See `MachineDriver`; hosts that do not report changes return at once."""
+        machine, clock = self._find(host, vm), self._hosts.clock
+        if machine is None or not self._hosts.behaviour.reports_changes:
+            return False
+        due = [machine.asked_at + self._hosts.behaviour.shutdown_s] if machine.asked_at is not None else []
+        due += [machine.sent_at + self._hosts.behaviour.migration_s] if machine.sending_to else []
+        if not due or min(due) > clock.now() + within_s:
+            return False
+        await clock.sleep_until(min(due))
+        return True
 
     async def pause(self, host: str, vm: str) -> None:
         """See `MachineDriver`."""

@@ -306,6 +306,21 @@ def test_changes_that_hosts_report_are_yielded_in_their_order(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
+def test_waiting_ends_when_the_host_reports_a_change_of_the_domain(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with driver_of(tmp_path, a=domain()) as driver:
+            await driver.state("a", "web-1")
+            waiting = asyncio.ensure_future(driver.wait_for_change("a", "web-1", within_s=60))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await driver.pause("a", "web-1")
+            assert await waiting
+            assert await driver.state("a", "web-1") is MachineState.PAUSED
+            assert not await driver.wait_for_change("a", "web-1", within_s=0.01)
+
+    asyncio.run(scenario())
+
+
 def test_a_transient_vm_gets_no_mark_because_its_host_would_forget_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with driver_of(tmp_path, a=domain()) as driver:

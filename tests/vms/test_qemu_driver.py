@@ -331,10 +331,10 @@ def test_a_qemu_that_hangs_makes_its_host_unreachable_and_can_be_powered_off(sit
 
 def test_a_running_vm_whose_socket_is_missing_is_never_taken_for_one_that_is_off(site: QemuSite) -> None:
     site.define(FIRST, site.empty_command())
+    run(site, lambda driver: driver.power_on(FIRST, VM))  # with another driver, which no longer has a connection
+    (site.hosts[FIRST].directory / f"{VM}.qmp").unlink()
 
     async def scenario(driver: QemuDriver) -> None:
-        await driver.power_on(FIRST, VM)
-        (site.hosts[FIRST].directory / f"{VM}.qmp").unlink()
         with pytest.raises(HostUnreachable, match="runs, but nothing answers on its socket"):
             await driver.state(FIRST, VM)
         with pytest.raises(HostUnreachable, match="runs, but nothing answers"):

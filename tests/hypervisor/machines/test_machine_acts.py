@@ -69,6 +69,15 @@ def test_a_vm_that_its_user_stopped_is_neither_paused_nor_started(site: MachineS
     assert log_of(site) == []
 
 
+@pytest.mark.parametrize("verb", [Verb.MIGRATE, Verb.REDEPLOY, Verb.REBOOT])
+def test_an_act_goes_on_as_soon_as_its_host_reports_a_change(site: MachineSite, verb: Verb) -> None:
+    site.behaviour.migration_s = site.behaviour.shutdown_s = 0.1
+    site.behaviour.reports_changes = True
+    begin = site.hosts.clock.now()
+    assert site.perform_until_done(machine_act(verb)).ok
+    assert site.hosts.clock.now() - begin == pytest.approx(0.1)
+
+
 def test_a_move_that_waits_because_of_a_refusal_says_why(site: MachineSite) -> None:
     site.behaviour.refused["resume"] = "its disk does not exist"
     for perform_wait_s in (0.5, 1.0, 1.5):  # whether it has tried just before it answers, or not

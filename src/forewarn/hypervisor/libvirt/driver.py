@@ -18,6 +18,7 @@ import msgspec
 
 from forewarn.core.observation import ObservedMachine
 from forewarn.errors import ForewarnError, Refused, Rejected
+from forewarn.hypervisor.libvirt.changes import DomainChanges
 from forewarn.hypervisor.libvirt.connection import (
     DomainChange,
     LibvirtConnection,
@@ -77,14 +78,14 @@ class LibvirtDriver:
 
     def __init__(self, hosts: Mapping[str, LibvirtHost], definitions: Path | None) -> None:
         self._copies = DefinitionCopies(definitions)
-        self._subscribers: set[asyncio.Queue[DomainChange]] = set()
+        self._changes = DomainChanges()
         self._connections = {
             name.casefold(): LibvirtConnection(
-                name, host, on_change=self._report, on_open=partial(self._copy_all, name)
+                name, host, on_change=self._changes.report, on_open=partial(self._copy_all, name)
             )
             for name, host in hosts.items()
         }
-        self._migrations = LiveMigrations()
+        self._migrations = LiveMigrations(on_end=self._changes.note)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -104,11 +105,16 @@ class LibvirtDriver:
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what the host reports about the VM now; ABSENT if it has none of this name."""
+        self._changes.forget(host, vm)
         return await self._run(host, vm, "look at", lambda session: state_of(session, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
         """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not."""
         return await self._run(host, vm, "look at", lambda session: session.stop_reason(vm))
+
+    async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
+        """Wait for a lifecycle event of the domain, or the end of its migration, since its state was read."""
+        return await self._changes.wait_for(host, vm, within_s=within_s)
 
     async def pause(self, host: str, vm: str) -> None:
         """Stop the VM's CPUs: RUNNING becomes PAUSED; nothing if it is PAUSED. Refused in any other state."""
@@ -428,17 +434,15 @@ class LibvirtDriver:
         Keeps connections open meanwhile. Includes what this driver does itself. An unreachable host raises nothing, and
         is tried again every five seconds: HOST_LOST and HOST_FOUND are reported, changes of its VMs in between are not.
         """
-        queue: asyncio.Queue[DomainChange] = asyncio.Queue()
-        self._subscribers.add(queue)
-        tasks = [asyncio.create_task(keep_open(connection)) for connection in self._connections.values()]
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            self._subscribers.discard(queue)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with self._changes.subscribe() as queue:
+            tasks = [asyncio.create_task(keep_open(connection)) for connection in self._connections.values()]
+            try:
+                while True:
+                    yield await queue.get()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
         """Release connections; may be called twice. VMs are left as they are.
@@ -494,7 +498,3 @@ class LibvirtDriver:
                 self._copies.save(host, domain.name, definition)
                 with contextlib.suppress(LibvirtFailure):  # its storage does not answer: the VMs still count
                     self._copies.save_all(host, volumes_of(session, ephemeral_disks(definition)))
-
-    def _report(self, change: DomainChange) -> None:
-        for queue in self._subscribers:
-            queue.put_nowait(change)

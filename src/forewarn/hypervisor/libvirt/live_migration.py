@@ -31,9 +31,13 @@ _ABORT_INTERVAL_S = 0.2  # between attempts to abort a migration that libvirt ha
 
 
 class LiveMigrations:
-    """The migrations that this process has begun, and why the latest one of each VM failed."""
+    """The migrations that this process has begun, and why the latest one of each VM failed.
 
-    def __init__(self) -> None:
+    `on_end` is called with the host and the VM when one of them is over.
+    """
+
+    def __init__(self, *, on_end: Callable[[str, str], None] = lambda host, vm: None) -> None:
+        self._on_end = on_end
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}  # (host, VM) in lower case → its migration
         self._errors: dict[tuple[str, str], str] = {}
 
@@ -69,6 +73,7 @@ class LiveMigrations:
         key = _key(source.name, vm)
         self._errors.pop(key, None)
         self._tasks[key] = asyncio.create_task(self._migrate(source, vm, migrate))
+        self._tasks[key].add_done_callback(lambda _: self._on_end(source.name, vm))
 
     async def _migrate(self, source: LibvirtConnection, vm: str, migrate: Callable[[LibvirtSession], None]) -> None:
         try:

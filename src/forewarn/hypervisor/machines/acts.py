@@ -51,7 +51,7 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     migration_deadline_s: float = 300.0  # until a live migration is cancelled, and until a silent destination fails it
     clean_up_timeout_s: float = 60.0  # until an act ends although a silent host keeps an old definition
     fence_interval_s: float = 30.0  # between attempts to fence a host
-    poll_interval_s: float = 0.25  # between observations of the hosts
+    poll_interval_s: float = 0.25  # between observations of hosts that report no change
     perform_wait_s: float = 1.0  # how long one `perform` advances an act
     observe_interval_s: float = 30.0  # between comparisons of all VMs of a host with the fleet; 0: never
     capacity_interval_s: float = 15.0  # between looks at what a host has free
@@ -226,11 +226,22 @@ class MachineHypervisor:
                 case Wait(until=float() as until):
                     return ActUnderWay(at=until, note=decision.note, waits_for_host=decision.host)
                 case Wait():
-                    if self._clock.now() + self._policy.poll_interval_s > deadline:
+                    if (left_s := deadline - self._clock.now()) <= 0:
                         return ActUnderWay(at=now + _RETRY_AFTER_S, note=decision.note, waits_for_host=decision.host)
-                    await self._clock.sleep_until(self._clock.now() + self._policy.poll_interval_s)
+                    await self._wait(record, min(self._policy.poll_interval_s, left_s))
                 case _:
                     pass
+
+    async def _wait(self, record: MachineActRecord, within_s: float) -> None:
+        """Wait until the host that the act waits for reports a change, or for this many seconds of real time."""
+        until = self._clock.now() + within_s
+        host = record.destination if record.step is Step.ACTIVATE else record.source
+        try:
+            if host and await self._driver.wait_for_change(host, record.name, within_s=within_s):
+                return
+        except (Rejected, Unavailable) as error:
+            log.debug("%s reports no changes of %s: %s", host, record.name, full_message(error))
+        await self._clock.sleep_until(until)
 
     async def _next_decision(self, record: MachineActRecord, now: float) -> Decision:
         if record.step is Step.BEGIN:

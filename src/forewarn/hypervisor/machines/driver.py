@@ -107,6 +107,12 @@ class MachineDriver(Protocol):
         Raises HostUnreachable or Refused.
         """
 
+    async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
+        """Wait until the host reports that the VM may have changed since `state` was last asked.
+
+        Returns True then, and False after `within_s` seconds of real time, or earlier if nothing would be reported.
+        """
+
     async def pause(self, host: str, vm: str) -> None:
         """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused.
 

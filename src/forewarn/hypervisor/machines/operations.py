@@ -132,7 +132,7 @@ class MachineOperations:
         progress = await self._progress(act) if needs_progress else None
         is_known = progress is not None or not needs_progress  # a state alone does not show whether it is sending
         source = await self._state(act.source, act.name) if is_known else None
-        destination = await self._state(act.destination, act.name) if act.is_move else MachineState.ABSENT
+        destination = await self._destination_state(act, is_receiving=progress is not None and progress.is_active)
         is_silent = source is None
         halted_on = act.source if source is MachineState.HALTED else ""
         if destination is MachineState.HALTED:
@@ -167,6 +167,15 @@ class MachineOperations:
 
     def _is_down(self, host: str) -> bool:
         return self._fencer.is_fenced(host) or self._is_confirmed_down(host)
+
+    async def _destination_state(self, act: MachineActRecord, *, is_receiving: bool) -> MachineState | None:
+        """Return the state on the destination of a move; None also while it receives a guest.
+
+        It would not answer soon, and no decision needs it then.
+        """
+        if not act.is_move:
+            return MachineState.ABSENT
+        return None if is_receiving else await self._state(act.destination, act.name)
 
     async def _state(self, host: str, name: str) -> MachineState | None:
         if not host:

@@ -34,7 +34,9 @@ from forewarn.hypervisor.qemu.disk_locks import DiskLocks
 from forewarn.hypervisor.qemu.fencing import foreign_disk_users, run_fence_command
 from forewarn.hypervisor.qemu.instance import (
     QemuInstance,
+    create_file,
     delete_file,
+    require_defined,
     require_files,
     require_movable,
     sync_directory,
@@ -124,10 +126,18 @@ class QemuDriver:
         """Return the error that has halted the VM, with the disk that it is about; "" if none has."""
         async with self._lock(host, vm):
             try:
-                async with self._processes.monitor(self._instance(host, vm)) as monitor:
-                    return await stop_reason(monitor)
+                return await self._processes.ask(self._instance(host, vm), stop_reason)
             except NotRunning:
                 return ""
+
+    async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
+        """Wait for an event of QEMU since the VM's state was read. False at once if the VM has no process."""
+        async with self._lock(host, vm):
+            try:
+                async with self._processes.monitor(self._instance(host, vm)) as monitor:
+                    return await monitor.wait_for_change(within_s=within_s)
+            except NotRunning:
+                return False
 
     async def pause(self, host: str, vm: str) -> None:
         """Stop the VM's CPUs; does nothing unless it is running. Refused if it is off."""
@@ -167,7 +177,7 @@ class QemuDriver:
                 async with self._processes.monitor(instance) as monitor:
                     await monitor.execute("system_powerdown")
             except NotRunning:
-                _require_defined(instance)
+                require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is off, in a new process; nothing if it runs. Refused if QEMU does not start."""
@@ -192,7 +202,7 @@ class QemuDriver:
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             if not instance.is_alive():
-                _require_defined(instance)
+                require_defined(instance)
             await self._processes.end(instance)
 
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
@@ -289,11 +299,11 @@ class QemuDriver:
                 definition = instance.read_definition()[0]
                 require_movable(definition, instance)
                 await self._processes.end(instance)
-                await asyncio.to_thread(write_durably, instance.incoming_file, b"")
+                create_file(instance.incoming_file)  # is about the process, which the machine would lose with it
                 await self._start(instance, definition, "-incoming", "defer", "-S")
             async with self._processes.monitor(instance) as monitor:
                 if "socket-address" not in await monitor.execute("query-migrate"):
-                    await _set_capability(monitor, "late-block-activate")
+                    await monitor.enable_migration_options("late-block-activate", "events")
                     address = self._hosts[to_host].migration
                     uri = f"tcp:{bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
                     await monitor.execute("migrate-incoming", {"uri": uri})
@@ -311,7 +321,8 @@ class QemuDriver:
             if state not in IN_MEMORY:
                 raise Refused(f"{instance.name} is {state}: it cannot be migrated")
             uri = address or await self.receive_address(to_host, vm)
-            await _set_capability(monitor, "return-path")  # the source learns whether the destination has everything
+            # The source learns whether the destination has everything, and reports how far it is.
+            await monitor.enable_migration_options("return-path", "events")
             await monitor.execute("migrate", {"uri": uri})
 
     async def receive_address(self, host: str, vm: str) -> str:
@@ -329,8 +340,7 @@ class QemuDriver:
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
-                async with self._processes.monitor(instance) as monitor:
-                    report = await monitor.execute("query-migrate")
+                report = await self._processes.ask(instance, lambda monitor: monitor.execute("query-migrate"))
             except NotRunning:
                 return MigrationProgress(is_active=False)
         return migration_progress(report)
@@ -366,7 +376,7 @@ class QemuDriver:
         """Write the mark's file durably. Refused if the VM does not exist on this host."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
-            _require_defined(instance)
+            require_defined(instance)
             await asyncio.to_thread(write_durably, instance.mark_file, msgspec.json.encode(mark))
 
     async def fence(self, host: str) -> bool:
@@ -417,8 +427,9 @@ class QemuDriver:
         return vm_needs(self._copies.instances())
 
     async def close(self) -> None:
-        """Stop copying images, and forget the QEMU processes that this driver started; they keep running."""
+        """Stop copying images, close connections, and forget the QEMU processes that run; they go on."""
         await self._disk_files.close()
+        await self._processes.close()
         self._processes.release()
 
     def _host(self, host: str) -> QemuHost:
@@ -449,7 +460,7 @@ class QemuDriver:
                 async with self._processes.monitor(instance) as monitor:
                     yield instance, monitor
             except NotRunning:
-                _require_defined(instance)
+                require_defined(instance)
                 raise Refused(f"{instance.name} is off: it cannot be {participle}") from None
 
     async def _state(self, instance: QemuInstance) -> MachineState:
@@ -457,8 +468,7 @@ class QemuDriver:
         if is_defined:
             self._copies.keep(instance)
         try:
-            async with self._processes.monitor(instance) as monitor:
-                state = await read_state(monitor, instance)
+            state = await self._processes.ask(instance, lambda monitor: read_state(monitor, instance))
         except NotRunning:
             return MachineState.OFF if is_defined else MachineState.ABSENT
         if state is MachineState.OFF:  # the guest has shut down, but QEMU waits, and holds the locks of its disks
@@ -484,12 +494,3 @@ class QemuDriver:
                 yield
         except TimeoutError as error:
             raise HostUnreachable(f"{message} within {self._timeout_s:g} s") from error
-
-
-async def _set_capability(monitor: Monitor, name: str) -> None:
-    await monitor.execute("migrate-set-capabilities", {"capabilities": [{"capability": name, "state": True}]})
-
-
-def _require_defined(instance: QemuInstance) -> None:
-    if not instance.is_defined():
-        raise Refused(f"{instance.name} does not exist: there is no file {str(instance.definition_file)!r}")

@@ -222,6 +222,17 @@ def write_durably(path: Path, data: bytes) -> None:
         raise Refused(f"file {str(path)!r} cannot be written: {error.strerror}") from error
 
 
+def create_file(path: Path) -> None:
+    """Create an empty file unless it exists. Refused if it cannot be created.
+
+    It may be lost if the machine crashes.
+    """
+    try:
+        path.touch()
+    except OSError as error:
+        raise Refused(f"file {str(path)!r} cannot be created: {error.strerror}") from error
+
+
 def delete_file(path: Path) -> None:
     """Delete the file if it exists. Refused if it cannot be deleted."""
     try:
@@ -246,6 +257,12 @@ def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
             f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
             "a live migration needs disks with absolute paths, which both hosts reach"
         )
+
+
+def require_defined(instance: QemuInstance) -> None:
+    """Raise Refused if the VM has no definition on its host."""
+    if not instance.is_defined():
+        raise Refused(f"{instance.name} does not exist: there is no file {str(instance.definition_file)!r}")
 
 
 def require_files(definition: VmDefinition, instance: QemuInstance) -> None:

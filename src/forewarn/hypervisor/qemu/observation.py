@@ -58,8 +58,8 @@ async def observe_instance(instance: QemuInstance, processes: QemuProcesses) -> 
     or was killed has not.
     """
     try:
-        async with processes.monitor(instance) as monitor:
-            status = str((await monitor.execute("query-status"))["status"])
+        answer = await processes.ask(instance, lambda monitor: monitor.execute("query-status"))
+        status = str(answer["status"])
     except NotRunning:
         cause = StateCause.CRASH if instance.pid_file.exists() else StateCause.OPERATOR
         return ObservedMachine(state=ObservedState.OFF, cause=cause)

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple, TypeVar
 
 from forewarn.errors import Refused
 from forewarn.hypervisor.liveness import wait_for_process_exit
 from forewarn.hypervisor.machines.driver import HostUnreachable
 from forewarn.hypervisor.qemu.instance import QemuInstance
-from forewarn.hypervisor.qemu.qmp import Monitor, MonitorNotListening, connect_monitor
+from forewarn.hypervisor.qemu.qmp import (
+    Monitor,
+    MonitorDisconnected,
+    MonitorNotListening,
+    connect_monitor,
+    open_monitor,
+)
 
 _INTERVAL_S = 0.02  # between checks of a process
+_START_INTERVAL_S = 0.005  # the same, of one that is about to open its monitor
+_KEEP_S = 0.3  # how long a connection is kept open for the next operation, which usually follows at once
 _QUIT_WAIT_S = 3.0  # for QEMU to end after `quit`, before it is killed
 _KILL_WAIT_S = 10.0
+_Answer = TypeVar("_Answer")
 
 
 class NotRunning(Exception):
     """The VM has no QEMU process."""
+
+
+class _KeptMonitor(NamedTuple):
+    """A connection that no operation uses now."""
+
+    monitor: Monitor
+    timer: asyncio.TimerHandle  # closes it
 
 
 class QemuProcesses:
@@ -33,21 +50,82 @@ class QemuProcesses:
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
         self._children: list[subprocess.Popen[bytes]] = []
+        self._kept: dict[QemuInstance, _KeptMonitor] = {}
+        self._closing: set[asyncio.Task[None]] = set()  # connections that were kept long enough
 
     @asynccontextmanager
     async def monitor(self, instance: QemuInstance) -> AsyncIterator[Monitor]:
         """Connect to QEMU, waiting for one that has just been started. NotRunning if there is no process.
 
-        An async context manager, which disconnects. HostUnreachable if QEMU does not answer in time, Refused without
-        permission.
+        An async context manager. The connection stays open for a moment, for the next operation, unless this one has
+        failed. Only one caller at a time may connect to a VM. HostUnreachable if QEMU does not answer in time, Refused
+        without permission.
         """
+        monitor = await self._take_kept(instance) or await self._connect(instance)
+        try:
+            yield monitor
+        except BaseException:
+            await monitor.close()
+            raise
+        await self._keep(instance, monitor)
+
+    async def ask(self, instance: QemuInstance, question: Callable[[Monitor], Awaitable[_Answer]]) -> _Answer:
+        """Return the answer to a question that changes nothing. Raises as `monitor`.
+
+        QEMU may have ended since an earlier operation: a connection that was kept and is closed is replaced once.
+        """
+        is_kept = instance in self._kept
+        try:
+            async with self.monitor(instance) as monitor:
+                return await question(monitor)
+        except MonitorDisconnected:
+            if not is_kept:
+                raise
+        async with self.monitor(instance) as monitor:
+            return await question(monitor)
+
+    async def _keep(self, instance: QemuInstance, monitor: Monitor) -> None:
+        """Keep the connection for the next operation, or close it if QEMU has."""
+        if not monitor.is_connected:
+            await monitor.close()
+            return
+        timer = asyncio.get_running_loop().call_later(_KEEP_S, self._begin_to_drop, instance)
+        self._kept[instance] = _KeptMonitor(monitor, timer)
+
+    def _begin_to_drop(self, instance: QemuInstance) -> None:
+        task = asyncio.create_task(self._drop(instance))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _take_kept(self, instance: QemuInstance) -> Monitor | None:
+        """Return the connection of an earlier operation; None if there is none, or its QEMU has ended."""
+        kept = self._kept.pop(instance, None)
+        if kept is None:
+            return None
+        kept.timer.cancel()
+        if kept.monitor.is_connected and instance.is_alive():
+            return kept.monitor
+        await kept.monitor.close()
+        return None
+
+    async def _drop(self, instance: QemuInstance) -> None:
+        """Close the connection that is kept for the VM, if there is one."""
+        if (kept := self._kept.pop(instance, None)) is not None:
+            kept.timer.cancel()
+            await kept.monitor.close()
+
+    async def close(self) -> None:
+        """Close all connections that are kept."""
+        for instance in list(self._kept):
+            await self._drop(instance)
+        await asyncio.gather(*self._closing)
+
+    async def _connect(self, instance: QemuInstance) -> Monitor:
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             is_alive = instance.is_alive()  # before connecting: QEMU may end in between
-            connection = connect_monitor(instance.monitor_socket, instance.name, timeout_s=self._timeout_s)
             try:
-                found = await connection.__aenter__()
-                break
+                return await open_monitor(instance.monitor_socket, instance.name, timeout_s=self._timeout_s)
             except MonitorNotListening as error:
                 if not is_alive:
                     raise NotRunning from error
@@ -56,11 +134,7 @@ class QemuProcesses:
                         f"QEMU of {instance.name} runs, but nothing answers on its socket "
                         f"{str(instance.monitor_socket)!r}: end it by hand"
                     ) from error
-                await asyncio.sleep(_INTERVAL_S)
-        try:
-            yield found
-        finally:
-            await connection.__aexit__(None, None, None)
+                await asyncio.sleep(_START_INTERVAL_S)
 
     async def start(self, instance: QemuInstance, argv: Sequence[str]) -> None:
         """Start QEMU, and return once its monitor answers. Refused with its last message if it ends first.
@@ -74,15 +148,21 @@ class QemuProcesses:
         while True:
             has_ended = child.poll() is not None and not instance.is_alive()
             try:
-                async with connect_monitor(instance.monitor_socket, instance.name, timeout_s=self._start_timeout_s):
-                    return
+                monitor = await open_monitor(
+                    instance.monitor_socket,
+                    instance.name,
+                    timeout_s=self._timeout_s,
+                    connect_timeout_s=self._start_timeout_s,
+                )
+                await self._keep(instance, monitor)
+                return
             except MonitorNotListening as error:
                 if has_ended:
                     reason = instance.log_tail() or f"exit code {child.returncode}"
                     raise Refused(f"QEMU did not start {instance.name}: {reason}") from error
                 if asyncio.get_running_loop().time() >= deadline:
                     raise
-                await asyncio.sleep(_INTERVAL_S)
+                await asyncio.sleep(_START_INTERVAL_S)
 
     async def end(self, instance: QemuInstance) -> None:
         """End QEMU if it runs: by `quit`, else by SIGKILL. Returns when it is gone.
@@ -92,6 +172,7 @@ class QemuProcesses:
         try:
             async with self.monitor(instance) as monitor:
                 await monitor.quit()
+            await self._drop(instance)
             is_gone = await self._wait_until_gone(instance, _QUIT_WAIT_S)
         except NotRunning:
             is_gone = True

@@ -1,6 +1,6 @@
 """One connection to the monitor (QMP) of a QEMU process, with timeouts and readable errors.
 
-QEMU serves one client at a time, so connections are short: one for each operation of the driver.
+QEMU serves one client at a time, so connections are short: `QemuProcesses` keeps them for a moment only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,13 @@ from typing import Any
 
 from forewarn.errors import Refused, Rejected
 from forewarn.hypervisor.machines.driver import HostUnreachable
+
+# Events after which the state of a VM, or of its migration, is not what it was.
+_CHANGES = ("STOP", "RESUME", "RESET", "SHUTDOWN", "SUSPEND", "WAKEUP", "GUEST_PANICKED", "MIGRATION")
+
+
+class MonitorDisconnected(HostUnreachable):
+    """QEMU has closed the connection before it answered: usually it has ended."""
 
 
 class MonitorNotListening(HostUnreachable):
@@ -41,17 +48,47 @@ def require_qmp() -> ModuleType:
 
 
 class Monitor:
-    """A connected monitor; `connect_monitor` makes it. `name` says in errors which VM it is."""
+    """A connected monitor; `open_monitor` makes it. `name` says in errors which VM it is.
+
+    It collects the events that a VM has changed, from when it is connected.
+    """
 
     def __init__(self, client: Any, name: str, timeout_s: float) -> None:
         self._client = client
         self._name = name
         self._timeout_s = timeout_s
+        self._changes = require_qmp().EventListener(_CHANGES)
+        client.register_listener(self._changes)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether QEMU has not closed the connection, as far as is known."""
+        return bool(self._client.runstate is require_qmp().Runstate.RUNNING)
+
+    def forget_changes(self) -> None:
+        """Forget the changes that QEMU has reported so far: the caller is about to look."""
+        self._changes.clear()
+
+    async def wait_for_change(self, *, within_s: float) -> bool:
+        """Return True when QEMU reports a change since `forget_changes`, and False after this many seconds."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._changes.get()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Disconnect; what the library raises here is the reason why the connection has ended, and of no use."""
+        with suppress(Exception):
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.disconnect()
 
     async def execute(self, command: str, arguments: Mapping[str, object] | None = None) -> Any:
         """Return QEMU's answer.
 
-        Raises MonitorCommandFailed if it is an error, HostUnreachable if there is none in time. `arguments` None: none.
+        Raises MonitorCommandFailed if it is an error, HostUnreachable if there is none in time, MonitorDisconnected if
+        QEMU has closed the connection. `arguments` None: none.
         """
         qmp = require_qmp()
         try:
@@ -64,7 +101,12 @@ class Monitor:
         except qmp.ExecuteError as error:
             raise MonitorCommandFailed(f"QEMU of {self._name} refused {command!r}: {str(error).rstrip('.')}") from error
         except (qmp.QMPError, OSError, EOFError) as error:
-            raise HostUnreachable(f"QEMU of {self._name} closed the connection during {command!r}") from error
+            raise MonitorDisconnected(f"QEMU of {self._name} closed the connection during {command!r}") from error
+
+    async def enable_migration_options(self, *capabilities: str) -> None:
+        """Enable these capabilities of live migrations, in QEMU's names. Raises as `execute`."""
+        enabled = [{"capability": name, "state": True} for name in capabilities]
+        await self.execute("migrate-set-capabilities", {"capabilities": enabled})
 
     async def quit(self) -> None:
         """Tell QEMU to end; returns once it has accepted or refused the command, or is gone. Raises nothing."""
@@ -72,30 +114,37 @@ class Monitor:
             await self.execute("quit")
 
 
-@asynccontextmanager
-async def connect_monitor(socket: Path, name: str, *, timeout_s: float) -> AsyncIterator[Monitor]:
-    """Connect, and disconnect when the block is left.
+async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_timeout_s: float | None = None) -> Monitor:
+    """Connect; the caller closes it.
 
-    `timeout_s` is for the connection, and for each command, in real seconds. Raises MonitorNotListening if the socket
-    is missing or refuses connections, Refused without permission for it, HostUnreachable if QEMU does not answer,
-    Rejected if the library is missing.
+    `timeout_s` is for the connection, unless `connect_timeout_s` is given, and for each command, in real seconds.
+    Raises MonitorNotListening if the socket is missing or refuses connections, Refused without permission for it,
+    HostUnreachable if QEMU does not answer, Rejected if the library is missing.
     """
     qmp = require_qmp()
     client = qmp.QMPClient(name)
+    limit_s = timeout_s if connect_timeout_s is None else connect_timeout_s
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit_s):
             await client.connect(str(socket))
     except TimeoutError as error:
         raise HostUnreachable(
-            f"QEMU of {name} did not answer on {str(socket)!r} within {timeout_s:g} s: "
+            f"QEMU of {name} did not answer on {str(socket)!r} within {limit_s:g} s: "
             "it hangs, or another program is connected to this socket"
         ) from error
     except qmp.ConnectError as error:
         raise _connection_error(error.exc, socket, name) from error
+    return Monitor(client, name, timeout_s)
+
+
+@asynccontextmanager
+async def connect_monitor(socket: Path, name: str, *, timeout_s: float) -> AsyncIterator[Monitor]:
+    """Connect as `open_monitor` does, and disconnect when the block is left."""
+    monitor = await open_monitor(socket, name, timeout_s=timeout_s)
     try:
-        yield Monitor(client, name, timeout_s)
+        yield monitor
     finally:
-        await _disconnect(client, timeout_s)
+        await monitor.close()
 
 
 def _connection_error(cause: Exception, socket: Path, name: str) -> HostUnreachable | Refused:
@@ -115,10 +164,3 @@ def _connection_error(cause: Exception, socket: Path, name: str) -> HostUnreacha
             return HostUnreachable(f"socket {str(socket)!r} of {name} cannot be reached: {cause.strerror or cause}")
         case _:
             return HostUnreachable(f"socket {str(socket)!r} of {name} is not a QMP monitor of QEMU ({cause})")
-
-
-async def _disconnect(client: Any, timeout_s: float) -> None:
-    """Disconnect; what the library raises here is the reason why the connection has ended, and of no use."""
-    with suppress(Exception):
-        async with asyncio.timeout(timeout_s):
-            await client.disconnect()

@@ -33,8 +33,10 @@ _REASONS = {
 async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
     """Return the state of a VM with a QEMU process: any but ABSENT.
 
-    Deletes the file `incoming` of a VM that runs. Raises HostUnreachable if QEMU does not answer.
+    Forgets changes that QEMU reported before. Deletes the file `incoming` of a VM that runs. Raises HostUnreachable if
+    QEMU does not answer.
     """
+    monitor.forget_changes()
     status = (await monitor.execute("query-status"))["status"]
     if status == "finish-migrate":  # the last part is on its way; after a failure the VM goes on here
         has_completed = (await monitor.execute("query-migrate")).get("status") == "completed"
