@@ -15,6 +15,7 @@ from bench import (
     mixed,
     portal,
     reaction,
+    real_vms,
     record,
     rollout,
     scheduling,
@@ -45,6 +46,7 @@ ROWS: tuple[Row, ...] = (
         measure=reaction.measure,
         figures=("reaction-held", "reaction-polling", "agent-memory", "agent-cpu"),
     ),
+    Row(name="real-vms", measure=real_vms.measure, figures=("freeze-overhead", "migrate-overhead")),
     Row(name="portal", measure=portal.measure, figures=portal.FIGURES),
     Row(name="azure-mock", measure=azure_mock.measure, figures=("azure-mock-rate",)),
 )

@@ -99,6 +99,15 @@ TARGETS: tuple[Target, ...] = (
     Target(name="reaction-polling", title="the same, polling once a second", unit="ms", at_most=1100),
     Target(name="agent-memory", title="memory of an idle agent", unit="MiB", at_most=40),
     Target(name="agent-cpu", title="CPU of an idle agent", unit="%", at_most=0.5),
+    Target(
+        name="freeze-overhead", title="approval → real guest frozen, p99 above that of QMP alone", unit="ms", at_most=50
+    ),
+    Target(
+        name="migrate-overhead",
+        title="approval → real guest migrated live, p99 above that of QMP alone",
+        unit="ms",
+        at_most=50,
+    ),
     Target(name="overview-growth", title="first view of the portal (overview), 100,000 VMs : 100 VMs", at_most=3),
     Target(name="overview-heap", title="the same, memory of its scripts", unit="MiB", at_most=300),
     Target(name="overview-frame", title="the same, longest frame at 50 changes a second", unit="ms", at_most=100),

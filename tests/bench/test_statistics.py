@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.half_rate import pause_ms
+from bench.real_vms import overhead
 from bench.sample_statistics import median, percentile, ratio, spread
 
 samples = st.lists(st.floats(min_value=0.001, max_value=1e6), min_size=1, max_size=200)
@@ -32,6 +33,11 @@ def test_the_percentile_is_the_smallest_value_with_the_share_below(values: list[
 def test_an_invalid_percentile_is_refused(values: list[float], share: float) -> None:
     with pytest.raises(ValueError, match="no percentile"):
         percentile(values, share)
+
+
+def test_an_overhead_compares_the_same_percentile_of_both_sides() -> None:
+    ours, bare = [30.0, 10.0, 20.0, 90.0], [5.0, 40.0, 1.0, 4.0]
+    assert (overhead(ours, bare, 0.5), overhead(ours, bare, 0.99)) == (20 - 4, 90 - 40)
 
 
 @given(samples)
