@@ -86,9 +86,8 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
 
     Returns it after due work was done, so its first events may be published. Raises NotFound for an unknown host or
     scope, Rejected unless exactly one kind of target is given, for a host named twice, too short a notice, or windows
-    that are wrong or over, Refused if
-    a VM has no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous. The
-    history gets an entry.
+    that are wrong or over, Refused if a VM has no host to move to, the hypervisor cannot do it, the fleet has no host
+    or a scope's name is ambiguous. The history gets an entry.
     """
     request = await context.control.requests.start_rollout(
         _build_rollout(context, body),

@@ -165,16 +165,18 @@ class AsyncClient(ClientProperties):
     async def mine(self) -> tuple[Event, ...]:
         """Returns the events that list this VM, in the document's order; () if none does.
 
-        Asks for the document, and first for this VM's name if it is not known; the case of names does not matter.
-        Retries transient failures a few times, then raises Unavailable. Raises Unreachable at once if nothing accepts
-        the connection, NotFound or Rejected if a retry cannot help.
+        Asks for the document, and first for this VM's name if it is not known; the case of names does not matter. An
+        unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
+        raises Unavailable. Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a
+        retry cannot help.
         """
         return await self.ask(self._session.mine())
 
     async def name(self) -> str:
         """Returns this VM's name, as the `resources` of events spell it; asks only until it is known.
 
-        Retries transient failures a few times, then raises Unavailable, also if the answer cannot be a name. Raises
+        An unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
+        raises Unavailable, also if the answer cannot be a name. Raises
         Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
         """
         return await self.ask(self._session.name())
@@ -182,7 +184,8 @@ class AsyncClient(ClientProperties):
     async def approve(self, *events: Event | str) -> None:
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). Retries
+        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). An unknown
+        endpoint is discovered first, which may take minutes. Retries
         transient failures a few times, then raises Unavailable; Unreachable at once if nothing accepts the connection.
         Raises Rejected if no id is given, an id is empty or the endpoint refuses, NotFound if it answers 404.
         """

@@ -159,9 +159,11 @@ class StreamFollower:
         return actions
 
     def on_joined(self, accepted: JoinAccepted, now: float) -> list[FollowerAction]:
-        """Take over the state of a reply, or ask for its next part; ignore one that is not awaited or old.
+        """Take over the state of a reply, or ask for its next part.
 
-        `now` is the time of a monotonic clock. A reply of an older term is ignored.
+        A reply of a source that was not followed so far makes this node join it, and is taken over too. Of the source
+        that it follows, one that is not awaited, or is older than what is shown, is only a sign of life. One of an
+        older term is ignored. `now` is the time of a monotonic clock.
         """
         source = accepted.position.source
         if self._is_deposed(source):

@@ -96,7 +96,7 @@ class RequestService:
         without VMs, for too short a notice, and for a notice or `short_notice` if the operation is performed at once;
         Refused if the hypervisor cannot do it, if the state of a VM or another operation on it forbids it, if no host
         can take a VM that must move, and for a notice or `short_notice` if a VM to delete has no terminate
-        notification. A `key` gives the request its id.
+        notification. A `key` gives the request its id; see `RequestKeys`.
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
@@ -136,7 +136,8 @@ class RequestService:
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
         The reconciler publishes the events; the receipt has none. Raises NotFound for an unknown host (its name may be
         in any case), Refused if it has failed already or a VM has no host to move to. A hypervisor that cannot redeploy
-        does not keep it from being recorded: then the acts fail, and say why. A `key` gives the request its id.
+        does not keep it from being recorded: then the acts fail, and say why. A `key` gives the request its id; see
+        `RequestKeys`.
         """
 
         async def attempt() -> RequestReceipt:
@@ -188,7 +189,7 @@ class RequestService:
         seconds of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the
         minimum without `short_notice`, for negative numbers, if no maintenance window follows it, and unless the
         rollout covers either hosts or one scope; NotFound for an unknown host or scope; Refused if the hypervisor
-        cannot do it, or a VM must move and no host can take it. A `key` gives the request its id.
+        cannot do it, or a VM must move and no host can take it. A `key` gives the request its id; see `RequestKeys`.
         """
         request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)
@@ -277,7 +278,7 @@ class RequestService:
 
         The receipt has a new request and the events with such maintenance, those approved before included; the
         reconciler starts them. VMs without one are passed over. Raises Refused if none of them has one, Rejected
-        without VMs. A `key` gives the request its id.
+        without VMs. A `key` gives the request its id; see `RequestKeys`.
         """
 
         async def attempt() -> RequestReceipt:

@@ -30,7 +30,8 @@ _MAX_LIVE_EVENTS = 10
 class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     """A present VM of a scope, with its last poll. Field names are JSON keys and CSV columns.
 
-    `is_silent`: it did not poll in the last minute of real time.
+    `is_silent`: it never polled, or its last poll or long poll ended over a minute of real time ago; after a restart of
+    the service, that minute counts from the restart.
     """
 
     key: str
@@ -42,7 +43,7 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     last_polled_at: float | None  # lab time; None: never
     polled_version: str | None  # the api-version of its last poll; None: it never polled
     polls: int  # so far
-    is_silent: bool  # it did not poll in the last minute of real time
+    is_silent: bool  # see above
 
 
 class RemovedVmView(BaseView, frozen=True, kw_only=True):

@@ -149,7 +149,7 @@ class MetadataFrontend:
     async def collect_worker_reports(self) -> None:
         """Ask the workers for what they observed, and merge it into `observations` and `faults`.
 
-        Waits at most a second; see `WorkerPool.collect_reports`. Does nothing without workers.
+        Waits at most a second; reports that come later are merged then. Does nothing without workers.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.collect_reports()

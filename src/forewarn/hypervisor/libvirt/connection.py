@@ -49,7 +49,7 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The table `[libvirt]` of the settings."""
 
     hosts: dict[str, LibvirtHost] = {}  # by the fleet's name of the host
-    lock_directories: tuple[str, ...] = ()  # as in `[qemu]`; cannot be used here
+    lock_directories: tuple[str, ...] = ()  # must be empty: `check_libvirt` refuses others
 
 
 def check_libvirt(settings: LibvirtSettings) -> None:

@@ -344,7 +344,7 @@ class LibvirtDriver:
         return ""
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """As `send`: the settings of the source must have the destination too."""
+        """Begin to migrate the VM live, without `address`; Refused if the settings lack the destination."""
         await self.send(host, vm, to_host)
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:

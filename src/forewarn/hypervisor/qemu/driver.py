@@ -383,7 +383,8 @@ class QemuDriver:
         """Run the fence command; True if it succeeded and no process runs a VM of this host.
 
         Such a process is QEMU as the driver started it, or one that answers on the VM's monitor, or has a disk of the
-        VM open for writing and is no VM of another host. What prevents it is logged.
+        VM open for writing and is no VM of another host. What prevents it is logged. False also if the host has no
+        fence command. Raises Refused for a host that is not in the settings.
         """
         settings = self._host(host)
         if not settings.fence or not await run_fence_command(settings, host):

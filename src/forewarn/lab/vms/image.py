@@ -34,7 +34,7 @@ class GuestImage:
 
     @property
     def is_built(self) -> bool:
-        """Whether both files exist, and are not older than the scripts that are part of the guest."""
+        """Whether both files exist, and the initial file system is not older than the scripts in it."""
         newest = max(path.stat().st_mtime for path in _scripts().iterdir())
         return self.kernel.exists() and self.initramfs.exists() and self.initramfs.stat().st_mtime >= newest
 
