@@ -33,7 +33,7 @@ _ABORT_INTERVAL_S = 0.2  # between attempts to abort a migration that libvirt ha
 class LiveMigrations:
     """The migrations that this process has begun, and why the latest one of each VM failed.
 
-    `on_end` is called with the host and the VM when one of them is over.
+    `on_end` is called with the names of the source host and of the VM when a migration is over, however it ended.
     """
 
     def __init__(self, *, on_end: Callable[[str, str], None] = lambda host, vm: None) -> None:

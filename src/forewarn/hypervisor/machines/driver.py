@@ -111,6 +111,7 @@ class MachineDriver(Protocol):
         """Wait until the host reports that the VM may have changed since `state` was last asked.
 
         Returns True then, and False after `within_s` seconds of real time, or earlier if nothing would be reported.
+        Raises HostUnreachable or Refused.
         """
 
     async def pause(self, host: str, vm: str) -> None:
