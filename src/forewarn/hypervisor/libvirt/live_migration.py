@@ -49,7 +49,8 @@ class LiveMigrations:
     async def begin(self, source: LibvirtConnection, target: LibvirtConnection, vm: str) -> None:
         """Begin to migrate the VM, unless the source does already; returns before the migration is over.
 
-        Raises as `LibvirtConnection.call`. A later failure is in `complete`.
+        Raises HostUnreachable if a host does not answer, Refused without permission, LibvirtFailure for other errors. A
+        later failure is in `complete`.
         """
         if (await source.call(lambda session: session.progress(vm))).is_active:
             return  # by its own daemon, since before this process started
@@ -97,8 +98,8 @@ class LiveMigrations:
     async def cancel(self, source: LibvirtConnection, vm: str) -> None:
         """Abort the migration of the VM, and wait until neither the host nor this process is sending it.
 
-        Returns at once if nothing does. Raises as `LibvirtConnection.call`, and HostUnreachable if the host does not
-        stop within its `timeout_s`.
+        Returns at once if nothing does. Raises HostUnreachable if the host does not answer, or does not stop within its
+        `timeout_s`, Refused without permission, LibvirtFailure for other errors.
         """
         task = self._tasks.get(_key(source.name, vm))
         try:

@@ -107,7 +107,10 @@ class Monitor:
             raise MonitorDisconnected(f"QEMU of {self._name} closed the connection during {command!r}") from error
 
     async def enable_migration_options(self, *capabilities: str) -> None:
-        """Enable these capabilities of live migrations, in QEMU's names. Raises as `execute`."""
+        """Enable these capabilities of live migrations, in QEMU's names.
+
+        Raises MonitorCommandFailed if QEMU refuses, HostUnreachable if it does not answer.
+        """
         enabled = [{"capability": name, "state": True} for name in capabilities]
         await self.execute("migrate-set-capabilities", {"capabilities": enabled})
 
