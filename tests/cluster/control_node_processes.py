@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from forewarn.service.cluster_secrets import create_cluster_secrets
+from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE
 from tests.support.service_process import HttpAnswer, ServiceProcess, free_port
 
 LIMIT_S = 60.0
@@ -33,10 +34,13 @@ address = "127.0.0.2"
 
 
 class ProcessCluster:
-    """Control nodes of one cluster as processes. `store` is the URL of their record, which must be migrated."""
+    """Control nodes of one cluster as processes. `store` is the URL of their record, which must be migrated.
 
-    def __init__(self, directory: Path, store: str) -> None:
-        self.directory, self.store = directory, store
+    With `bus`, host nodes answer the VMs of the fleet.
+    """
+
+    def __init__(self, directory: Path, store: str, *, bus: str = "", fleet: str = FLEET) -> None:
+        self.directory, self.store, self.bus, self.fleet = directory, store, bus, fleet
         self.secrets = directory / "secrets"
         create_cluster_secrets(self.secrets, time.time())
         self.nodes: dict[str, ServiceProcess] = {}
@@ -58,7 +62,13 @@ class ProcessCluster:
         }
         arguments = tuple(part for option, value in given.items() for part in (f"--{option}", value))
         return ServiceProcess(
-            data=self.directory / (data or name), fleet=FLEET, command="serve", arguments=arguments, start_s=LIMIT_S
+            data=self.directory / (data or name),
+            fleet=self.fleet,
+            command="serve",
+            arguments=arguments,
+            start_s=LIMIT_S,
+            bus=self.bus,
+            environment={"FOREWARN_BUS_CREDENTIALS": str(self.secrets / CONTROL_CREDENTIALS_FILE)} if self.bus else {},
         )
 
     def start(self, name: str, **options: str) -> ServiceProcess:

@@ -89,6 +89,9 @@ def test_the_command_line_works_on_the_standby_and_passes_control(cluster: Proce
     listed = printed(second.forewarn("--json", "node", "list"))
     assert [(node["name"], node["role"]) for node in listed["nodes"]] == [("c1", "active"), ("c2", "standby")]
     assert printed(second.forewarn("--json", "node", "show", "c2"))["name"] == "c2"
+    doctor = second.forewarn("doctor").stdout
+    assert "can take over: c2" in doctor
+    assert "the record in PostgreSQL is complete" in doctor
 
     assert printed(second.forewarn("--json", "node", "resign")) == {"from": "c1", "to": "c2", "term": 2}
     assert cluster.active() == "c2"

@@ -199,6 +199,9 @@ def test_a_node_that_is_suspended_reads_but_neither_writes_nor_acts(cluster: Mem
     refused = cluster.call(only, "POST", "/requests", RESTART)
     assert refused.status_code == 503
     assert "nothing can be changed, because the lease was not renewed" in refused.json()["error"]["message"]
+    unsure = cluster.call(only, "POST", "/requests", {"ask": "restart", "vms": ["not in this copy"]})
+    assert unsure.status_code == 503
+    assert "cannot be sure that it is still the active one" in unsure.json()["error"]["message"]
 
     cluster.server.start()
     cluster.until_active(only)

@@ -139,9 +139,16 @@ class ServiceProcess:
         self._child = None
         return code
 
-    def api(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = _NO_VARIABLES) -> HttpAnswer:
+    def api(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] = _NO_VARIABLES,
+        timeout_s: float = 60.0,
+    ) -> HttpAnswer:
         """Call the service's own API; raises OSError if it does not answer."""
-        connection = _UnixSocketConnection(self.data / "forewarn.sock")
+        connection = _UnixSocketConnection(self.data / "forewarn.sock", timeout_s)
         payload = json.dumps(body) if body is not None else None
         return _send(connection, method, _API_ROOT + path, payload, {"Content-Type": "application/json", **headers})
 
@@ -187,8 +194,8 @@ class ServiceProcess:
 
 
 class _UnixSocketConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=60)
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:

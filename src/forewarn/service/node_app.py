@@ -13,11 +13,13 @@ from contextlib import suppress
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forewarn.web.forwarding import (
+    SAFE_METHODS,
     ForwardingApp,
     NodeUnreachable,
     is_forwarded,
     no_active_node_response,
     unreachable_response,
+    unsure_response,
 )
 
 _POLL_S = 0.05
@@ -62,7 +64,8 @@ class NodeApp:
 
     A call that finds no active node, or cannot reach it, waits for up to `patience_s` of real time, because most
     takeovers are over by then; after that it gets a 503. `has_target` says whether there is a node to forward to.
-    `answers_itself` has apps that answer some calls in any role, by method and path.
+    `answers_itself` has apps that answer some calls in any role, by method and path. While `may_refuse` returns False,
+    the local app's refusals of changes become 503s: its state may be old, because another node may be active already.
     """
 
     def __init__(
@@ -72,11 +75,13 @@ class NodeApp:
         has_target: Callable[[], bool],
         patience_s: float = 5.0,
         answers_itself: Mapping[str, ASGIApp] | None = None,
+        may_refuse: Callable[[], bool] = lambda: True,
     ) -> None:
         self._forwarding = forwarding
         self._has_target = has_target
         self._patience_s = patience_s
         self._answers_itself = answers_itself or {}
+        self._may_refuse = may_refuse
         self._local: ASGIApp | None = None
         self._local_calls = 0
         self._calls_ended = asyncio.Event()  # set and replaced when a call of the local app has ended
@@ -127,8 +132,18 @@ class NodeApp:
 
     async def _call_local(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         self._local_calls += 1
+        is_withheld = False
+
+        async def send_if_sure(message: Message) -> None:
+            nonlocal is_withheld
+            if message["type"] == "http.response.start" and 400 <= message["status"] < 500 and not self._may_refuse():
+                is_withheld = True
+                await unsure_response(scope)(scope, receive, send)
+            elif not is_withheld:
+                await send(message)
+
         try:
-            await app(scope, receive, send)
+            await app(scope, receive, send if scope["method"] in SAFE_METHODS else send_if_sure)
         finally:
             self._local_calls -= 1
             self._calls_ended.set()

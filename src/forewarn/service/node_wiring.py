@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -26,6 +27,7 @@ from forewarn.errors import Rejected
 from forewarn.metrics.control_node_metrics import ControlNodeMetrics
 from forewarn.metrics.http_server import MetricsServer
 from forewarn.service.cluster_control import connect_bus, new_cluster_control
+from forewarn.service.cluster_doctor import cluster_checks
 from forewarn.service.cluster_secrets import check_fingerprint, load_cluster_secrets, secrets_fingerprint
 from forewarn.service.console_port import ConsolePort, bind_console_port
 from forewarn.service.control_node import ControlNode, NodeTiming, end_process
@@ -131,10 +133,10 @@ class ControlNodeProcess:
         def has_target() -> bool:
             return bool(self.node.target)
 
-        self.console_app = NodeApp(console, has_target=has_target)
+        self.console_app = NodeApp(console, has_target=has_target, may_refuse=self.node.may_act)
         # The local owner can always see the nodes, also while none is active.
         own_paths = {f"GET {API_PREFIX}/nodes": self._list_nodes}
-        self.local_app = NodeApp(local, has_target=has_target, answers_itself=own_paths)
+        self.local_app = NodeApp(local, has_target=has_target, answers_itself=own_paths, may_refuse=self.node.may_act)
 
     async def render_metrics(self) -> bytes:
         """The metrics of this process as Prometheus text, for its plain HTTP port.
@@ -186,8 +188,17 @@ class ControlNodeProcess:
             self._worker_metrics_sockets,
             storage.cluster,
         )
+        dependencies = web_dependencies(service, directory)
+        own_checks = dependencies.run_health_checks
+
+        async def run_health_checks() -> list[Any]:
+            return [*await own_checks(), *await cluster_checks(self.node, settings.store, self._bus)]
+
         dependencies = replace(
-            web_dependencies(service, directory), control_node=self.node, render_metrics=self._render_all
+            dependencies,
+            control_node=self.node,
+            render_metrics=self._render_all,
+            run_health_checks=run_health_checks,
         )
         accept = operators.sign_in.issuer.accept_audiences
         stack.callback(self.node.watch_nodes(lambda nodes: accept(node.url for node in nodes)))

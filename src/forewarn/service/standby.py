@@ -112,10 +112,9 @@ class Standby:
         clock: Callable[[], float],
         on_stop: Callable[[MustStop], None],
     ) -> ReplicatedStore:
-        """Stop following, and open the store of the active node.
+        """Stop following, and open the store of the active node; raises as `ReplicatedStore.open_copy`.
 
-        The caller closes the store before the next `look`. Raises RecordUnavailable, Unavailable, Rejected, Refused or
-        RecordMismatch, see `ReplicatedStore.open_copy`.
+        The caller closes the store before the next `look`.
         """
 
         def open_copy() -> ReplicatedStore:

@@ -35,7 +35,7 @@ _CONNECT_TIMEOUT_S = 2.0  # real time
 _TARGET_CHECK_S = 0.25  # how often a call that is under way looks whether another node is active now
 # An idle connection may be closed by the active node at any moment, and would delay the end of that node.
 _ONE_CALL_PER_CONNECTION = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # for calls without a body, which change nothing
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # for calls without a body, which change nothing
 _STATE_OWNER = "forwarded_owner"  # in the state of a request
 # Headers that are about one connection and not about the call (RFC 9110 §7.6.1); the server answers `Expect` itself.
 _HOP_BY_HOP = frozenset(
@@ -169,7 +169,7 @@ class _Exchange:
             if self._has_begun:
                 raise
             log.info("a call to the active node at %s failed: %s", self._target, error)
-            if self._scope["method"] in _SAFE_METHODS and self._can_repeat():
+            if self._scope["method"] in SAFE_METHODS and self._can_repeat():
                 raise NodeUnreachable from error
             refusal = "the active control node did not answer, and may or may not have carried this out"
             await unavailable_response(self._scope, refusal)(self._scope, self._receive, self._send)
@@ -306,6 +306,13 @@ def no_active_node_response(scope: Scope) -> Response:
 def unreachable_response(scope: Scope) -> Response:
     """The 503 for a call of which nothing was sent."""
     return unavailable_response(scope, "the active control node cannot be reached, so nothing was done")
+
+
+def unsure_response(scope: Scope) -> Response:
+    """The 503 of a node that would refuse a change, but cannot be sure of its lease and so of its state."""
+    return unavailable_response(
+        scope, "this control node cannot be sure that it is still the active one, so nothing was done"
+    )
 
 
 def _error_response(scope: Scope, status: int, message: str) -> Response:

@@ -1,0 +1,53 @@
+"""`nats.conf` and credentials of a cluster: each node has its own user, and hosts are added without replacing any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forewarn.errors import Refused
+from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE, host_credentials_path, write_nats_config
+from tests.support.service_process import run_forewarn
+
+
+def users(config: Path) -> dict[str, dict[str, object]]:
+    lines = [line.strip() for line in config.read_text(encoding="utf-8").splitlines() if line.strip().startswith("{")]
+    return {user["user"]: user["permissions"] for user in map(json.loads, lines)}
+
+
+def test_each_node_may_use_its_own_subjects_only(tmp_path: Path) -> None:
+    config = write_nats_config(tmp_path, ["H7", "rack.2", "control"])
+    assert users(config)["control"] == {"publish": ["forewarn.>"], "subscribe": ["forewarn.>"]}
+    assert users(config)["host-h7"] == {
+        "publish": ["forewarn.ask.h7", "forewarn.seen.h7"],
+        "subscribe": ["forewarn.heartbeat", "forewarn.host.h7", "forewarn.act.h7", "forewarn.inbox.h7.>"],
+        "allow_responses": True,
+    }
+    assert users(config)["host-rack%2E2"]["publish"] == ["forewarn.ask.rack%2E2", "forewarn.seen.rack%2E2"]
+    assert config.stat().st_mode & 0o777 == 0o600
+    assert host_credentials_path(tmp_path, "h7").read_text(encoding="utf-8").startswith("host-h7:")
+
+
+def test_hosts_are_added_and_nothing_is_replaced(tmp_path: Path) -> None:
+    write_nats_config(tmp_path, ["h1"])
+    before = (tmp_path / CONTROL_CREDENTIALS_FILE).read_text(encoding="utf-8")
+    config = write_nats_config(tmp_path, ["h2"])
+    assert sorted(users(config)) == ["control", "host-h1", "host-h2"]
+    assert (tmp_path / CONTROL_CREDENTIALS_FILE).read_text(encoding="utf-8") == before
+    with pytest.raises(Refused, match="host 'H1' has credentials already"):
+        write_nats_config(tmp_path, ["h3", "H1"])
+    assert sorted(users(config)) == ["control", "host-h1", "host-h2"]
+
+
+def test_the_commands_make_and_extend_a_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "secrets"
+    made = run_forewarn(tmp_path, "--json", "cluster", "init", str(directory), "--host", "h1")
+    assert made.returncode == 0, made.stderr
+    assert sorted(json.loads(made.stdout)["hosts"]) == ["h1"]
+    added = run_forewarn(tmp_path, "cluster", "add-host", str(directory), "h2")
+    assert "h2.credentials" in added.stdout
+    again = run_forewarn(tmp_path, "cluster", "init", str(directory))
+    assert (again.returncode, "is not empty" in again.stderr) == (2, True)
+    assert sorted(users(directory / "nats.conf")) == ["control", "host-h1", "host-h2"]
