@@ -66,7 +66,7 @@ test-vms: $(STAMP) ## run tests on real VMs of QEMU and libvirt (as root; instal
 	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)
 	$(PYTEST) -m vms tests/vms
 
-test-vms-long: $(STAMP) ## kill the service at every step of moves of real VMs, too (as root; installs QEMU and libvirt)
+test-vms-long: $(STAMP) ## kill the service at every step of acts on real VMs, too (as root; installs QEMU and libvirt)
 	@tests/vms/install_vms.sh $(VMS)
 	@tests/vms/install_libvirt.sh $(VENV)
 	$(PYTEST) -m vms_long tests/vms
