@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 
 class RequestKeys:
-    """Finds the requests of repeated calls. Calls with the same key wait for each other."""
+    """Finds the requests of repeated calls: a second call with a key makes no second request.
+
+    Calls with the same key wait for each other.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -34,7 +34,8 @@ def plan_here(named: NamedInterfaces, state_file: Path, *, with_firewall: bool =
     """Return the plan for this host as it is now; changes nothing.
 
     With `with_firewall` it reads the firewall too, which needs root. A state file that does not exist counts as empty.
-    Raises Rejected as `build_plan`, `read_record` and `read_machine` do.
+    Raises Rejected if the interfaces do not fit this host or each other, the state file cannot be used, or a program
+    such as `ip` fails.
     """
     record = read_record(state_file) or Record()
     return build_plan(named.interfaces, read_machine(with_firewall=with_firewall), record.former)
@@ -43,7 +44,8 @@ def plan_here(named: NamedInterfaces, state_file: Path, *, with_firewall: bool =
 def compare_here(named: NamedInterfaces, state_file: Path) -> ApplyOutcome:
     """Return the plan and all differences between it and this host, in words. Changes nothing.
 
-    Devices that are missing come first. Needs root. Raises Rejected as `plan_here` does.
+    Devices that are missing come first. Needs root. Raises Rejected if the interfaces do not fit this host or each
+    other, the state file cannot be used, or a program such as `ip` fails.
     """
     record, machine = read_record(state_file) or Record(), read_machine()
     plan = build_plan(named.interfaces, machine, record.former)

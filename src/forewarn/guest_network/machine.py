@@ -77,7 +77,7 @@ def boot_id() -> str:
 def read_links() -> dict[str, Link]:
     """Return the network devices of this network namespace by name. Needs no privilege.
 
-    Raises Rejected as `run_program` does.
+    Raises Rejected if the program `ip` is not installed or fails.
     """
     return {link.name: link for link in map(_read_link, _ip_json("-d", "link", "show"))}
 

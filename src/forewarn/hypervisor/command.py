@@ -59,8 +59,7 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
     """Raises Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
 
     Also if its `steps` lack release, as empty ones do, or have others than prepare, release, activate and undo.
-    `commands` has them by
-    verb; the key `*` is the command of all verbs that have none of their own.
+    `commands` has them by verb; the key `*` is the command of all verbs that have none of their own.
     """
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):

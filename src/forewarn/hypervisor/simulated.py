@@ -222,7 +222,8 @@ class SimulatedHypervisor:
 
         The release takes as long as the act, and rules apply to it. The effect of the act is recorded where the VM
         arrives, by ACTIVATE. FENCE always fails, and so do ACTIVATE after UNDO and UNDO after ACTIVATE; other steps
-        succeed at once. `given` is not used. Raises as `perform`. `now` is lab time.
+        succeed at once. `given` is not used; `now` is lab time. Raises Unavailable if a rule makes it unreachable,
+        ActNotTried if the ledger cannot be written.
         """
         report = await self._ledger.write_in_group(lambda: self._step_in_ledger(act, step, now))
         if report is None:

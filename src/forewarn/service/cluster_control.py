@@ -41,7 +41,10 @@ def new_cluster_control(bus: Bus, settings: Settings, name: str, term: ActiveTer
 
 
 async def open_cluster_control(stack: AsyncExitStack, settings: Settings) -> ClusterControl:
-    """Connect the only service of a bus to it, by this machine's name; waits and raises as `connect_bus`."""
+    """Connect the only service of a bus to it, by this machine's name; the stack closes the connection.
+
+    Waits while no server answers, which is logged. Raises Rejected or Refused if the connection cannot be used.
+    """
     name = socket.gethostname()
     return new_cluster_control(await connect_bus(stack, settings, name), settings, name)
 

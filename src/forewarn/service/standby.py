@@ -112,9 +112,10 @@ class Standby:
         clock: Callable[[], float],
         on_stop: Callable[[MustStop], None],
     ) -> ReplicatedStore:
-        """Stop following, and open the store of the active node; raises as `ReplicatedStore.open_copy`.
+        """Stop following, and open the store of the active node.
 
-        The caller closes the store before the next `look`.
+        The caller closes the store before the next `look`. Raises RecordUnavailable, Unavailable, Rejected, Refused or
+        RecordMismatch, see `ReplicatedStore.open_copy`.
         """
 
         def open_copy() -> ReplicatedStore:

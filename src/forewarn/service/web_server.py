@@ -131,8 +131,9 @@ async def make_operator_server(
 ) -> OperatorServer:
     """Return what is served on this port, with the keys in `secrets`, which are created where missing.
 
-    Also stores the tenant id and, once, the administrator client; see `open_operator_server` for what it raises. The
-    port stays the caller's, also after an error. `now` is lab time, for the history.
+    Also stores the tenant id and, unless clients sign in at an external issuer, once the administrator client. The port
+    stays the caller's, also after an error. `now` is lab time, for the history. Raises Rejected if a secret's file
+    cannot be used, Unavailable if the store cannot be written.
     """
     key = SigningKey.load_or_create(secrets.token_key)
     url, browser_url = settings.console_url or port.url, settings.console_url or port.local_url

@@ -195,8 +195,9 @@ class ReplicatedStore(SqliteStore):
 
         `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while `guard` does
         not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later. `on_stop`: see
-        `RecordReplication`. Raises as `CopyFollower`, and RecordMismatch if another node writes. Starts a writer
-        thread, which `close` ends.
+        `RecordReplication`. Raises RecordUnavailable if the record cannot be reached, Unavailable for file errors,
+        Rejected or Refused if the file or the record cannot be used, RecordMismatch if another node writes. Starts a
+        writer thread, which `close` ends.
         """
         follower = CopyFollower(path, record)
         try:

@@ -91,8 +91,9 @@ def prepare_store_file(path: Path, *, as_copy: bool = False) -> None:
     """Create the store if it is missing or empty, or migrate it to the newest revision; durable on return.
 
     Also makes a store of an old version able to return space to the file system, which copies it once. Raises Rejected
-    as `read_revision` does, and Refused for a store that was moved to a record or, unless `as_copy`, is a copy of one;
-    then it leaves the file as it was. Unavailable for file errors.
+    if the directory is missing, or the file is damaged, of another program or of a newer forewarn; Refused for a store
+    that was moved to a record or, unless `as_copy`, is a copy of one; then it leaves the file as it was. Unavailable
+    for file errors.
     """
     with file_errors_as_unavailable(path, "opened"):
         found = read_revision(path)

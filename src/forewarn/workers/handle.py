@@ -87,7 +87,10 @@ class WorkerHandle:
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:
-        """As `request_echo`, but also adds 1 to `missed_heartbeats`, which any answer of the worker sets to 0."""
+        """Send an echo request that counts as missed until the worker answers anything.
+
+        Adds 1 to `missed_heartbeats`, which any answer of the worker sets to 0. Returns a future, see `request_echo`.
+        """
         self.missed_heartbeats += 1
         return self.request_echo()
 

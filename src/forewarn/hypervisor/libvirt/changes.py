@@ -24,7 +24,10 @@ class DomainChanges:
             queue.put_nowait(change)
 
     def note(self, host: str, vm: str) -> None:
-        """Wake those who wait for this VM."""
+        """Note that this VM has changed on this host, and wake those who wait for that.
+
+        A later `wait_for` returns at once, unless the change was forgotten.
+        """
         self._changed.add((host.casefold(), vm.casefold()))
         self._any_change.set()
         self._any_change = asyncio.Event()
@@ -34,7 +37,10 @@ class DomainChanges:
         self._changed.discard((host.casefold(), vm.casefold()))
 
     async def wait_for(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Return True once the VM has changed since it was forgotten, and False after this many seconds."""
+        """Return True once the VM has changed since it was forgotten, and False after this many seconds.
+
+        They are seconds of real time. True also forgets the changes so far.
+        """
         key = (host.casefold(), vm.casefold())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -46,7 +52,7 @@ class DomainChanges:
 
     @contextlib.contextmanager
     def subscribe(self) -> Iterator[asyncio.Queue[DomainChange]]:
-        """Yield a queue that gets every change until the block is left."""
+        """Return a context manager that gives a queue, which gets every later change until the block is left."""
         queue: asyncio.Queue[DomainChange] = asyncio.Queue()
         self._subscribers.add(queue)
         try:

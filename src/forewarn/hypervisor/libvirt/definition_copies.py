@@ -35,7 +35,10 @@ class DefinitionCopies:
         draft.replace(path)
 
     def save_all(self, host: str, texts: Mapping[str, str]) -> None:
-        """Keep these texts, such as the XML of volumes, each under its name, as `save` does."""
+        """Keep these texts of a host, such as the XML of volumes, durably, each under its name (the key).
+
+        Replaces earlier ones. OSError if that fails. Does nothing without a directory.
+        """
         for name, text in texts.items():
             self.save(host, name, text)
 

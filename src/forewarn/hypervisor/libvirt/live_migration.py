@@ -33,7 +33,7 @@ _ABORT_INTERVAL_S = 0.2  # between attempts to abort a migration that libvirt ha
 class LiveMigrations:
     """The migrations that this process has begun, and why the latest one of each VM failed.
 
-    `on_end` is called with the host and the VM when one of them is over.
+    `on_end` is called with the names of the source host and of the VM when a migration is over, however it ended.
     """
 
     def __init__(self, *, on_end: Callable[[str, str], None] = lambda host, vm: None) -> None:
@@ -49,7 +49,8 @@ class LiveMigrations:
     async def begin(self, source: LibvirtConnection, target: LibvirtConnection, vm: str) -> None:
         """Begin to migrate the VM, unless the source does already; returns before the migration is over.
 
-        Raises as `LibvirtConnection.call`. A later failure is in `complete`.
+        Raises HostUnreachable if a host does not answer, Refused without permission, LibvirtFailure for other errors. A
+        later failure is in `complete`.
         """
         if (await source.call(lambda session: session.progress(vm))).is_active:
             return  # by its own daemon, since before this process started
@@ -97,8 +98,8 @@ class LiveMigrations:
     async def cancel(self, source: LibvirtConnection, vm: str) -> None:
         """Abort the migration of the VM, and wait until neither the host nor this process is sending it.
 
-        Returns at once if nothing does. Raises as `LibvirtConnection.call`, and HostUnreachable if the host does not
-        stop within its `timeout_s`.
+        Returns at once if nothing does. Raises HostUnreachable if the host does not answer, or does not stop within its
+        `timeout_s`, Refused without permission, LibvirtFailure for other errors.
         """
         task = self._tasks.get(_key(source.name, vm))
         try:

@@ -111,6 +111,7 @@ class MachineDriver(Protocol):
         """Wait until the host reports that the VM may have changed since `state` was last asked.
 
         Returns True then, and False after `within_s` seconds of real time, or earlier if nothing would be reported.
+        Raises HostUnreachable or Refused.
         """
 
     async def pause(self, host: str, vm: str) -> None:
@@ -208,9 +209,10 @@ class MachineDriver(Protocol):
         """
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """As `send`, to a host that the driver of that host has prepared, and that waits at this address.
+        """Begin to migrate the VM live to a host of another driver, where it waits at this address.
 
-        Raises HostUnreachable or Refused.
+        That driver has prepared it and returned the address (`receive_address`); "" as in `send`. Returns at once, and
+        the migration ends as with `send`. Raises HostUnreachable or Refused.
         """
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:

@@ -125,8 +125,9 @@ class MachineOperations:
     ) -> Observation:
         """Return what the hosts of the act report now. `now` is lab time.
 
-        A host that does not answer has the state None. `is_overdue` and `done` are only passed on. Raises what the
-        driver raises for a host that refuses to be looked at.
+        A host that does not answer has the state None; the destination also while it receives a guest, since it is not
+        asked then. `is_overdue` and `done` are only passed on. Raises what the driver raises for a host that refuses to
+        be looked at.
         """
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None

@@ -128,7 +128,7 @@ class Operation(StrEnum):
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when the next decision about an act is made.
 
-    A state is None if the host does not answer.
+    A state is None if the host does not answer, or, for the destination, while it receives a guest.
     """
 
     source: MachineState | None  # of the VM on the act's source; ABSENT if it has none

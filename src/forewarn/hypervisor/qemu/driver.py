@@ -313,7 +313,7 @@ class QemuDriver:
         await self.send_to(host, vm, to_host, "")
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """As `send`, to QEMU that waits at this URI; "": `to_host` is one of this driver's hosts."""
+        """Begin the live migration to QEMU that waits at this URI; "": on `to_host`, a host of this driver."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.SENT or await is_migrating(monitor):

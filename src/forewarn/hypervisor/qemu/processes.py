@@ -115,7 +115,7 @@ class QemuProcesses:
             await kept.monitor.close()
 
     async def close(self) -> None:
-        """Close all connections that are kept."""
+        """Close all connections that are kept, and wait until they are closed. The processes keep running."""
         for instance in list(self._kept):
             await self._drop(instance)
         await asyncio.gather(*self._closing)

@@ -70,7 +70,10 @@ class Monitor:
         self._changes.clear()
 
     async def wait_for_change(self, *, within_s: float) -> bool:
-        """Return True when QEMU reports a change since `forget_changes`, and False after this many seconds."""
+        """Return True when QEMU reports a change since `forget_changes`, and False after this many seconds.
+
+        They are seconds of real time. False also if QEMU closes the connection.
+        """
         try:
             async with asyncio.timeout(within_s):
                 await self._changes.get()
@@ -79,8 +82,8 @@ class Monitor:
         return True
 
     async def close(self) -> None:
-        """Disconnect; what the library raises here is the reason why the connection has ended, and of no use."""
-        with suppress(Exception):
+        """Disconnect; takes no longer than a command may. Raises nothing, and may be called twice."""
+        with suppress(Exception):  # the library raises why the connection has ended, which is of no use here
             async with asyncio.timeout(self._timeout_s):
                 await self._client.disconnect()
 
@@ -104,7 +107,10 @@ class Monitor:
             raise MonitorDisconnected(f"QEMU of {self._name} closed the connection during {command!r}") from error
 
     async def enable_migration_options(self, *capabilities: str) -> None:
-        """Enable these capabilities of live migrations, in QEMU's names. Raises as `execute`."""
+        """Enable these capabilities of live migrations, in QEMU's names.
+
+        Raises MonitorCommandFailed if QEMU refuses, HostUnreachable if it does not answer.
+        """
         enabled = [{"capability": name, "state": True} for name in capabilities]
         await self.execute("migrate-set-capabilities", {"capabilities": enabled})
 
@@ -115,7 +121,7 @@ class Monitor:
 
 
 async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_timeout_s: float | None = None) -> Monitor:
-    """Connect; the caller closes it.
+    """Connect to the monitor on this socket, and return it; the caller closes it. `name` is for errors.
 
     `timeout_s` is for the connection, unless `connect_timeout_s` is given, and for each command, in real seconds.
     Raises MonitorNotListening if the socket is missing or refuses connections, Refused without permission for it,
@@ -139,7 +145,7 @@ async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_tim
 
 @asynccontextmanager
 async def connect_monitor(socket: Path, name: str, *, timeout_s: float) -> AsyncIterator[Monitor]:
-    """Connect as `open_monitor` does, and disconnect when the block is left."""
+    """Connect as `open_monitor` does, and disconnect when the block is left; an async context manager."""
     monitor = await open_monitor(socket, name, timeout_s=timeout_s)
     try:
         yield monitor
