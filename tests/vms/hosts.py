@@ -160,17 +160,26 @@ class Site(ABC):
         _run("ip", "netns", "exec", space, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
         _in(space, "link", "set", "lo", "up")
         _in(space, "address", "add", "169.254.169.254/32", "dev", "lo")
-        _in(space, "tuntap", "add", DEVICE, "mode", "tap")
-        _in(space, "link", "set", DEVICE, "address", _TAP_MAC, "up")
-        _in(space, "address", "add", "10.0.0.1/24", "dev", DEVICE)
-        for scope in ("all", "default", DEVICE):
-            _run("ip", "netns", "exec", space, "sysctl", "-q", "-w", f"net.ipv4.conf.{scope}.rp_filter=0")
+        self.add_tap(host.name)
         _in(space, "link", "add", "up0", "type", "veth", "peer", "name", f"h{index}", "netns", self.peer_namespace)
         _in(space, "address", "add", f"10.9.{index}.2/24", "dev", "up0")
         _in(space, "link", "set", "up0", "up")
         _in(self.peer_namespace, "address", "add", f"10.9.{index}.1/24", "dev", f"h{index}")
         _in(self.peer_namespace, "link", "set", f"h{index}", "up")
         _in(space, "route", "add", f"{PEER[0]}/32", "via", f"10.9.{index}.1")
+
+    def add_tap(self, host: str) -> None:
+        """Create the tap of the guest on a host, which is its gateway."""
+        space = self.hosts[host].namespace
+        _in(space, "tuntap", "add", DEVICE, "mode", "tap")
+        _in(space, "link", "set", DEVICE, "address", _TAP_MAC, "up")
+        _in(space, "address", "add", "10.0.0.1/24", "dev", DEVICE)
+        for scope in ("all", "default", DEVICE):
+            _run("ip", "netns", "exec", space, "sysctl", "-q", "-w", f"net.ipv4.conf.{scope}.rp_filter=0")
+
+    def remove_tap(self, host: str) -> None:
+        """Remove the tap of the guest from a host."""
+        _in(self.hosts[host].namespace, "link", "del", DEVICE)
 
     def route_to(self, host: str) -> None:
         """Let the peer reach the guest through this host, as a network does after a move."""

@@ -137,3 +137,24 @@ def test_an_eviction_ends_the_vm_and_keeps_its_disk(start: StartService) -> None
     assert service.host_of_vm() == ""
     assert not service.site.knows_vm(FIRST)
     assert b"used" in service.site.data_disk.read_bytes()
+
+
+@pytest.mark.vms_long
+@pytest.mark.parametrize("start", ["libvirt"], indirect=True)
+@pytest.mark.parametrize(("kind", "boots"), [("migrate", 1), ("redeploy", 2)])
+def test_a_vm_whose_destination_lacks_its_tap_stays_on_its_host_or_comes_back(
+    start: StartService, kind: str, boots: int
+) -> None:
+    service = start(has_disks=kind == "redeploy")
+    site, source = service.site, service.site.hosts[FIRST]
+    site.remove_tap(SECOND)
+    try:
+        event_id = service.roll_out("migrate") if kind == "migrate" else service.request("redeploy")
+        notes = service.wait_for_end(event_id)
+    finally:
+        site.add_tap(SECOND)
+    assert any("specified dev doesn't exist" in note for note in notes), notes
+    assert service.host_of_vm() == FIRST
+    eventually(lambda: len(source.boots()) == boots, within_s=START_S)
+    source.wait_for_ticks()
+    assert site.hosts[SECOND].boots() == []
