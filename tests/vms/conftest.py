@@ -18,7 +18,7 @@ import pytest
 
 from forewarn.hypervisor.qemu.instance import QemuInstance
 from tests.support.service_process import eventually
-from tests.vms.hosts import AGENT, HOST_NAMES, VM, HostSetup, QemuSite, why_vms_are_unavailable
+from tests.vms.hosts import AGENT, GUEST, HOST_NAMES, VM, HostSetup, QemuSite, why_vms_are_unavailable
 from tests.vms.libvirt_hosts import LibvirtSite
 
 _NUMBERS = itertools.count()
@@ -49,6 +49,14 @@ def _end_vms_when_terminated() -> Iterator[None]:
 def _can_run_vms() -> None:
     if reason := why_vms_are_unavailable():
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def _can_run_agent(_can_run_vms: None) -> None:
+    if not (GUEST / "initramfs-agent").exists():
+        pytest.skip(
+            "the guest with Pacemaker's agent is missing: `make test-vms` builds it if Debian's mirror has trixie"
+        )
 
 
 @pytest.fixture
@@ -95,7 +103,7 @@ def saved_guest(_can_run_vms: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def _saved_agent_guest(_can_run_vms: None, tmp_path_factory: pytest.TempPathFactory) -> SavedGuest:
+def _saved_agent_guest(_can_run_agent: None, tmp_path_factory: pytest.TempPathFactory) -> SavedGuest:
     """The same with a guest in which Pacemaker's agent polls and approves."""
     with _new_site(AGENT) as site:
         return _boot_and_save(site, tmp_path_factory.mktemp("agent-guest"))
@@ -110,7 +118,7 @@ def qemu_agent_site(_saved_agent_guest: SavedGuest) -> Iterator[QemuSite]:
 
 
 @pytest.fixture(scope="session")
-def _libvirt_site(_can_run_vms: None) -> Iterator[LibvirtSite]:
+def _libvirt_site(_can_run_agent: None) -> Iterator[LibvirtSite]:
     """Two hosts with a libvirtd each, for all tests; their guest was saved when it had booted."""
     pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
     with _short_directory() as directory:
