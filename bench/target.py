@@ -85,6 +85,8 @@ TARGETS: tuple[Target, ...] = (
     Target(name="approval-cpu", title="CPU per approval over HTTP : of the store alone", at_most=1.5),
     Target(name="record-rate", title="durable commits, 64 callers, PostgreSQL with a standby : SQLite alone"),
     Target(name="record-alone", title="the same, one caller"),
+    Target(name="nodes-shown", title="commit → shown by the last of ten of 300 host nodes, p99", unit="ms", at_most=10),
+    Target(name="nodes-caught-up", title="NATS away for 5 s: all nodes caught up, no poll failed", unit="s", at_most=2),
     Target(name="schedule-growth", title="scheduling one event, 100,000 VMs : 10 VMs", at_most=1.3),
     Target(name="start-time", title="start with 100,000 VMs", unit="s", at_most=10),
     Target(name="start-memory", title="the same, peak memory", unit="MiB", at_most=1024),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
 import msgspec
@@ -95,9 +95,21 @@ class ClusterSchedule(msgspec.Struct, frozen=True, kw_only=True):
 def cluster_schedule_for_seed(seed: int) -> ClusterSchedule:
     """Return the schedule of this seed: always the same one."""
     chance = Random(seed)
+    if chance.random() < 0.2:
+        return ClusterSchedule(seed=seed, operations=tuple(_late_messages(chance)))
     first = (DisturbBus(loss=0.1, repeat=0.5, max_delay_s=0.8),) if chance.random() < 0.5 else ()
     operations = (*first, *(_random_operation(chance) for _ in range(chance.randrange(12, 26))))
     return ClusterSchedule(seed=seed, operations=operations)
+
+
+def _late_messages(chance: Random) -> Iterator[ClusterOperation]:
+    """Yield many changes of one scope while messages arrive late and in another order."""
+    yield DisturbBus(repeat=0.8, max_delay_s=1.5)
+    for _ in range(8):
+        vm = chance.randrange(VMS // 2)
+        yield AskForVm(operation=RequestedOperation.RESTART, vm=vm)
+        yield ApproveEvents(vm=vm)
+        yield ApproveEvents(vm=(vm + 1) % (VMS // 2), wait_s=0.6)
 
 
 def _random_operation(chance: Random) -> ClusterOperation:

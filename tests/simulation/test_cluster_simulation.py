@@ -28,9 +28,9 @@ FIXED_SCHEDULES = 24  # takes about 8 s on one core
 SEEDS_TO_FIND_A_FAULT = 60
 # What finds each planted fault, and a seed from which it is found soon.
 PLANTED = {
-    PlantedFault.NO_VERSION_RULE: ({NEVER_BACK, CATCHES_UP}, 58),
-    PlantedFault.LEDGER_FORGOTTEN: ({EFFECT_ONCE}, 5),
-    PlantedFault.TERMS_IGNORED: ({TERMS_GROW}, 0),
+    PlantedFault.NO_VERSION_RULE: ({NEVER_BACK, CATCHES_UP}, 0),
+    PlantedFault.LEDGER_FORGOTTEN: ({EFFECT_ONCE}, 0),
+    PlantedFault.TERMS_IGNORED: ({TERMS_GROW}, 24),
     PlantedFault.PUBLISHED_FIRST: ({NEVER_BACK}, 0),
 }
 
@@ -75,7 +75,7 @@ def test_a_schedule_of_a_cluster_is_the_same_after_a_file() -> None:
 
 
 def test_a_failing_schedule_of_a_cluster_shrinks_to_the_operations_that_matter() -> None:
-    long = cluster_schedule_for_seed(0)
+    long = cluster_schedule_for_seed(26)
 
     def fails(candidate: ClusterSchedule) -> bool:
         return bool(simulate_cluster(candidate, PlantedFault.TERMS_IGNORED).violations)
@@ -89,7 +89,7 @@ def test_the_command_runs_schedules_of_clusters_and_replays_one() -> None:
     done = run_command("--cluster", "--first", "30", "--schedules", "2", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "make simulate OF=clusters FIRST=30 SCHEDULES=2" in done.stdout
-    assert "takeovers" in done.stdout
+    assert "messages delivered" in done.stdout
     replayed = run_command("--cluster", "--seed", "30")
     assert replayed.returncode == 0
     assert replayed.stdout.splitlines()[-1] == "seed 30: 0 violations"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -85,11 +85,14 @@ class NodeProcess:
         self._child = None
         return code
 
-    def send(self, address: str, method: str, target: str, body: str | None = None) -> HttpAnswer:
+    def send(
+        self, address: str, method: str, target: str, body: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> HttpAnswer:
         """Send a request as the VM with this address; raises OSError if nobody answers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15, source_address=(address, 0))
         try:
-            connection.request(method, target, body, {"Metadata": "true", "Content-Type": "application/json"})
+            default = {"Metadata": "true", "Content-Type": "application/json"}
+            connection.request(method, target, body, default | dict(headers or {}))
             answer = connection.getresponse()
             return HttpAnswer(answer.status, answer.read(), dict(answer.getheaders()))
         finally:

@@ -238,6 +238,7 @@ class HostNode:
         return None
 
     def _on_denied(self, denied: NodeDenied) -> None:
+        self.follower.on_join_denied()
         is_fatal = denied.reason in _FATAL_DENIALS
         is_fatal |= denied.reason is DenialReason.VERSION and self.follower.position is None
         if is_fatal:

@@ -110,6 +110,7 @@ class _Stream:
     def __init__(self) -> None:
         self.number = 0
         self.pending: list[bytes] = []
+        self.facts: dict[str, bytes] | None = None  # by scope id, as published last; None: not known yet
         self.join_id = ""
         self.parts: list[list[bytes]] = []  # of the latest state that was asked for
 
@@ -201,7 +202,12 @@ class HostStreams:
         for host in {host for host, _ in placements | before}:
             stream = self._streams.get(host)
             if stream is not None:
-                stream.pending.append(encode_bus_message(host_scope(scope, published, by_host.get(host, ()))))
+                vms = by_host.get(host, ())
+                fact = encode_bus_message(host_scope(scope, published, vms))
+                stream.pending.append(fact)
+                if stream.facts is not None:
+                    stream.facts.pop(scope.id, None)
+                    stream.facts |= {scope.id: fact} if vms else {}
                 self._schedule_flush()
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
@@ -304,15 +310,17 @@ class HostStreams:
         stream = self._streams.setdefault(host, _Stream())
         if stream.pending:
             self._flush_stream(host, stream)
-        stream.parts = list(_in_parts([self._faults, *self._state_of(host)]))
+        if stream.facts is None:
+            stream.facts = dict(self._state_of(host))
+        stream.parts = list(_in_parts([self._faults, *stream.facts.values()]))
         stream.join_id = f"{self._session}-{next(self._join_ids)}"
         position = StreamPosition(self.source, stream.number)
         return JoinAccepted(position, self._begin, stream.join_id, len(stream.parts), _raw(stream.parts[0]))
 
-    def _state_of(self, host: str) -> Iterator[bytes]:
+    def _state_of(self, host: str) -> Iterator[tuple[str, bytes]]:
         for scope in self._fleet.scopes_on(host):
             vms = vms_by_host(scope).get(host, ())
-            yield encode_bus_message(host_scope(scope, self._fleet.published(scope), vms))
+            yield scope.id, encode_bus_message(host_scope(scope, self._fleet.published(scope), vms))
 
     def _answer_part(self, host: str, request: StatePartRequest) -> StatePart | NodeDenied:
         stream = self._streams.get(host)

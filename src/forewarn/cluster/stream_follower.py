@@ -25,7 +25,8 @@ from forewarn.cluster.messages import (
 )
 from forewarn.workers.messages import BeginServing
 
-_BEHIND_S = 0.25  # how long the stream may be ahead before the state is asked for again
+_BEHIND_S = 0.9  # how long the stream may be ahead before the state is asked for again: a busy bus is late
+_MAX_RETRY_S = 2.0
 _PARTS_TIMEOUT_S = 5.0  # without progress; then it joins again
 JOIN_REASONS = ("start", "gap", "new source", "behind", "reconnected", "too slow", "not joined")
 _MAX_WAITING_UPDATES = 10_000  # while it waits for the state; more are dropped, and it joins again
@@ -93,6 +94,7 @@ class StreamFollower:
     _heard_at: float = -math.inf
     _join_reason: str = ""  # "": it follows the stream
     _join_sent_at: float = -math.inf
+    _retry_s: float = RETRY_S  # between requests for the state; grows, so that many nodes do not overload the service
     _state: _PartialState | None = None
     _waiting: dict[int, HostUpdate] = field(default_factory=dict)  # by number, of `_source`
     _behind: tuple[int, float] | None = None  # a number that the stream had reached, and when that was heard
@@ -200,6 +202,10 @@ class StreamFollower:
         self._join_sent_at = -math.inf
         return self.on_tick(now)
 
+    def on_join_denied(self) -> None:
+        """Repeat the request soon: the active node is not overloaded, but does not accept this node yet."""
+        self._retry_s = RETRY_S
+
     def on_join_unanswered(self) -> None:
         """Repeat the request at the next tick: nobody received it."""
         self._join_sent_at = -math.inf
@@ -237,9 +243,10 @@ class StreamFollower:
             if now - self._state.progress_at < _PARTS_TIMEOUT_S:
                 return self._continue_state(now)
             self._state = None
-        if now - self._join_sent_at < RETRY_S:
+        if now - self._join_sent_at < self._retry_s:
             return []
         self._join_sent_at = now
+        self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
         return [SendJoin(self._join_reason)]
 
     def _is_deposed(self, source: StreamSource) -> bool:
@@ -265,7 +272,7 @@ class StreamFollower:
         self._behind = None
         self.joins[reason] = self.joins.get(reason, 0) + 1
         if not self.is_joining:
-            self._join_reason = reason
+            self._join_reason, self._retry_s = reason, RETRY_S
         elif reason != "gap":
             self._state = None
         if now - self._join_sent_at < RETRY_S:
