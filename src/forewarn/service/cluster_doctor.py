@@ -17,7 +17,10 @@ ExamineRecord = Callable[[str], Sequence[str]]  # returns what is wrong with the
 
 
 def record_problems(url: str) -> Sequence[str]:
-    """Return what is wrong with a record in PostgreSQL, as sentences; blocks. Raises as `examine_record`."""
+    """Return what is wrong with a record in PostgreSQL, as sentences; none if all is well. Blocks.
+
+    Raises Rejected or Refused if the URL or the database is not right, RecordUnavailable if it does not answer now.
+    """
     from forewarn.store.record_report import examine_record
 
     return examine_record(url).problems
@@ -26,7 +29,11 @@ def record_problems(url: str) -> Sequence[str]:
 async def cluster_checks(
     node: ControlNodeView, store: str, bus: Bus | None, examine: ExamineRecord = record_problems
 ) -> list[DoctorCheck]:
-    """Check the control nodes, the record at the URL `store`, and the bus; None: there is none."""
+    """Check the control nodes, the record at the URL `store`, and the bus; None: there is none.
+
+    Returns, in this order, a failed check for each node with a problem, and one check each of standbys, record and bus.
+    A record that cannot be examined is a failed check, and no error. `examine` runs in a thread.
+    """
     nodes = nodes_view(node).nodes
     checks = [*_check_nodes(node.name, nodes)]
     try:
