@@ -473,3 +473,16 @@ def test_a_started_event_names_the_hypervisor_that_performs_it() -> None:
     assert event_explanation(working, facts_then).now[1] == "The hypervisor is simulated: no real VM is touched."
     done = replace(event, acts=(an_act(event, at=NOON + 16 * MINUTE),))
     assert "hypervisor" not in str(event_explanation(done, facts_then).now)
+
+
+def test_explanations_of_vms_and_of_what_is_over_name_the_hypervisor_once() -> None:
+    event = an_event(status=EventState.STARTED, started_at=NOON + 15 * MINUTE)
+    facts_then = facts_at(NOON + 20 * MINUTE, hypervisor="simulated: no real VM is touched")
+    sentence = "The hypervisor is simulated: no real VM is touched."
+    over = replace(
+        event, status=EventState.OVER, over_at=NOON + 17 * MINUTE, acts=(an_act(event, at=NOON + 16 * MINUTE),)
+    )
+    assert event_explanation(over, facts_then).now[1] == sentence
+    assert vm_explanation(WEB0, [over], facts_then).now[-1] == sentence
+    working = replace(event, acts=(an_act(event, ok=None),))
+    assert str(vm_explanation(WEB0, [working, over], facts_then).now).count(sentence) == 1

@@ -130,7 +130,7 @@ def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explan
     `events` are those that list the VM, live and over, in any order; a line has the time of the publication. Between
     them are the entries of `facts` about what changed without an event. `now` has sentences about the VM, one if there
     are no events, those of `describe_event_status` for each live event, newest first, and, unless it was removed, those
-    of `describe_polling`.
+    of `describe_polling`. The last one names the hypervisor, unless an event before does.
     """
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = [_event_summary_line(event, vm, facts) for event in newest]
@@ -150,6 +150,7 @@ def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explan
                 for text in describe_event_status(event, facts)
             ),
             *(describe_polling(facts) if vm.removed_at is None else ()),
+            *_hypervisor_sentences(live, facts),
         ),
     )
 
@@ -256,11 +257,13 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
     """Yield sentences about an event now: what it waits for, what is in progress, or how it ended.
 
     Scheduled: also which of its VMs it was not delivered to yet. Started: also how acts are going, the acts that the
-    hypervisor does not answer, and the last failed attempt. Over: one sentence, how long ago it ended and how.
+    hypervisor does not answer, and the last failed attempt. Over: how long ago it ended and how, and the hypervisor.
     """
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))
         yield f"It ended {ago} ago: {ending_text(event)}."
+        if event.acts and facts.hypervisor:
+            yield f"The hypervisor is {facts.hypervisor}."
     elif event.status is EventState.STARTED:
         yield from _running_acts_sentences(event, facts)
         yield from _progress_sentences(event, facts)
@@ -270,6 +273,12 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
         yield _wait_sentence(event, facts)
         if unaware := _vms_without_delivery(event, facts):
             yield f"It was not delivered to {join_names(unaware)} yet."
+
+
+def _hypervisor_sentences(live: Sequence[Event], facts: ScopeFacts) -> Iterator[str]:
+    """What performs acts on the VM; nothing if the sentences about an event in progress have said so."""
+    if facts.hypervisor and not any(event.status is EventState.STARTED and event.unfinished_acts for event in live):
+        yield f"The hypervisor is {facts.hypervisor}."
 
 
 def _running_acts_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
