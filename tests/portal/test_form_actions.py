@@ -142,6 +142,20 @@ def test_every_page_shows_the_hold_on_all_rollouts(portal: PortalUser) -> None:
     assert "on hold" not in portal.get("/portal/fleet").text
 
 
+def test_forms_hold_all_rollouts_and_lift_the_hold(portal: PortalUser) -> None:
+    start_rollout(portal)
+    assert (
+        "Their scheduled events: 1. Each starts only" in confirm(portal, "rollout-hold", {"reason": "an incident"}).text
+    )
+    assert "All rollouts are on hold since" in submit_form(portal, "rollout-hold", {"reason": "an incident"}).text
+    page = portal.get("/portal/rollouts")
+    assert 'href="/portal/forms/rollout-lift-hold"' in page.html
+    assert 'href="/portal/forms/rollout-hold"' not in page.html
+    assert "an incident" in confirm(portal, "rollout-lift-hold", {}).text
+    assert "on hold since" not in submit_form(portal, "rollout-lift-hold", {}).text
+    assert portal.world.control.rollouts.hold is None
+
+
 def test_forms_pause_resume_and_abort_a_rollout(portal: PortalUser) -> None:
     rollout = start_rollout(portal)
     for name, progress in (

@@ -27,8 +27,8 @@ from forewarn.portal.form_definition import (
     lab_url,
     request_url,
     require_notice_length,
-    rollout_url,
 )
+from forewarn.portal.rollout_forms import ROLLOUT_FORMS
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import StrictBody
 
@@ -153,116 +153,8 @@ EVENT_FORMS = (
 )
 
 _HOST_FIELD = FormField(name="host", kind=FieldKind.HOST, label="Host", path_parameter="name", is_required=True)
-_ROLLOUT_FIELD = FormField(name="rollout", kind=FieldKind.ID, label="Rollout", path_parameter="id", is_required=True)
-_HOSTS_FIELD = FormField(name="host", kind=FieldKind.HOSTS, label="Hosts", body_member="hosts")
-_ALL_HOSTS_FIELD = FormField(name="all_hosts", kind=FieldKind.CHECK, label="All hosts of the fleet")
-
-
-_WINDOWS_FIELD = FormField(
-    name="windows",
-    kind=FieldKind.TEXT,
-    label="Maintenance windows",
-    hint="Such as sat,sun 02:00 4h Europe/Berlin; separate several by semicolons. Empty: at any time.",
-)
-_BLACKOUTS_FIELD = FormField(
-    name="blackouts",
-    kind=FieldKind.TEXT,
-    label="Not on these days",
-    hint="Such as 2026-12-24..2026-12-26; separate several by semicolons.",
-)
-
-
-def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    return _rollout_hosts(context, values) | {
-        field.name: [part.strip() for part in text.split(";") if part.strip()]
-        for field in (_WINDOWS_FIELD, _BLACKOUTS_FIELD)
-        if (text := field.parse(values))
-    }
-
-
-def _rollout_hosts(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    if not _ALL_HOSTS_FIELD.parse(values):
-        return require_notice_length(context, values)
-    if _HOSTS_FIELD.parse(values) or SCOPE_FIELD.parse(values):
-        raise Rejected("a rollout is for hosts or for one scope: choose one of them")
-    names = [host.name for host in context.store.hosts()]
-    if not names:
-        raise Rejected("the fleet has no hosts: choose a scope instead")
-    return {"hosts": names, **require_notice_length(context, values)}
-
-
-def _rollout_change_form(
-    name: str, title: str, button: str, description: str, done_message: str, *, danger: str = ""
-) -> Form:
-    verb = name.partition("-")[2]
-    return Form(
-        name=name,
-        title=title,
-        button=button,
-        description=description,
-        confirms_directly=True,
-        route=f"POST /rollouts/{{id}}/{verb}",
-        done_message=done_message,
-        result_url=rollout_url,
-        fields=(_ROLLOUT_FIELD,),
-        preview=form_previews.rollout_change_preview(description),
-        danger=danger,
-    )
-
-
-# Rollouts, and the health of hosts.
+# The health of hosts.
 HOST_FORMS = (
-    Form(
-        name="rollout",
-        title="Start a rollout",
-        button="Start",
-        description="Performs platform maintenance on hosts or on a scope, one update domain of each scope at a time.",
-        route="POST /rollouts",
-        done_message="Rollout started.",
-        result_url=rollout_url,
-        fields=(
-            FormField(
-                name="impact",
-                kind=FieldKind.CHOICE,
-                label="Impact on each VM",
-                body_member="impact",
-                default="update",
-                choices=(
-                    ("update", "update: a Freeze of some seconds, all VMs of a host together"),
-                    ("migrate", "migrate: a Freeze while the VM moves to another host"),
-                    ("reboot", "reboot: a Reboot, all VMs of a host together"),
-                ),
-            ),
-            _ALL_HOSTS_FIELD,
-            _HOSTS_FIELD,
-            SCOPE_FIELD,
-            FormField(
-                name="max_failures",
-                kind=FieldKind.NUMBER,
-                label="Stop after N failures",
-                body_member="max_failures",
-                default="1",
-                hint="0: never stop.",
-            ),
-            NOTICE_FIELD,
-            SHORT_NOTICE_FIELD,
-            _WINDOWS_FIELD,
-            _BLACKOUTS_FIELD,
-            FormField(name="deadline", kind=FieldKind.INSTANT, label="Outside of windows from (UTC)",
-                body_member="deadline"),
-        ),
-        extra_body=_rollout_body,
-        preview="/rollouts/preview",
-    ),
-    _rollout_change_form("rollout-pause", "Pause a rollout", "Pause",
-        "Publishes no more events until you resume it. Scheduled events still start when they are approved or due.",
-        "The rollout is paused."),
-    _rollout_change_form("rollout-resume", "Resume a rollout", "Resume", "Continues with the next update domain.",
-        "The rollout is resumed."),
-    _rollout_change_form("rollout-abort", "Abort a rollout", "Abort",
-        "Ends the rollout: withdraws events that have not started, and completes those that have.",
-        "The rollout is aborted.",
-        danger="An aborted rollout cannot be resumed: VMs that are not done stay without the maintenance."),
     Form(
         name="degrade",
         title="Predict that a host will fail",
@@ -471,7 +363,7 @@ LAB_FORMS = (
 
 # All forms by name, which is part of their URL `/portal/forms/NAME`. Read-only.
 FORMS: Mapping[str, Form] = MappingProxyType(
-    {form.name: form for form in (*VM_FORMS, *EVENT_FORMS, *HOST_FORMS, *LAB_FORMS)}
+    {form.name: form for form in (*VM_FORMS, *EVENT_FORMS, *ROLLOUT_FORMS, *HOST_FORMS, *LAB_FORMS)}
 )
 
 
