@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -25,6 +28,23 @@ from tests.vms.libvirt_hosts import OTHER_UUID, domain, driver_of
 pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms` installs it")
 pytestmark = pytest.mark.vms
 
+LOOK_AS_NOBODY = """
+import asyncio, os, sys
+import libvirt
+from forewarn.hypervisor.libvirt.driver import LibvirtDriver, LibvirtHost
+
+async def main():
+    driver = LibvirtDriver({"a": LibvirtHost(uri=sys.argv[1])}, None)
+    try:
+        await driver.state("a", "web-1")
+    finally:
+        await driver.close()
+
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+asyncio.run(main())
+"""
 OLD_CPU = "<domain type='test'><cpu mode='custom'><model>pentium</model></cpu></domain>"
 MARK = MachineMark(act_id="A-1", step="pause")
 Operation = Callable[[LibvirtDriver], Coroutine[Any, Any, None]]
@@ -241,6 +261,23 @@ def test_a_socket_without_a_daemon_is_an_unreachable_host(tmp_path: Path) -> Non
         await driver.close()
 
     asyncio.run(scenario())
+
+
+def test_a_socket_without_permission_says_what_to_do() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as server:
+        os.chmod(directory, 0o755)
+        path = Path(directory) / "libvirt-sock"
+        server.bind(str(path))
+        path.chmod(0o600)
+        server.listen()
+        uri = f"qemu+unix:///system?socket={path}"
+        line = [sys.executable, "-c", LOOK_AS_NOBODY, uri]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert f"Refused: host a does not let this user use its libvirt at {uri}: add the user to the group libvirt" in (
+        done.stderr
+    )
 
 
 def test_a_daemon_that_accepts_and_never_answers_is_an_unreachable_host(tmp_path: Path) -> None:
