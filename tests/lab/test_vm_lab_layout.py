@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,26 @@ def test_files_of_somebody_else_in_the_directory_of_a_lab_stay(tmp_path: Path) -
     (lab.directory / "notes.txt").touch()
     remove_files(lab)
     assert list(lab.directory.iterdir()) == [lab.directory / "notes.txt"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="labs with real VMs need Linux")
+def test_without_the_extra_for_qemu_a_lab_says_what_to_install_and_creates_nothing(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("qemu-system-x86_64", "busybox", "cpio", "lz4", "apt-get", "dpkg-deb"):
+        (programs / name).symlink_to(sys.executable)
+    program = "import sys; sys.modules['qemu'] = None; from forewarn.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "lab", "vms", "--data", str(tmp_path / "lab")],
+        env={"HOME": str(tmp_path), "PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith("install it with `pip install 'forewarn[qemu]'`"), done.stderr
+    assert not (tmp_path / "lab").exists()
 
 
 def test_a_lab_with_taps_says_what_to_install_where_ip_is_missing(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.lab.vms.layout import VmLab
+from forewarn.lab.vms.layout import HOSTS, VmLab
 from tests.support.service_process import eventually, free_port
 
 pytestmark = pytest.mark.vms
@@ -57,7 +57,8 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VmLab]:
         finally:
             for pid in guests_of(data):
                 os.kill(pid, signal.SIGKILL)
-    assert str(data) not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not [host for host in HOSTS if VmLab(data, taps=True).namespace(host) in left]
 
 
 def vm(lab: VmLab, name: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from forewarn.errors import Rejected
+from forewarn.hypervisor.qemu.qmp import require_qmp
 
 # Each program that building or running a guest needs, and Debian's package that has it.
 _PACKAGES = {
@@ -51,13 +52,15 @@ def image_directory(environ: Mapping[str, str] = os.environ) -> Path:
 def check_programs() -> None:
     """Raise Rejected, with what to install, if this machine cannot build or run a guest.
 
-    That is so if it does not run Linux, or a program such as QEMU or BusyBox is not on the PATH.
+    That is so if it does not run Linux, or a program such as QEMU or BusyBox is not on the PATH, or the package
+    qemu.qmp is missing.
     """
     if sys.platform != "linux":
         raise Rejected("real VMs need Linux: run this lab on a Linux machine, or use `forewarn up`")
     missing = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
     if missing:
         raise Rejected(f"this machine has no {missing[0]}: install it with `apt-get install {' '.join(missing)}`")
+    require_qmp()
 
 
 def build_image(directory: Path) -> GuestImage:
