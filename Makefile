@@ -21,7 +21,7 @@ PYTEST  = $(BIN)/python $(FLAGS)
 PYTHONS ?= python3.11 python3.12 python3.13
 SCHEDULES ?= 10000
 
-.PHONY: run test test-versions simulate test-namespaces test-real test-vms test-vms-long test-cluster test-crash test-crash-long test-azure test-az test-portal test-portal-long bench lint docs site screenshots clean help
+.PHONY: run cluster test test-versions simulate test-namespaces test-real test-vms test-vms-long test-cluster test-crash test-crash-long test-azure test-az test-portal test-portal-long bench lint docs site screenshots clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -74,6 +74,10 @@ test-vms-long: $(STAMP) ## kill the service at every step of acts on real VMs, t
 test-cluster: $(STAMP) ## run tests with real servers of PostgreSQL: a primary, a standby and a pooler (as root; installs them)
 	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)
 	PATH="$(CURDIR)/$(CLUSTER)/debian/usr/sbin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m cluster tests
+
+cluster: $(STAMP) ## run PostgreSQL, NATS, two control nodes and two host nodes on this machine, to kill parts of them (as root; installs the servers)
+	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)
+	@exec $(BIN)/python -m tools.cluster_demo
 
 test-crash: $(STAMP) ## run handlers of our own through the crash test (in namespaces where the machine allows them)
 	@tests/crash_test/install_toolchains.sh
