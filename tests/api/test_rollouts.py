@@ -156,6 +156,11 @@ BAD = [
         "'soon' is not a date",
     ),
     ({"impact": "update", "hosts": ["h1"], "windows": ["02:00 4h"], "deadline": 1}, 400, "is over: give a later one"),
+    (
+        {"impact": "update", "hosts": ["h1"], "windows": ["02:00 4h"], "deadline": 1.8e12},
+        400,
+        "is not a time",
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -148,3 +149,21 @@ def test_a_hold_needs_a_reason_and_there_is_one_at_a_time(world: World) -> None:
     hold(world)
     with pytest.raises(Refused, match=r"on hold already \(an incident\): lift that hold first"):
         hold(world, "another one")
+
+
+def test_a_hold_that_is_set_while_the_last_one_is_lifted_stays(world: World) -> None:
+    start(world, ON_H0)
+    hold(world)
+    world.advance(7200)
+    rollouts = world.control.rollouts
+
+    async def lift_and_hold_again() -> None:
+        await rollouts.lift_hold(who="ann")
+        await asyncio.gather(rollouts.reconcile(), rollouts.set_hold("another one", who="ann"))
+
+    world.do(lift_and_hold_again())
+    world.settle()
+    assert rollouts.hold is not None
+    assert rollouts.hold.reason == "another one"
+    world.restart()
+    assert world.control.rollouts.hold is not None

@@ -15,6 +15,7 @@ from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.core.windows import is_open, make_calendar
 from forewarn.errors import Rejected
+from forewarn.hypervisor.simulated import DurationRule, SimulatedBehaviour
 from tests.support.world import World, a_host, a_vm
 
 A_DAY = 86_400.0
@@ -147,6 +148,36 @@ def test_a_rollout_stops_when_no_window_is_left_for_the_other_vms(make_world: Ma
     assert (rollout.progress, rollout.closed) == (RolloutState.STOPPED, True)
     assert rollout.why == "no maintenance window follows in which the other VMs could start"
     assert [event.ending for event in world.events()] == [Ending.FINISHED]
+
+
+def test_a_rollout_stops_when_its_last_window_passes_during_a_hold(make_world: MakeWorld) -> None:
+    world = make_world()
+    request = start(world, "2026-01-06T02:00 10m Europe/Berlin")
+    world.do(world.control.rollouts.set_hold("an incident", who="ann"))
+    world.advance(2 * A_DAY)
+    world.do(world.control.rollouts.lift_hold(who="ann"))
+    world.settle()
+    rollout = state_of(world, request)
+    assert (rollout.progress, rollout.closed) == (RolloutState.STOPPED, True)
+    assert [event.ending for event in world.events()] == [Ending.WITHDRAWN]
+
+
+def test_a_rollout_stops_when_another_kept_its_events_back_beyond_the_last_window(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.hypervisor.set_behaviour(SimulatedBehaviour((DurationRule(seconds=3 * 3600.0),)))
+    other = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",))
+    world.do(world.control.requests.start_rollout(other, who="ann", notice_s=berlin("2026-01-06T01:30") - world.now))
+    world.settle()
+    blocked = Rollout(
+        impact=RolloutImpact.UPDATE,
+        hosts=("h0",),
+        calendar=make_calendar(["2026-01-06T02:00 10m Europe/Berlin"], [], None),
+    )
+    request = world.do(world.control.requests.start_rollout(blocked, who="ann"))
+    world.settle()
+    world.advance(2 * A_DAY)
+    assert state_of(world, request).progress is RolloutState.STOPPED
+    assert not world.store.events(statuses=(EventState.SCHEDULED, EventState.STARTED))
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ def test_days_are_names_with_commas_and_ranges() -> None:
         ("sat 02:00 10s", "a maintenance window of 10s is not possible: give a length from 1m to 7d"),
         ("sat 02:00 8d", "a maintenance window of 8d is not possible"),
         ("sat 02:00 4h Europe/Berlim", "the time zone 'Europe/Berlim' does not exist"),
+        ("sat 02:0\u0660 4h", "is not a maintenance window"),  # an Arabic digit
         ("2026-02-30T02:00 4h UTC", "'2026-02-30' is not a date: write it like 2026-12-24"),
     ],
 )
@@ -181,6 +182,7 @@ def test_a_wrong_window_is_answered_with_a_sentence(text: str, message: str) -> 
         ("24.12.2026", "'24.12.2026' is not a date"),
         ("2026-12-26..2026-12-24", "ends before it begins"),
         ("2026-12-24..", "'' is not a date"),
+        ("2026-12-24..9999-12-31", "'9999-12-31' is not a date"),
     ],
 )
 def test_a_wrong_blackout_is_answered_with_a_sentence(text: str, message: str) -> None:
@@ -221,7 +223,7 @@ def test_the_next_start_is_in_a_window_and_is_its_own_next_start(found: list[Mai
 
 @given(st.dates(), st.integers(0, 30))
 def test_the_text_of_blackout_dates_is_read_back_as_the_same(first: date, days: int) -> None:
-    assume(first < date(9999, 12, 1))
+    assume(1970 <= first.year < 8999)
     last = first + timedelta(days=days)
     blackout = BlackoutDates(first=f"{first:%Y-%m-%d}".zfill(10), last=f"{last:%Y-%m-%d}".zfill(10))
     assert parse_blackout(blackout_text(blackout)) == blackout

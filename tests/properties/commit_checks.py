@@ -7,15 +7,18 @@ checks them after every step.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from forewarn.core.cause import CAUSE_RULES, Cause
 from forewarn.core.decision import Policy
-from forewarn.core.event import Event, EventState
+from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import PowerState
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.projection import document_for
 from forewarn.core.reconcile import PLATFORM_ACTOR
+from forewarn.core.request import ROLLOUT_CAUSES, RolloutHold
 from forewarn.core.scope import Scope
+from forewarn.core.windows import next_start
 from forewarn.protocol.document import Document, Kind
 from forewarn.store.interface import AppliedCommit, Store
 
@@ -47,6 +50,7 @@ class CommitChecker:
         self.violations: list[str] = []
         self.shown: dict[tuple[str, int, int], Document] = {}  # by scope, epoch and incarnation
         self._store: Store
+        self.current_hold: Callable[[], RolloutHold | None] = lambda: None
 
     def follow(self, store: Store, resumed_at: float | None) -> None:
         """Check the commits of a new process on this store; the state that earlier ones left is known."""
@@ -154,6 +158,8 @@ class CommitChecker:
             self._report("§6.2 events start together, through a released gate", event, gate)
         if not approved and gate is None:
             self._check_grace(event)
+        if not approved:
+            self._check_calendar_and_hold(event, gate)
         if event.rules.kind is Kind.TERMINATE and scope.is_placement_group and event.started_at < event.not_before:
             left = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.kind is Kind.TERMINATE]
             if left:
@@ -165,6 +171,16 @@ class CommitChecker:
             return
         if event.started_at < resumed_at + self.policy.grace_s:
             self._report("events that came due while no VM could poll wait for the grace period", event, resumed_at)
+
+    def _check_calendar_and_hold(self, event: Event, gate: Gate | None) -> None:
+        """Spec §13.3, §13.5. A gate that was released lets its events start, whatever comes after."""
+        at = event.started_at if gate is None else gate.released_at
+        assert at is not None
+        if event.calendar is not None and next_start(event.calendar, at) != at:
+            self._report("§13.3 no event starts outside of its windows unless it is approved", event, at)
+        hold = self.current_hold()
+        if hold is not None and event.cause in ROLLOUT_CAUSES and at > hold.at:
+            self._report("§13.5 no event of a rollout starts during a hold unless it is approved", event, hold)
 
     def _check_end(self, event: Event) -> None:
         if event.unfinished_acts:

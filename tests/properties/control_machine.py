@@ -21,6 +21,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
 from forewarn.core.history import EntryKind
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
+from forewarn.core.windows import MaintenanceCalendar, make_calendar
 from forewarn.errors import Conflict, ForewarnError, Rejected, Unavailable
 from forewarn.hypervisor.simulated import (
     BehaviourRule,
@@ -56,6 +57,14 @@ ASKS = st.sampled_from(
 )
 PICKS = st.integers(0, 19)
 NOTICES = st.sampled_from([(0.0, False), (0.0, True), (5.0, True), (60.0, False), (3600.0, False)])
+CALENDARS = st.sampled_from(
+    [
+        *(None, None),
+        make_calendar(["02:00 1h"], [], None),
+        make_calendar(["12:20 5m", "02:30 30m Europe/Berlin"], ["2026-01-06"], None),
+    ]
+)
+DEADLINES = st.sampled_from([None, None, 1200.0, 20 * 3600.0])  # from now
 DURATIONS = st.sampled_from([0.5, 1.0, 9.0, 31.0, 61.0, 299.0, 601.0, 900.0, 901.0, 3600.0, 25 * 3600.0])
 RULES: st.SearchStrategy[BehaviourRule] = st.one_of(
     st.builds(FailRule, vm=st.sampled_from(["*", "a_*", "*_0"]), verb=st.sampled_from([None, *Verb])),
@@ -82,6 +91,7 @@ class ControlMachine(RuleBasedStateMachine):
         policy = Policy(enablement=self.enablement, max_user_operations=max_operations, settle_s=settle_s)
         self.world = CrashingWorld(self.new_store(), policy=policy)
         self.checker = CommitChecker(policy)
+        self.checker.current_hold = lambda: self.world.control.rollouts.hold
         self.checker.follow(self.world.store, None)
         self.accepted: dict[str, tuple[str, ...]] = {}  # request → the VMs it is about
         self.rollouts: list[str] = []
@@ -216,6 +226,34 @@ class ControlMachine(RuleBasedStateMachine):
     ) -> None:
         rollout = Rollout(impact=impact, scope_id=chosen(self.vms(), pick).scope_id, max_failures=max_failures)
         self.attempt(self._roll_out(rollout, notice))
+
+    @rule(
+        impact=st.sampled_from(RolloutImpact),
+        picks=st.lists(PICKS, min_size=1, max_size=3),
+        calendar=CALENDARS,
+        deadline=DEADLINES,
+        notice=NOTICES,
+    )
+    def roll_out_in_windows(
+        self,
+        impact: RolloutImpact,
+        picks: list[int],
+        calendar: MaintenanceCalendar | None,
+        deadline: float | None,
+        notice: tuple[float, bool],
+    ) -> None:
+        if calendar is not None and deadline is not None:
+            calendar = replace(calendar, deadline=self.world.now + deadline)
+        hosts = tuple(self.host(pick).name for pick in picks)
+        self.attempt(self._roll_out(Rollout(impact=impact, hosts=hosts, max_failures=0, calendar=calendar), notice))
+
+    @rule(then_wait=st.booleans())
+    def hold_or_lift(self, then_wait: bool) -> None:
+        rollouts = self.world.control.rollouts
+        held = rollouts.hold is not None
+        self.attempt(rollouts.lift_hold(who="op") if held else rollouts.set_hold("an incident", who="op"))
+        if then_wait:
+            self.let_time_pass(1800.0)
 
     @precondition(lambda self: self.rollouts)
     @rule(pick=PICKS, progress=st.sampled_from([RolloutState.PAUSED, RolloutState.RUNNING, RolloutState.ABORTED]))
@@ -428,6 +466,9 @@ class ControlMachine(RuleBasedStateMachine):
         self.world.hypervisor.set_behaviour(SimulatedBehaviour())
         self.failures.passes = 0
         self.world.settle()
+        if self.world.control.rollouts.hold is not None:
+            self.world.do(self.world.control.rollouts.lift_hold(who="op"))
+            self.world.settle()
         self.every_commit_was_correct()
         assert_at_rest(self.world)
         self.let_time_pass(61.0)

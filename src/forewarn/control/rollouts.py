@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,9 +64,11 @@ class RolloutService:
         self._new_id = new_id
         self._changed: set[str] = {request.id for request in self._store.requests(open_only=True)}
         self._unblocked: dict[str, float] = {}  # request id → since when more events may be published
+        self._with_windows: set[str] = set()  # ids of the open rollouts with maintenance windows
         self._by_host: dict[str, set[str]] = {}  # host → ids of the open rollouts of it
         for request in self._store.requests(open_only=True):
             self._index_hosts(request)
+        self._hold_lock = asyncio.Lock()  # a new hold waits until the last one is lifted completely
         raw = self._store.load(ROLLOUT_HOLD_NAME)
         self._stored_hold = msgspec.json.decode(raw, type=RolloutHold | None) if raw is not None else None
         transactions.hold_reason = lambda: self.hold.reason if self.hold is not None else ""
@@ -86,11 +89,13 @@ class RolloutService:
         reason = " ".join(reason.split())
         if not reason:
             raise Rejected("a hold needs a reason, which everybody sees: give one")
-        if self.hold is not None:
-            raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
-        hold = RolloutHold(reason=reason, who=who, at=self._now())
-        await self._save_hold(hold)
-        await self._write_hold_entry(EntryKind.PAUSED, f"all rollouts are on hold: {reason}", who)
+        async with self._hold_lock:
+            await self._finish_lifting()
+            if self.hold is not None:
+                raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
+            hold = RolloutHold(reason=reason, who=who, at=self._now())
+            await self._save_hold(hold)
+            await self._write_hold_entry(EntryKind.PAUSED, f"all rollouts are on hold: {reason}", who)
         return hold
 
     async def lift_hold(self, *, who: str) -> RolloutHold:
@@ -98,17 +103,18 @@ class RolloutService:
 
         Raises Refused if there is none, or Unavailable. The history gets an entry.
         """
-        hold = self.hold
-        if hold is None:
-            raise Refused("rollouts are not on hold: there is nothing to lift")
-        await self._save_hold(replace(hold, is_lifted=True))
-        await self._write_hold_entry(EntryKind.RESUMED, f"the hold on all rollouts is lifted ({hold.reason})", who)
+        async with self._hold_lock:
+            hold = self.hold
+            if hold is None:
+                raise Refused("rollouts are not on hold: there is nothing to lift")
+            await self._save_hold(replace(hold, is_lifted=True))
+            await self._write_hold_entry(EntryKind.RESUMED, f"the hold on all rollouts is lifted ({hold.reason})", who)
         return hold
 
     async def _finish_lifting(self) -> bool:
         """Look at everything again that a lifted hold has held; return whether there was one.
 
-        The hold is removed from the store only afterwards, so a crash in between repeats this.
+        The hold is removed from the store only afterwards, so a crash in between repeats this. Call it with the lock.
         """
         if self._stored_hold is None or self.hold is not None:
             return False
@@ -148,12 +154,18 @@ class RolloutService:
             if event.failed_acts:
                 self._changed.add(event.request_id)  # enough failures stop the rollout
             elif not event.is_live:
-                self._unblocked.setdefault(event.request_id, self._now())
+                # It may have kept events of rollouts with windows from starting until their last window was over.
+                for request_id in (event.request_id, *self._with_windows):
+                    self._unblocked.setdefault(request_id, self._now())
         for entry in commit.entries:
             if entry.what is EntryKind.SKIPPED:
                 self._changed.add(entry.request_id)
 
     def _index_hosts(self, request: MaintenanceRequest) -> None:
+        if request.is_open and request.rollout is not None and request.rollout.calendar is not None:
+            self._with_windows.add(request.id)
+        else:
+            self._with_windows.discard(request.id)
         for host in request.rollout.hosts if request.rollout is not None else ():
             ids = self._by_host.setdefault(host, set())
             if request.is_open:
@@ -172,7 +184,8 @@ class RolloutService:
         for many events that end together.
         """
         self._check_unblocked(acts_are_due)
-        did = await self._finish_lifting()
+        async with self._hold_lock:
+            did = await self._finish_lifting()
         for request_id in sorted(self._changed):
             self._changed.discard(request_id)
             request = self._store.request(request_id)
@@ -201,7 +214,7 @@ class RolloutService:
 
         left = len(remaining_vms(rollout, vms, events, planned)) + len(planned)
         has_window = has_window_left(rollout, self._now() + request.notice_s)
-        progress = next_rollout_state(rollout, events, left, has_window=has_window)
+        progress = next_rollout_state(rollout, events, left, has_window=has_window, now=self._now())
 
         if progress is not rollout.progress:
             ended = replace(rollout, progress=progress, why=rollout_end_reason(rollout, events, progress))

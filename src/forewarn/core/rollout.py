@@ -178,24 +178,33 @@ def require_usable_calendar(rollout: Rollout, now: float, notice_s: float) -> No
 
 
 def next_rollout_state(
-    rollout: Rollout, events: Sequence[Event], remaining: int, *, has_window: bool = True
+    rollout: Rollout, events: Sequence[Event], remaining: int, *, has_window: bool = True, now: float = 0.0
 ) -> RolloutState:
     """Return the next state of a rollout: stopped after `max_failures` failed VMs, completed, or as it is.
 
     `events` are all its events that were published; `remaining` counts the `remaining_vms` and the planned events. It
     completes, also while it is paused, when none remain and all events are over. With `max_failures` 0 failures do not
     stop it; one that has ended stays as it is. A running one without a window (`has_window_left`) stops once all its
-    events are over. Changes nothing.
+    events are over, or have no window left at `now` (lab time) and no approval. Changes nothing.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
     if sum(len(event.failed_acts) for event in events) >= rollout.max_failures > 0:
         return RolloutState.STOPPED
-    if any(event.is_live for event in events):
+    live = [event for event in events if event.is_live]
+    if any(not _is_past_windows(event, now) for event in live):
         return rollout.progress
-    if remaining == 0:
+    if not live and remaining == 0:
         return RolloutState.COMPLETED
-    return rollout.progress if has_window or rollout.progress is RolloutState.PAUSED else RolloutState.STOPPED
+    is_stuck = bool(live) or not has_window
+    return RolloutState.STOPPED if is_stuck and rollout.progress is RolloutState.RUNNING else rollout.progress
+
+
+def _is_past_windows(event: Event, now: float) -> bool:
+    """Return whether only an approval could start the event, because its last window is over."""
+    if event.calendar is None or event.status is not EventState.SCHEDULED or event.approved_at is not None:
+        return False
+    return next_start(event.calendar, now) is None
 
 
 def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: RolloutState) -> str:

@@ -21,8 +21,10 @@ MAX_WINDOW_S = 7 * 86_400.0
 _SEARCH_DAYS = 3 * 366  # how far ahead an opening is looked for
 _DAY_S = 86_400.0
 _EXAMPLE = "'sat,sun 02:00 4h Europe/Berlin' or '2026-12-05T22:00 6h Europe/Berlin'"
-_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
-_DATE_TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)")
+_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
+_DATE_TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)", re.ASCII)
+_YEARS = range(1970, 9000)  # of dates; others cannot be shown in every time zone
+_LATEST = datetime(_YEARS.stop, 1, 1, tzinfo=UTC).timestamp()
 
 Period = tuple[float, float]  # from its first instant to just before its end, in seconds since 1970
 
@@ -218,7 +220,10 @@ def _parse_date(text: str) -> str:
     try:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
             raise ValueError
-        return date.fromisoformat(text).isoformat()
+        parsed = date.fromisoformat(text)
+        if parsed.year not in _YEARS:
+            raise ValueError
+        return parsed.isoformat()
     except ValueError:
         raise ValueError(f"{text!r} is not a date: write it like 2026-12-24") from None
 
@@ -234,6 +239,8 @@ def make_calendar(
     calendar = MaintenanceCalendar(
         windows=tuple(map(parse_window, windows)), blackouts=tuple(map(parse_blackout, blackouts)), deadline=deadline
     )
+    if deadline is not None and not 0 <= deadline < _LATEST:
+        raise ValueError(f"the deadline {deadline:.15g} is not a time: give seconds since 1970")
     if calendar.windows:
         return calendar
     if calendar.blackouts or deadline is not None:
