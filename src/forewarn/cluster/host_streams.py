@@ -333,7 +333,8 @@ class HostStreams:
         if self.registry.find(host) is not None:
             denied = self.registry.check(host, call.node_id, self._loop.time())
             if denied is not None:
-                message.respond(encode_bus_message(denied))
+                if self._term.is_held:
+                    message.respond(encode_bus_message(denied))
                 return
         key = (host, encode_bus_message(call))
         waiting = self._calls.setdefault(key, [])
@@ -353,6 +354,8 @@ class HostStreams:
         """Carry out a request of a VM and return the reply; b"" if there must be none."""
         vm = vm_of_request(request)
         if not self._may_ask_about(host, vm):
+            if not self._term.is_held:
+                return b""  # the active node may know better where the VM is
             refused = Rejected(f"VM {vm!r} is not on host {host!r}: its node may not act for it")
             return encode_bus_message(VmCallReply(failure_message(request.id, refused)))
         reply = await self._carry_out(request)
@@ -366,7 +369,8 @@ class HostStreams:
             return failure_message(request.id, error) if self._term.is_held else None
         except Exception:
             log.exception("a request of a host node failed with an internal error")
-            return failure_message(request.id, Rejected("the service failed with an internal error"))
+            failed = Rejected("the service failed with an internal error")
+            return failure_message(request.id, failed) if self._term.is_held else None
         return reply_message(request.id, result) if result is None or self._term.is_held else None
 
     def _may_ask_about(self, host: str, vm: str) -> bool:
@@ -379,7 +383,7 @@ class HostStreams:
 
     def _on_seen(self, message: BusMessage) -> None:
         report, host = _decoded(message), _host_key(message.subject)
-        if not isinstance(report, SeenReport):
+        if not isinstance(report, SeenReport) or not self._term.is_held:
             return
         denied = self.registry.check(host, report.node_id, self._loop.time())
         if denied is not None:

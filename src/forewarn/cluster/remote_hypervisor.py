@@ -69,6 +69,7 @@ class RemoteHypervisor:
     def __init__(self, bus: Bus, subjects: Subjects, view: ClusterView) -> None:
         self._bus, self._subjects, self._view = bus, subjects, view
         self._moves: dict[str, MoveProgress] = {}  # by act id; those under way, after failed ones were settled
+        self._fencing: dict[str, StepOrder] = {}  # by act id; fence commands that run on the destination
         self._fenced_at: dict[str, float] = {}  # host → real time of the last attempt
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
@@ -90,6 +91,7 @@ class RemoteHypervisor:
     async def close(self) -> None:
         """Forget moves under way; may be called twice. Their nodes remember them. The bus stays open."""
         self._moves.clear()
+        self._fencing.clear()
 
     def _host_of(self, act: Act) -> str:
         """The host whose node performs the act: where the VM is or goes to, else one that stays the same."""
@@ -111,7 +113,7 @@ class RemoteHypervisor:
             if source == act.to_host:
                 return ActDone(True, f"{act.name} has arrived on {act.to_host} with an earlier move")
             progress = self._moves[act.id] = MoveProgress(replace(act, from_host=source))
-        following: StepOrder | StepWait | ActDone = next_step(progress)
+        following: StepOrder | StepWait | ActDone = self._fencing.pop(act.id, None) or next_step(progress)
         while isinstance(following, StepOrder):
             order = following
             try:
@@ -120,6 +122,8 @@ class RemoteHypervisor:
                 following = self._after_silence(progress, order, str(silent))
                 continue
             if report.done is None:
+                if order.step is MoveStep.FENCE:
+                    self._fencing[act.id] = order  # its result counts only for a short time: ask for it again
                 return report.answer
             if order.step is MoveStep.FENCE:
                 following = after_fencing(progress, report.done)
