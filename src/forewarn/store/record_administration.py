@@ -39,6 +39,8 @@ _FENCE = """
     UPDATE lease SET n = n + 1, seq = greatest(seq, %s), clock = greatest(clock, %s),
                      record_id = gen_random_uuid()::text
     WHERE shard = 0 AND term = %s AND n = %s RETURNING n"""
+# Hosts obey no term that is lower than one they know, and a restored record may have forgotten the last ones.
+_RAISE_TERM = "UPDATE lease SET term = greatest(term, %s), expires_at = clock_timestamp() WHERE shard = 0"
 _ADD_TO_LOG = "INSERT INTO log (n, term, revision, seq, clock, body) VALUES (%s, %s, %s, %s, %s, NULL)"
 _DEMANDED_STANDBY = """
     SELECT current_setting('synchronous_standby_names'), count(*), count(sync_state),
@@ -132,13 +134,16 @@ def renew_epochs(url: str, *, now: float) -> int:
     """Give every scope of a record a new epoch, after a backup was restored there; return that epoch.
 
     It is larger than all epochs there and than `now` (real time in POSIX seconds): an ETag from the lost history never
-    matches again (spec §4.3). Every copy is built again. Raises Refused if the record is in use, Unavailable.
+    matches again (spec §4.3). The term of the lease becomes at least `now` too, so that hosts obey the restored
+    cluster, whatever terms they know. Every copy is built again. Raises Refused if the record is in use, Unavailable.
     """
     with _exclusive(url, "store renew") as (record, lease):
         with record.snapshot() as snapshot:
             epochs = [int(row[2]) for table, rows in snapshot.tables if table == "scopes" for row in rows]
         epoch = max([int(now), *epochs]) + 1
-        _rewrite(url, lease, lease.seq, now, lambda db: db.execute("UPDATE scopes SET epoch = %s", (epoch,)))
+        _rewrite(
+            url, lease, lease.seq, now, lambda db: db.execute("UPDATE scopes SET epoch = %s", (epoch,)), term=int(now)
+        )
     return epoch
 
 
@@ -176,8 +181,19 @@ def _exclusive(url: str, purpose: str) -> Iterator[tuple[PostgresRecord, LeaseRo
             held.release()
 
 
-def _rewrite(url: str, lease: LeaseRow, seq: int, clock: float, write: Callable[[LimitedConnection], object]) -> None:
-    """Write to the record in one transaction that every copy is built again after."""
+def _rewrite(
+    url: str,
+    lease: LeaseRow,
+    seq: int,
+    clock: float,
+    write: Callable[[LimitedConnection], object],
+    *,
+    term: int | None = None,
+) -> None:
+    """Write to the record in one transaction that every copy is built again after.
+
+    With `term`, the term of the lease becomes at least that, and the lease ends.
+    """
     name = postgres_connection.describe_url(url)
     was_cancelled: list[errors.Diagnostic] = []
     with closing(postgres_connection.connect(url, on_notice=was_cancelled.append)) as db:
@@ -190,6 +206,8 @@ def _rewrite(url: str, lease: LeaseRow, seq: int, clock: float, write: Callable[
                     raise Refused(f"a control node has begun to use {name}: nothing was changed there")
                 number = fenced[0][0]
                 db.execute(_ADD_TO_LOG, (number, lease.term, REVISION, max(seq, lease.seq), clock))
+                if term is not None:
+                    db.execute(_RAISE_TERM, (term,))
         except psycopg.DataError as error:
             raise Refused(
                 f"{name} cannot store a value, and nothing was changed there ({failure_text(error)})"
