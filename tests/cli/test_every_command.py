@@ -91,6 +91,7 @@ _ELSEWHERE |= {"agent run", "agent check", "agent status", "agent explain", "age
 _ELSEWHERE |= {"crash-test", "crash-test list", "crash-test explain", "crash-test claims", "crash-test replay"}
 _ELSEWHERE |= {"network plan", "network apply", "network check", "network remove"}
 _ELSEWHERE |= {"fleet import libvirt", "lab vms", "lab down", "vm console"}  # tests/vms
+_ELSEWHERE |= {"rollout hold", "rollout lift-hold"}  # test_rollout_hold.py
 _ELSEWHERE |= {"cluster init", "cluster add-host", "node list", "node show", "node resign"}  # tests/cluster
 _ELSEWHERE |= {"store migrate", "store copy", "store check", "store renew"}  # tests/cluster
 _ELSEWHERE |= {"ca", "ca export", "login", "logout", "profiles"}

@@ -226,7 +226,9 @@ _add_steering_command("abort", "Abort a rollout, and withdraw its events that ha
 @click.option("--reason", required=True, metavar="TEXT", help="Say why; everybody sees it.")
 @service_command
 def hold(call: Invocation, reason: str) -> None:
-    """Hold all rollouts: they publish nothing, and nothing of theirs starts without an approval.
+    """Hold all rollouts.
+
+    They publish nothing, and nothing of theirs starts without an approval.
 
     \f
     Prints the hold. Raises Rejected for an empty reason, Refused if there is a hold already.
@@ -242,7 +244,9 @@ def hold(call: Invocation, reason: str) -> None:
 @rollout.command("lift-hold")
 @service_command
 def lift_hold(call: Invocation) -> None:
-    """Lift the hold on all rollouts; events whose notice has ended start.
+    """Lift the hold on all rollouts.
+
+    Events whose notice has ended start.
 
     \f
     Prints a sentence. Raises Refused if there is no hold.
