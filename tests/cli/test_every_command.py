@@ -37,6 +37,8 @@ ASKING = {
     "rollout pause": "rollout pause ROLLOUT",
     "rollout resume": "rollout resume PAUSED",
     "rollout abort": "rollout abort ROLLOUT",
+    "rollout hold": "rollout hold --reason incident",
+    "rollout lift-hold": "rollout lift-hold",
     "degrade": "degrade h2 --in 3d",
     "fail": "fail h2",
     "confirm-down": "confirm-down h9",
@@ -91,7 +93,6 @@ _ELSEWHERE |= {"agent run", "agent check", "agent status", "agent explain", "age
 _ELSEWHERE |= {"crash-test", "crash-test list", "crash-test explain", "crash-test claims", "crash-test replay"}
 _ELSEWHERE |= {"network plan", "network apply", "network check", "network remove"}
 _ELSEWHERE |= {"fleet import libvirt", "lab vms", "lab down", "vm console"}  # tests/vms
-_ELSEWHERE |= {"rollout hold", "rollout lift-hold"}  # test_rollout_hold.py
 _ELSEWHERE |= {"cluster init", "cluster add-host", "node list", "node show", "node resign"}  # tests/cluster
 _ELSEWHERE |= {"store migrate", "store copy", "store check", "store renew"}  # tests/cluster
 _ELSEWHERE |= {"ca", "ca export", "login", "logout", "profiles"}
@@ -128,6 +129,8 @@ def arguments_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
         lab.api.get("history", query={"after": 0, "wait_s": 5, "vm": "db-0"})
     if name in ("repair", "confirm-down"):
         lab.good("fail", "h9")
+    if name == "rollout lift-hold":
+        lab.good("rollout", "hold", "--reason", "an incident")
     return [made[word]() if word in made else word for word in arguments]
 
 

@@ -9,7 +9,7 @@ def test_all_rollouts_are_held_and_released_with_one_command_each(lab: Any) -> N
     lab.good("rollout", "start", "--scope", "db")
     assert "All rollouts are on hold." in lab.good("rollout", "hold", "--reason", "an incident")
     shown = lab("rollout", "show")
-    assert "all rollouts are on hold since" in " ".join(shown.stderr.split())
+    assert "all rollouts are on hold: an incident" in " ".join(shown.stderr.split())
     assert "an incident" in shown.stderr
     assert "lift that hold first" in lab.refused("rollout", "hold", "--reason", "another")
     assert lab.good("rollout", "lift-hold") == "The hold on all rollouts is lifted.\n"

@@ -6,6 +6,7 @@ import asyncio
 
 from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.messages import OrderReport, decode_order, encode_bus_message
+from forewarn.cluster.node_registry import NodeRegistry, NodeSilence
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
@@ -116,3 +117,8 @@ def test_the_result_of_a_slow_fence_command_counts() -> None:
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(scenario())
+
+
+def test_a_host_whose_node_has_not_joined_counts_as_silent_from_the_start() -> None:
+    """Otherwise an event would start right after a takeover although its VM cannot poll."""
+    assert NodeRegistry().silence_of("h1", now=0.0) == NodeSilence(None, None)

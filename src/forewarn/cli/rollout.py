@@ -226,9 +226,9 @@ _add_steering_command("abort", "Abort a rollout, and withdraw its events that ha
 @click.option("--reason", required=True, metavar="TEXT", help="Say why; everybody sees it.")
 @service_command
 def hold(call: Invocation, reason: str) -> None:
-    """Hold all rollouts.
+    """Hold all rollouts, until `lift-hold`.
 
-    They publish nothing, and nothing of theirs starts without an approval.
+    Rollouts publish nothing, and none of their events starts without an approval.
 
     \f
     Prints the hold. Raises Rejected for an empty reason, Refused if there is a hold already.
@@ -258,12 +258,10 @@ def lift_hold(call: Invocation) -> None:
         call.output.print_line("The hold on all rollouts is lifted.")
 
 
-def _print_hold(call: Invocation) -> None:
-    """Print a note if all rollouts are on hold."""
-    view = call.api.get("rollouts", "hold")
-    if view["is_held"]:
-        since = describe_time(view["at"], call.api.now())
-        call.output.print_note(f"all rollouts are on hold since {since}, by {view['who']}: {view['reason']}")
+def _print_hold(call: Invocation, view: JsonObject) -> None:
+    """Print a note if all rollouts are on hold; `view` is that of a rollout."""
+    if view["hold"]:
+        call.output.print_note(f"all rollouts are on hold: {view['hold']}")
 
 
 def _wait_for_rollout(call: Invocation, rollout_id: str) -> int:
@@ -404,7 +402,7 @@ def _print_rollout(call: Invocation, view: JsonObject) -> None:
         rows = [event_row(event, now, call.output.short_id(event["id"])) for event in view["events"]]
         call.output.print_table(event_headers(view["events"]), rows)
     if not view["closed"]:
-        _print_hold(call)
+        _print_hold(call, view)
         call.output.print_hints(_rollout_hints(call.output.short_id(view["id"]), paused=view["progress"] == "paused"))
 
 
@@ -421,7 +419,7 @@ def _print_rollouts(call: Invocation, page: JsonObject) -> None:
         call.output.print_json(page)
     elif page["rollouts"]:
         now = call.api.now()
-        _print_hold(call)
+        _print_hold(call, next((view for view in page["rollouts"] if view["hold"]), page["rollouts"][0]))
         call.output.print_table(
             ("rollout", "impact", "progress", "over", "VMs", "requested"), _rollout_rows(call, page, now)
         )

@@ -141,7 +141,7 @@ class HostStreams:
         self._begin, self._merge, self._session, self._name = begin, merge, session, name
         self._term = term or OnlyService()
         self._loop = asyncio.get_running_loop()
-        self.registry = NodeRegistry(self._loop.time())
+        self.registry = NodeRegistry()
         self._streams: dict[str, _Stream] = {}
         self._placements: dict[str, _Placements] = {}  # by scope id
         self._left: dict[tuple[str, str], float] = {}  # (host key, VM key) → when the VM left, by the loop's clock

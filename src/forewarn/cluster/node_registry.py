@@ -71,11 +71,10 @@ class JoinedNode:
 class NodeRegistry:
     """The nodes of all hosts, by the key of the host. `now` is the time of a monotonic clock.
 
-    A host whose node has not joined counts as silent some time after `started_at`.
+    A host whose node has not joined counts as silent.
     """
 
-    def __init__(self, started_at: float = 0.0) -> None:
-        self._started_at = started_at
+    def __init__(self) -> None:
         self._nodes: dict[str, JoinedNode] = {}
         self._totals_of_replaced = RequestTotals()
 
@@ -131,12 +130,11 @@ class NodeRegistry:
     def silence_of(self, host_key: str, now: float) -> NodeSilence | None:
         """Return the silence of this host's node, if it is silent, else its latest; None if it never was.
 
-        A node that never joined is silent once 5 s have passed since `started_at`. `now` is the time of a monotonic
-        clock.
+        A node that has not joined yet counts as silent. `now` is the time of a monotonic clock.
         """
         node = self._nodes.get(host_key)
         if node is None:
-            return NodeSilence(None, None) if now - self._started_at > SILENT_S else None
+            return NodeSilence(None, None)  # it may have been silent when this control node took over
         return NodeSilence(node.heard_at, None) if node.is_silent(now) else node.silence
 
     def record_report(self, host_key: str, report: SeenReport) -> bool:

@@ -285,15 +285,12 @@ class RequestStatusView(EventListView, frozen=True, kw_only=True):
 
 
 class RolloutView(BaseView, frozen=True, kw_only=True):
-    """A platform maintenance rollout: its targets, progress, tally and the update domains that come next.
-
-    It covers `hosts` or one `scope`; the other is empty. `max_failures` is 0 if failures never stop it.
-    """
+    """A platform maintenance rollout: its targets, progress, tally and the update domains that come next."""
 
     id: str  # of its request
     impact: str  # update (freezes VMs), migrate or reboot
-    hosts: tuple[str, ...]  # names
-    scope: str  # an id
+    hosts: tuple[str, ...]  # names; (): it covers a scope
+    scope: str  # an id; "": it covers hosts
     title_of_scope: str  # such as `availability set web`; "" if it covers hosts
     progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
     state: str  # that of any request: in progress, succeeded, failed or canceled
@@ -302,7 +299,8 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     who: str
     at: float  # when it was requested, in lab time
     notice_s: float  # of its events, in lab time
-    max_failures: int
+    max_failures: int  # 0: failures never stop it
+    hold: str  # why all rollouts are on hold; "": they are not, or it has ended
     windows: str  # when its events may start without an approval, for people; "": at any time
     tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
     next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended
