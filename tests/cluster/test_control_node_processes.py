@@ -83,15 +83,20 @@ def test_a_node_that_was_stopped_for_longer_than_its_lease_ends(cluster: Process
     until(lambda: cluster.active() == "c2", "c2 is active")
 
 
+def _roles(node: ServiceProcess) -> list[tuple[str, str]]:
+    listed = printed(node.forewarn("--json", "node", "list"))
+    return [(other["name"], other["role"]) for other in listed["nodes"]]
+
+
 def test_the_command_line_works_on_the_standby_and_passes_control(cluster: ProcessCluster) -> None:
     first, second = start_pair(cluster)
     assert "Restart of web-0 is scheduled." in second.forewarn("restart", "web-0").stdout
-    listed = printed(second.forewarn("--json", "node", "list"))
-    assert [(node["name"], node["role"]) for node in listed["nodes"]] == [("c1", "active"), ("c2", "standby")]
+    # Each node tells the others about itself every few seconds.
+    until(lambda: _roles(second) == [("c1", "active"), ("c2", "standby")], "c2 knows the roles")
+    until(lambda: second.forewarn("node", "show", "c2").returncode == 0, "c1 knows c2")
+    until(lambda: "can take over: c2" in second.forewarn("doctor").stdout, "c1 knows that c2 can take over")
+    assert "the record in PostgreSQL is complete" in second.forewarn("doctor").stdout
     assert printed(second.forewarn("--json", "node", "show", "c2"))["name"] == "c2"
-    doctor = second.forewarn("doctor").stdout
-    assert "can take over: c2" in doctor
-    assert "the record in PostgreSQL is complete" in doctor
 
     assert printed(second.forewarn("--json", "node", "resign")) == {"from": "c1", "to": "c2", "term": 2}
     until(lambda: cluster.active() == "c2", "c2 is active")
