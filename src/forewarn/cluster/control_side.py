@@ -6,23 +6,25 @@ Built in two steps, because the control plane needs a hypervisor before there is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from forewarn.clock import read_real_time
 from forewarn.cluster.bus import Bus, Subjects
-from forewarn.cluster.fleet_facts import CommittedFleet
 from forewarn.cluster.host_projection import host_id
 from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService
 from forewarn.cluster.messages import HostScope
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.control.control_plane import ControlPlane
+from forewarn.control.placement_index import PlacementIndex
 from forewarn.core.decision import HostSilence
 from forewarn.core.event import Act
 from forewarn.core.fleet import HostHealth
+from forewarn.core.scope import Scope
 from forewarn.hypervisor.moves import is_move
-from forewarn.metadata import MetadataBackend
+from forewarn.metadata import MetadataBackend, PublishedScope
 from forewarn.metadata.request_counters import RequestTotals
+from forewarn.store.interface import Store
 from forewarn.workers.frontend import FrontendConfig
 from forewarn.workers.messages import BeginServing, ObservationReport
 from forewarn.workers.publisher import MetadataPublisher
@@ -162,3 +164,34 @@ class ClusterControl:
         for failed in acts[arrived + 1 :]:
             if is_move(failed) and placement.host(failed.to_host) is not None:
                 yield failed
+
+
+class CommittedFleet:
+    """Implements `FleetFacts` on a store. `published` returns what the VMs of a scope see."""
+
+    def __init__(self, store: Store, placement: PlacementIndex, published: Callable[[Scope], PublishedScope]) -> None:
+        self.published = published
+        self._store = store
+        self._placement = placement
+
+    def host_name(self, host_key: str) -> str | None:
+        """Return the name of the host with this key; None if the fleet does not have it."""
+        return next((host.name for host in self._placement.hosts() if host_id(host.name) == host_key), None)
+
+    def scopes_on(self, host_key: str) -> Iterator[Scope]:
+        """Return the scopes with a VM on this host, or with one that an act brings to it, each once.
+
+        Nothing for a host that the fleet does not have. In no particular order.
+        """
+        name = self.host_name(host_key)
+        if name is None:
+            return
+        keys = [*(vm.key for vm in self._store.vms(host=name)), *self._placement.vms_moving_to(name)]
+        for scope_id in dict.fromkeys(self._placement.scope_of(key) for key in keys if self._placement.has_vm(key)):
+            scope = self._store.scope(scope_id)
+            if scope is not None:
+                yield scope
+
+    def scope_of(self, vm_key: str) -> Scope | None:
+        """Return the scope of a present VM; None for any other key."""
+        return self._store.scope(self._placement.scope_of(vm_key)) if self._placement.has_vm(vm_key) else None

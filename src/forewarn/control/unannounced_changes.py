@@ -27,8 +27,7 @@ from forewarn.core.scope import Scope
 from forewarn.core.unannounced import UnannouncedKind, VmFinding, VmReports, compare_vm
 from forewarn.duration import duration_text
 from forewarn.errors import ForewarnError, NotFound, full_message
-from forewarn.hypervisor.interface import Hypervisor
-from forewarn.hypervisor.observing import ObservingHypervisor
+from forewarn.hypervisor.interface import Hypervisor, ObservingHypervisor
 
 log = logging.getLogger(__name__)
 _MIN_INTERVAL_S = 0.5  # real time between two observations of a host, however many changes it reports
