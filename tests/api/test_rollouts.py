@@ -112,7 +112,7 @@ def test_a_rollout_is_paused_resumed_and_aborted(api: Any) -> None:
 def test_a_rollout_is_found_by_its_id_in_any_case_and_never_without_a_name(api: Any) -> None:
     rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
     assert api.get(f"/rollouts/{rollout.upper()}")["id"] == rollout
-    assert api.world.control.requests.rollout(rollout.upper()).id == rollout
+    assert api.world.control.rollout_requests.find(rollout.upper()).id == rollout
     status, _, message = api.refused("POST", "/rollouts/%20/abort")
     assert (status, message.partition(":")[0]) == (404, "the name of the rollout is empty")
 

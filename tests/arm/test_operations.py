@@ -260,7 +260,7 @@ def test_an_operation_that_performs_maintenance_lasts_as_long_as_its_events(arm:
 def test_performing_maintenance_of_a_shared_host_does_not_reveal_its_other_vms(arm: Any) -> None:
     world = arm.world
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
-    world.do(world.control.requests.start_rollout(rollout, who="operator"))
+    world.do(world.control.rollout_requests.start(rollout, who="operator"))
     world.settle()
     operator = arm.holding(Role.OPERATOR, f"{VMS}/db")
     operation = OperationClient(operator, "POST", f"{VMS}/db/performMaintenance")
@@ -307,7 +307,7 @@ def test_an_unknown_operation_is_not_found(arm: Any, name: str) -> None:
 
 def test_a_rollout_is_not_found_as_an_operation(arm: Any) -> None:
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",))
-    request = arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
+    request = arm.world.do(arm.world.control.rollout_requests.start(rollout, who="operator"))
     assert arm.refused("GET", f"{OPERATIONS}/{request.id}")[0] == 404
 
 
@@ -339,7 +339,7 @@ def test_an_operation_that_performs_maintenance_is_visible_to_all_who_see_the_sc
     vms = tuple(a_vm(f"app-{n}", availability_set="app", host="h1") for n in range(2))
     arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=vms, text="two on one host"), who="test"))
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
-    arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
+    arm.world.do(arm.world.control.rollout_requests.start(rollout, who="operator"))
     arm.world.settle()
     operation = OperationClient(arm, "POST", f"{VMS}/app-0/performMaintenance")
     reader = arm.holding(Role.READER, f"{VMS}/app-0")

@@ -77,7 +77,7 @@ def test_a_rollout_that_outlasts_the_kept_history_reaches_every_vm_once() -> Non
         vms=[a_vm(f"db-{n}", availability_set="db", update_domain=n, host=f"h{n}") for n in numbers],
     )
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=tuple(f"h{number}" for number in numbers))
-    request = world.do(world.control.requests.start_rollout(rollout, who="ann", notice_s=40 * DAY_S))
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann", notice_s=40 * DAY_S))
 
     for _ in range(22):
         world.advance(10 * DAY_S)

@@ -60,7 +60,7 @@ def redeploy_to_h2(world: World) -> None:
 
 def migrate_to_h2(world: World) -> None:
     """Begin a migration of the VM, which takes five seconds."""
-    world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",)), who="op"))
+    world.do(world.control.rollout_requests.start(Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",)), who="op"))
     world.settle()
     (event,) = world.events(EventState.SCHEDULED)
     world.approve("web", event.id)

@@ -74,7 +74,7 @@ def roll_out(
     how: Any = {"who": "ann", "notice_s": notice_s, "short_notice": short_notice}
     result = world.do(dry_run_rollout(world.control, rollout, **how))
     assert world.store.history() == before
-    request = world.do(world.control.requests.start_rollout(rollout, **how))
+    request = world.do(world.control.rollout_requests.start(rollout, **how))
     world.settle()
     world.advance(30 * A_DAY)
     return [predicted_fields(event) for event in result.events], [
@@ -95,7 +95,7 @@ def test_a_rollout_over_hosts_happens_as_predicted(worlds: list[World], impact: 
 def test_a_rollout_waits_for_another_rollout_as_predicted(worlds: list[World]) -> None:
     worlds.append(world := in_sets(2, 3, 3))
     first = world.do(
-        world.control.requests.start_rollout(
+        world.control.rollout_requests.start(
             Rollout(impact=RolloutImpact.REBOOT, scope_id="set:sub/lab/set0"), who="bob"
         )
     )
@@ -135,7 +135,7 @@ def test_a_rollout_over_any_fleet_happens_as_predicted(
         world.ask(RequestedOperation.RESTART, "v0")
         if before is not None:
             first = Rollout(impact=before[0], hosts=before[1])
-            world.do(world.control.requests.start_rollout(first, who="bob"))
+            world.do(world.control.rollout_requests.start(first, who="bob"))
         world.advance(late_s)
         predicted, actual = roll_out(world, Rollout(impact=impact, hosts=("h0", "h1", "h2", "h3")), *notice)
         assert predicted == actual
@@ -146,7 +146,7 @@ def test_a_rollout_over_any_fleet_happens_as_predicted(
 def test_a_preview_predicts_when_acts_under_way_end(worlds: list[World]) -> None:
     worlds.append(world := in_sets(1, 2, 2))
     first = Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",))
-    world.do(world.control.requests.start_rollout(first, who="bob"))
+    world.do(world.control.rollout_requests.start(first, who="bob"))
     world.settle()
     world.advance(912)  # the first VM has been rebooting for 12 of 30 s
     predicted, actual = roll_out(world, Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",)), 5, True)
@@ -157,7 +157,7 @@ def test_a_preview_predicts_when_acts_under_way_end(worlds: list[World]) -> None
 def test_a_preview_performs_acts_on_one_vm_one_after_the_other(worlds: list[World]) -> None:
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1")]))
     world.ask(RequestedOperation.RESTART, "db")
-    world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",)), who="bob"))
+    world.do(world.control.rollout_requests.start(Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",)), who="bob"))
     world.advance(935)  # the reboot took until 930, and the freeze takes until 939
     result = preview(world, RequestedOperation.POWER_OFF, "db")
     (event,) = world.ask(RequestedOperation.POWER_OFF, "db")
@@ -171,7 +171,7 @@ def test_a_preview_performs_acts_on_one_vm_one_after_the_other(worlds: list[Worl
 def test_a_rollout_waits_for_the_gates_of_another_as_predicted(worlds: list[World]) -> None:
     """Spec §6.2."""
     worlds.append(world := in_sets(2, 2, 2))
-    world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.REBOOT, hosts=("h0", "h1")), who="bob"))
+    world.do(world.control.rollout_requests.start(Rollout(impact=RolloutImpact.REBOOT, hosts=("h0", "h1")), who="bob"))
     world.advance(890)
     predicted, actual = roll_out(world, Rollout(impact=RolloutImpact.UPDATE, hosts=("h0", "h1")), 15, True)
     assert predicted == actual
@@ -255,7 +255,7 @@ def test_a_preview_of_a_very_large_rollout_shows_its_first_wave(worlds: list[Wor
     worlds.append(world := in_sets(700, 3, 90))
     rollout = Rollout(impact=RolloutImpact.MIGRATE, hosts=tuple(f"h{n}" for n in range(90)))
     result = world.do(dry_run_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
-    request = world.do(world.control.requests.start_rollout(rollout, who="ann"))
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
     world.settle()
     now = {(e.scope_id, e.vms, e.published_at, e.not_before) for e in world.store.events(request_id=request.id)}
     assert {(e.scope, e.vms, e.published_at, e.not_before) for e in result.events} == now

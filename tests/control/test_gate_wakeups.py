@@ -31,7 +31,7 @@ class GateRecordingStore(MemoryStore):
 def _approve_one_of_two_vms_per_host(store: GateRecordingStore) -> World:
     vms = [a_vm(f"{host}-{n}", host=host) for host in HOSTS for n in (0, 1)]
     world = World(store=store, hosts=[a_host(host) for host in HOSTS], vms=vms)
-    world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.UPDATE, hosts=HOSTS), who="ann"))
+    world.do(world.control.rollout_requests.start(Rollout(impact=RolloutImpact.UPDATE, hosts=HOSTS), who="ann"))
     world.settle()
     store.saved_gates.clear()
     for host in HOSTS:

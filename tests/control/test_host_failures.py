@@ -110,7 +110,7 @@ def test_a_vm_that_is_redeployed_to_a_failing_host_is_moved_elsewhere(world: Wor
 
 def test_a_vm_that_migrates_to_a_failing_host_stays_where_it_is(world: World) -> None:
     rollout = Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",))
-    world.do(world.control.requests.start_rollout(rollout, who="op"))
+    world.do(world.control.rollout_requests.start(rollout, who="op"))
     world.settle()
     event = event_of_cause(world, "web", Cause.LIVE_MIGRATION)
     world.approve("web", event.id)
@@ -353,7 +353,7 @@ def test_a_vm_whose_migration_ends_when_its_destination_fails_is_not_stranded(
     world: World, at_the_same_time: bool
 ) -> None:
     rollout = Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",))
-    world.do(world.control.requests.start_rollout(rollout, who="op"))
+    world.do(world.control.rollout_requests.start(rollout, who="op"))
     world.settle()
     world.approve("web", event_of_cause(world, "web", Cause.LIVE_MIGRATION).id)
     (act,) = event_of_cause(world, "web", Cause.LIVE_MIGRATION).acts

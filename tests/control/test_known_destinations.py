@@ -45,7 +45,7 @@ def a_world(hypervisor: KnowingHypervisor, *vms: str) -> World:
 
 def migrate(world: World) -> None:
     """Migrate everything from the first host, and wait until that is over."""
-    world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",)), who="op"))
+    world.do(world.control.rollout_requests.start(Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",)), who="op"))
     world.settle()
     for event in world.events(EventState.SCHEDULED):
         world.approve(event.vms[0], event.id)

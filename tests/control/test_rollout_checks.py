@@ -72,7 +72,7 @@ def test_the_next_wave_is_planned_at_once_if_no_act_is_due(world: World) -> None
 
 def _start_rollout(world: World, *hosts: str) -> MaintenanceRequest:
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=hosts, max_failures=1)
-    return world.do(world.control.requests.start_rollout(rollout, who="ann"))
+    return world.do(world.control.rollout_requests.start(rollout, who="ann"))
 
 
 def _progress(world: World, request: MaintenanceRequest) -> RolloutState:

@@ -28,7 +28,7 @@ def world() -> Iterator[World]:
 
 
 def start(world: World, rollout: Rollout = ON_BOTH) -> MaintenanceRequest:
-    request = world.do(world.control.requests.start_rollout(rollout, who="ann"))
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
     world.settle()
     return request
 

@@ -49,7 +49,7 @@ def a_rollout(world: World, *windows: str, blackouts: tuple[str, ...] = (), dead
 
 
 def start(world: World, *windows: str, **options: Any) -> MaintenanceRequest:
-    request = world.do(world.control.requests.start_rollout(a_rollout(world, *windows, **options), who="ann"))
+    request = world.do(world.control.rollout_requests.start(a_rollout(world, *windows, **options), who="ann"))
     world.settle()
     return request
 
@@ -166,14 +166,14 @@ def test_a_rollout_stops_when_another_kept_its_events_back_beyond_the_last_windo
     world = make_world()
     world.hypervisor.set_behaviour(SimulatedBehaviour((DurationRule(seconds=3 * 3600.0),)))
     other = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",))
-    world.do(world.control.requests.start_rollout(other, who="ann", notice_s=berlin("2026-01-06T01:30") - world.now))
+    world.do(world.control.rollout_requests.start(other, who="ann", notice_s=berlin("2026-01-06T01:30") - world.now))
     world.settle()
     blocked = Rollout(
         impact=RolloutImpact.UPDATE,
         hosts=("h0",),
         calendar=make_calendar(["2026-01-06T02:00 10m Europe/Berlin"], [], None),
     )
-    request = world.do(world.control.requests.start_rollout(blocked, who="ann"))
+    request = world.do(world.control.rollout_requests.start(blocked, who="ann"))
     world.settle()
     world.advance(2 * A_DAY)
     assert state_of(world, request).progress is RolloutState.STOPPED

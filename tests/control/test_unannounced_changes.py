@@ -324,7 +324,7 @@ def test_an_act_that_was_given_up_and_still_takes_effect_is_not_somebody_elses(w
     """The destination fails during a live migration: the act ends as failed, and the hosts complete it anyway."""
     world.site.behaviour.migration_s = 1000.0
     rollout = Rollout(impact=RolloutImpact.MIGRATE, hosts=("h1",))
-    request = world.do(world.control.requests.start_rollout(rollout, who="op"))
+    request = world.do(world.control.rollout_requests.start(rollout, who="op"))
     world.settle()
     (event,) = world.store.events(request_id=request.id)
     world.approve("web", event.id)

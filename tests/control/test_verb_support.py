@@ -62,7 +62,7 @@ def test_a_rollout_whose_verb_is_missing_is_refused(world: World, impact: Rollou
     rollout = Rollout(impact=impact, hosts=("h1",))
 
     def start() -> object:
-        return world.do(world.control.requests.start_rollout(rollout, who="op"))
+        return world.do(world.control.rollout_requests.start(rollout, who="op"))
 
     if not verb:
         assert start()

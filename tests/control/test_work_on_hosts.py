@@ -38,7 +38,7 @@ def world() -> Iterator[World]:
 
 def start_rollout(world: World, impact: RolloutImpact = RolloutImpact.UPDATE, host: str = "h1") -> MaintenanceRequest:
     rollout = Rollout(impact=impact, hosts=(host,))
-    request = world.do(world.control.requests.start_rollout(rollout, who="op"))
+    request = world.do(world.control.rollout_requests.start(rollout, who="op"))
     world.settle()
     return request
 
@@ -186,7 +186,7 @@ def test_no_event_of_an_aborted_rollout_starts_because_another_one_is_withdrawn(
 
     async def approve_and_abort() -> None:
         await world.control.guests.approve(world.vm("web-2").key, (event.id,))
-        await world.control.requests.change_rollout_state(request.id, RolloutState.ABORTED, who="op")
+        await world.control.rollout_requests.change_state(request.id, RolloutState.ABORTED, who="op")
         await world.control.reconciler.run_until_settled()
 
     world.do(approve_and_abort())

@@ -247,7 +247,7 @@ def test_a_fault_is_not_set_if_the_store_is_unavailable(world: World) -> None:
 def test_a_rollout_completes_even_if_faults_affect_its_events(world: World, kind: FaultKind) -> None:
     set_fault(world, kind, count=2)
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1", "h2"))
-    request = world.do(world.control.requests.start_rollout(rollout, who="ann"))
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
     world.settle()
     for event in world.events(EventState.SCHEDULED):
         world.approve(event.vms[0], event.id)

@@ -52,7 +52,7 @@ def requested_operations(portal: PortalUser) -> list[RequestedOperation]:
 
 def start_rollout(portal: PortalUser) -> str:
     rollout = Rollout(impact=RolloutImpact.REBOOT, scope_id="set:sub/lab/web")
-    request = portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
+    request = portal.world.do(portal.world.control.rollout_requests.start(rollout, who="bob"))
     portal.world.settle()
     return request.id
 

@@ -173,7 +173,7 @@ def test_a_failed_act_is_found_after_a_restart_however_many_events_ended_since(
 
 def start_rollout(world: World, **facts: Any) -> str:
     rollout = Rollout(**{"impact": RolloutImpact.UPDATE, "scope_id": "set:sub/lab/web", **facts})
-    request = world.do(world.control.requests.start_rollout(rollout, who="bob"))
+    request = world.do(world.control.rollout_requests.start(rollout, who="bob"))
     world.settle()
     return request.id
 
@@ -264,7 +264,7 @@ def test_the_vms_of_a_new_rollout_are_counted_host_by_host_while_others_work() -
 def test_a_paused_rollout_has_no_estimated_end_and_is_not_stalled(world: World) -> None:
     index = build_index(world)
     rollout = start_rollout(world)
-    world.do(world.control.requests.change_rollout_state(rollout, RolloutState.PAUSED, who="bob"))
+    world.do(world.control.rollout_requests.change_state(rollout, RolloutState.PAUSED, who="bob"))
     (tracker,) = index.rollouts.open_rollouts()
     assert tracker.estimated_end(world.now, 0) is None
     assert tracker.stalled_s(world.now + 1_000_000) is None

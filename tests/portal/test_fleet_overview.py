@@ -256,7 +256,7 @@ def _remove(name: str) -> Callable[[World], object]:
 
 def _roll_out(host: str) -> Callable[[World], object]:
     def start(world: World) -> None:
-        world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.REBOOT, hosts=(host,)), who="ann"))
+        world.do(world.control.rollout_requests.start(Rollout(impact=RolloutImpact.REBOOT, hosts=(host,)), who="ann"))
         world.settle()
 
     return start

@@ -84,7 +84,7 @@ def test_a_form_approves_an_event(portal: PortalUser) -> None:
 def test_the_preview_of_an_approval_says_what_the_event_waits_for(portal: PortalUser) -> None:
     """Spec §6.2: everything on a host starts together."""
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
-    portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
+    portal.world.do(portal.world.control.rollout_requests.start(rollout, who="bob"))
     portal.world.settle()
     event = portal.world.store.events()[0]
     page = portal.get(f"{form_path('approve')}?event={event.id}")
@@ -168,7 +168,7 @@ def test_forms_pause_resume_and_abort_a_rollout(portal: PortalUser) -> None:
         assert FORMS[f"rollout-{name}"].description in foreseen
         page = submit_form(portal, f"rollout-{name}", {"rollout": rollout})
         assert FORMS[f"rollout-{name}"].done_message in page.text
-        assert portal.world.control.requests.rollout(rollout).rollout.progress is progress  # type: ignore[union-attr]
+        assert portal.world.control.rollout_requests.find(rollout).rollout.progress is progress  # type: ignore[union-attr]
 
 
 def test_forms_degrade_fail_and_repair_a_host(portal: PortalUser) -> None:

@@ -141,7 +141,7 @@ def test_a_stopped_rollout_needs_attention_with_its_reason(portal: PortalUser) -
 
 def test_a_paused_rollout_can_be_resumed_where_it_is_shown(portal: PortalUser) -> None:
     rollout = start_rollout(portal.world)
-    portal.world.do(portal.world.control.requests.change_rollout_state(rollout, RolloutState.PAUSED, who="bob"))
+    portal.world.do(portal.world.control.rollout_requests.change_state(rollout, RolloutState.PAUSED, who="bob"))
     assert links(attention(portal)["paused"])["Resume"] == f"/portal/forms/rollout-resume?rollout={rollout}"
 
 

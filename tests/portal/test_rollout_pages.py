@@ -24,7 +24,7 @@ DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualM
 
 def start(portal: PortalUser, **facts: object) -> str:
     rollout = Rollout(**{"impact": RolloutImpact.REBOOT, "scope_id": "set:sub/lab/web", **facts})  # type: ignore[arg-type]
-    request = portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
+    request = portal.world.do(portal.world.control.rollout_requests.start(rollout, who="bob"))
     portal.world.settle()
     return request.id
 
@@ -103,12 +103,12 @@ def test_the_rollout_page_offers_pause_resume_and_abort_while_it_is_open(portal:
         "pause",
         "abort",
     ]
-    portal.world.do(portal.world.control.requests.change_rollout_state(rollout, RolloutState.PAUSED, who="bob"))
+    portal.world.do(portal.world.control.rollout_requests.change_state(rollout, RolloutState.PAUSED, who="bob"))
     assert re.findall(r"/portal/forms/rollout-(\w+)", portal.get(f"/portal/rollouts/{rollout}").html) == [
         "resume",
         "abort",
     ]
-    portal.world.do(portal.world.control.requests.change_rollout_state(rollout, RolloutState.ABORTED, who="bob"))
+    portal.world.do(portal.world.control.rollout_requests.change_state(rollout, RolloutState.ABORTED, who="bob"))
     portal.world.settle()
     page = portal.get(f"/portal/rollouts/{rollout}")
     assert "/portal/forms/rollout-" not in page.html

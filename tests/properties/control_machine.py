@@ -169,8 +169,8 @@ class ControlMachine(RuleBasedStateMachine):
         self.accepted[receipt.request.id] = names
 
     async def _roll_out(self, rollout: Rollout, notice: tuple[float, bool]) -> None:
-        requests = self.world.control.requests
-        request = await requests.start_rollout(rollout, who="op", notice_s=notice[0], short_notice=notice[1])
+        start = self.world.control.rollout_requests.start
+        request = await start(rollout, who="op", notice_s=notice[0], short_notice=notice[1])
         self.accepted[request.id] = ()
         self.rollouts.append(request.id)
 
@@ -258,7 +258,7 @@ class ControlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rollouts)
     @rule(pick=PICKS, progress=st.sampled_from([RolloutState.PAUSED, RolloutState.RUNNING, RolloutState.ABORTED]))
     def change_rollout_state(self, pick: int, progress: RolloutState) -> None:
-        self.attempt(self.world.control.requests.change_rollout_state(chosen(self.rollouts, pick), progress, who="op"))
+        self.attempt(self.world.control.rollout_requests.change_state(chosen(self.rollouts, pick), progress, who="op"))
 
     @precondition(lambda self: self.vms() and self.world.store.events())
     @rule(pick=PICKS, picks=st.lists(PICKS, max_size=3), unknown=st.sampled_from([False, False, False, True]))

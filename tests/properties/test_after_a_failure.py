@@ -39,7 +39,7 @@ def world(make_world: Callable[[list[Vm]], CrashingWorld]) -> CrashingWorld:
 
 def roll_out(world: CrashingWorld, *hosts: str, impact: RolloutImpact = RolloutImpact.UPDATE) -> str:
     rollout = Rollout(impact=impact, hosts=hosts)
-    return world.do(world.control.requests.start_rollout(rollout, who="op")).id
+    return world.do(world.control.rollout_requests.start(rollout, who="op")).id
 
 
 def die_when_due(world: CrashingWorld, writes: int, late: bool) -> None:
@@ -110,7 +110,7 @@ def test_a_rollout_takes_each_host_once_whatever_the_case_of_its_name(
 
     listed = [name for event in world.events() for name in event.vms]
     assert sorted(listed) == ["db", "web"]
-    rollout = world.control.requests.rollout(request_id).rollout
+    rollout = world.control.rollout_requests.find(request_id).rollout
     assert rollout is not None
     assert rollout.progress is RolloutState.RUNNING
 
@@ -131,7 +131,7 @@ def test_a_vm_removed_before_its_event_is_published_blocks_no_other_event(world:
 
     assert [event.status for event in world.events()] == [EventState.STARTED]
     world.advance(60)
-    assert not world.control.requests.rollout(request_id).is_open
+    assert not world.control.rollout_requests.find(request_id).is_open
 
 
 def test_a_rollout_ends_if_its_last_vm_is_removed_before_its_event_is_published(
@@ -146,7 +146,7 @@ def test_a_rollout_ends_if_its_last_vm_is_removed_before_its_event_is_published(
     world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("web"),)), who="op"))
     world.settle()
 
-    assert not world.control.requests.rollout(request_id).is_open
+    assert not world.control.rollout_requests.find(request_id).is_open
 
 
 def test_terminates_wait_for_one_in_the_grace_period_after_a_restart(

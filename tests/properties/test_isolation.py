@@ -112,7 +112,7 @@ def make_request(world: World, step: Step) -> None:
     try:
         if isinstance(step.ask, RolloutImpact):
             rollout = Rollout(impact=step.ask, hosts=(hosts[step.pick % len(hosts)].name,))
-            world.do(world.control.requests.start_rollout(rollout, who="op"))
+            world.do(world.control.rollout_requests.start(rollout, who="op"))
         elif step.ask is not None and vms:
             world.do(world.control.requests.request_for_vms(step.ask, [vms[step.pick % len(vms)]], who="ann"))
     except Rejected:

@@ -88,7 +88,7 @@ class ScenarioPlayer:
 
     def _change_rollout(self, name: str, progress: RolloutState, facts: Facts) -> list[str]:
         who = facts.get("who", "ops")
-        self.world.do(self.world.control.requests.change_rollout_state(self._request(name).id, progress, who=who))
+        self.world.do(self.world.control.rollout_requests.change_state(self._request(name).id, progress, who=who))
         return []
 
     def do_advance(self, names: list[str], _facts: Facts) -> list[str]:
@@ -151,7 +151,7 @@ class ScenarioPlayer:
         impact, *hosts = names
         notice_s = _seconds(facts.pop("notice", "0s"))
         rollout = msgspec.convert({"impact": impact, "hosts": hosts, **facts}, Rollout, strict=False)
-        self.world.do(self.world.control.requests.start_rollout(rollout, who="ops", notice_s=notice_s))
+        self.world.do(self.world.control.rollout_requests.start(rollout, who="ops", notice_s=notice_s))
         return []
 
     def do_remove(self, names: list[str], _facts: Facts) -> list[str]:

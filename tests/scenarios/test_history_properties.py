@@ -107,14 +107,14 @@ class RandomHistory:
         impact = list(RolloutImpact)[first % 3]
         scope_id, hosts = ("set:sub/lab/web", ()) if second % 4 == 3 else ("", HOSTS[: second % 4 + 1])
         rollout = Rollout(impact=impact, max_failures=first % 3, scope_id=scope_id, hosts=hosts)
-        self.world.do(self.world.control.requests.start_rollout(rollout, who="ops"))
+        self.world.do(self.world.control.rollout_requests.start(rollout, who="ops"))
 
     def do_steer(self, first: int, second: int) -> None:
         rollouts = self.world.store.requests(open_only=True)
         if rollouts:
             progress = [RolloutState.PAUSED, RolloutState.RUNNING, RolloutState.ABORTED][second % 3]
             request = rollouts[first % len(rollouts)]
-            self.world.do(self.world.control.requests.change_rollout_state(request.id, progress, who="ops"))
+            self.world.do(self.world.control.rollout_requests.change_state(request.id, progress, who="ops"))
 
     def do_degrade(self, first: int, _second: int) -> None:
         self.world.do(self.world.control.requests.degrade_host(HOSTS[first % 3], who="ops", notice_s=2 * DAY))
@@ -186,7 +186,7 @@ class RandomHistory:
         for request in self.world.store.requests(open_only=True):
             if request.rollout is not None and request.rollout.progress is RolloutState.PAUSED:
                 self.world.do(
-                    self.world.control.requests.change_rollout_state(request.id, RolloutState.RUNNING, who="ops")
+                    self.world.control.rollout_requests.change_state(request.id, RolloutState.RUNNING, who="ops")
                 )
         self.world.advance(4 * DAY)
         self.check()

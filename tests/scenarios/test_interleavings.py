@@ -26,14 +26,14 @@ def world() -> Iterator[World]:
 def started_rollout(world: World) -> MaintenanceRequest:
     """A rollout that has planned its first events and published none of them."""
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1", "h2"))
-    request = world.do(world.control.requests.start_rollout(rollout, who="ops"))
+    request = world.do(world.control.rollout_requests.start(rollout, who="ops"))
     assert world.do(world.control.rollouts.reconcile())
     assert [planned.vms for planned in world.store.planned()] == [("web-0",)]
     return request
 
 
 def progress_of(world: World, request: MaintenanceRequest) -> RolloutState:
-    rollout = world.control.requests.rollout(request.id).rollout
+    rollout = world.control.rollout_requests.find(request.id).rollout
     assert rollout is not None
     return rollout.progress
 
@@ -51,7 +51,7 @@ def test_a_rollout_goes_on_if_a_vm_is_removed_before_its_event_is_published(worl
 def test_an_abort_drops_planned_events(world: World) -> None:
     """Spec §6.2: withdrawal is possible until the event has started."""
     request = started_rollout(world)
-    world.do(world.control.requests.change_rollout_state(request.id, RolloutState.ABORTED, who="ops"))
+    world.do(world.control.rollout_requests.change_state(request.id, RolloutState.ABORTED, who="ops"))
     world.settle()
     world.advance(3600)
     assert {event.status for event in world.events()} <= {EventState.OVER}

@@ -104,7 +104,7 @@ class Operations:
                 await self._roll_out(operation)
             case ChangeRollout():
                 if (rollout := chosen(self._rollouts, operation.rollout)) is not None:
-                    await self._call(self._control.requests.change_rollout_state(rollout, operation.state, who="op"))
+                    await self._call(self._control.rollout_requests.change_state(rollout, operation.state, who="op"))
             case ChangeFleet():
                 await self._change_fleet(operation)
             case SetFault():
@@ -197,7 +197,7 @@ class Operations:
             max_failures=operation.max_failures,
         )
         request = await self._call(
-            self._control.requests.start_rollout(
+            self._control.rollout_requests.start(
                 rollout, who="op", notice_s=operation.notice_s, short_notice=operation.short_notice
             )
         )

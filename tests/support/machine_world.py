@@ -87,7 +87,7 @@ class MachineWorld(World):
     def roll_out(self, impact: RolloutImpact, host: str, vm: str = "web", *, observe: bool = False) -> str:
         """Maintain a host with one VM, and return the ending of the VM's event, as `perform` does."""
         rollout = Rollout(impact=impact, hosts=(host,))
-        request = self.do(self.control.requests.start_rollout(rollout, who="op"))
+        request = self.do(self.control.rollout_requests.start(rollout, who="op"))
         self.settle()
         (event,) = self.store.events(request_id=request.id)
         return self._finish(event, vm, observe=observe)

@@ -9,9 +9,9 @@ from forewarn.core.faults import Fault, parse_fault_kind
 from forewarn.core.scope import scope_title
 from forewarn.errors import NotFound, Rejected, Remedy
 from forewarn.web.context import RequestContext
+from forewarn.web.fault_views import ClearedFaultsView, FaultsView, FaultView, StormView
 from forewarn.web.lab_views import fault_view, read_faults, storm_view
 from forewarn.web.request_parsing import ClearFaultsBody, HandlerCall, NewFault, NewStorm, reject_duplicates
-from forewarn.web.views import ClearedFaultsView, FaultsView, FaultView, StormView
 
 
 async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:

@@ -14,8 +14,9 @@ from forewarn.explain.preview import Preview
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody, reject_duplicates
 from forewarn.web.request_views import read_rollouts, rollout_fields, rollout_view
+from forewarn.web.rollout_views import RolloutsView, RolloutView, RolloutWithEvents
 from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.views import BaseView, RolloutsView, RolloutView, RolloutWithEvents
+from forewarn.web.views import BaseView
 
 
 class NewRollout(StrictBody, frozen=True, kw_only=True):
@@ -89,7 +90,7 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
     that are wrong or over, Refused if a VM has no host to move to, the hypervisor cannot do it, the fleet has no host
     or a scope's name is ambiguous. The history gets an entry.
     """
-    request = await context.control.requests.start_rollout(
+    request = await context.control.rollout_requests.start(
         _build_rollout(context, body),
         who=context.caller_name,
         notice_s=body.notice_s,
@@ -180,7 +181,7 @@ async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 
 async def _set_progress(context: RequestContext, call: HandlerCall, progress: RolloutState) -> RolloutView:
     request = context.find_rollout(call.path_params["id"])
-    await context.control.requests.change_rollout_state(request.id, progress, who=context.caller_name)
+    await context.control.rollout_requests.change_state(request.id, progress, who=context.caller_name)
     await context.wait_for_reconciler()
     return rollout_view(context, request.id)
 

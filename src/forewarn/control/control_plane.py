@@ -22,6 +22,7 @@ from forewarn.control.reconciler import Reconciler
 from forewarn.control.replays import ReplayService
 from forewarn.control.request_keys import RequestKeys
 from forewarn.control.requests import RequestService
+from forewarn.control.rollout_requests import RolloutRequestService
 from forewarn.control.rollouts import RolloutService
 from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.control.unannounced_changes import UnannouncedChangeService
@@ -106,7 +107,17 @@ class ControlPlane:
             wake_event=wake_event,
         )
         self.verbs = verbs or VerbSupport.of(hypervisor)
+        self._create_use_cases(transactions, hypervisor, inputs)
+        self.dry_run_lock = asyncio.Lock()  # one dry run at a time: each takes a thread
+        self._unsubscribe = self._follow_store(inputs.was_interrupted)
+
+    def _create_use_cases(self, transactions: ScopeTransactions, hypervisor: Hypervisor, inputs: ControlInputs) -> None:
+        """Create the services that users and VMs call, on top of those that the reconciler uses."""
+        store, clock, new_id = self.store, self.clock, inputs.new_id
         self.requests = RequestService(transactions=transactions, new_id=new_id, verbs=self.verbs)
+        self.rollout_requests = RolloutRequestService(
+            transactions=transactions, new_id=new_id, find_host=self.requests.host, verbs=self.verbs
+        )
         self.request_keys = RequestKeys(store)
         transactions.destination_hints = lambda: destination_hints(hypervisor, self.unreachable_hosts())
         self.host_statements = HostStatementService(transactions, self.requests.host, self.unreachable_hosts)
@@ -119,8 +130,6 @@ class ControlPlane:
         )
         self.webhooks = WebhookService(transactions=transactions, new_id=new_id, webhook_delivery=self.webhook_delivery)
         self.lab_clock = LabClockService(clock=clock, store=store, reconciler=self.reconciler, polls=inputs.polls)
-        self.dry_run_lock = asyncio.Lock()  # one dry run at a time: each takes a thread
-        self._unsubscribe = self._follow_store(inputs.was_interrupted)
 
     def _follow_store(self, was_interrupted: bool) -> Callable[[], None]:
         """Subscribe to commits, and queue what an earlier process left; return the function that unsubscribes."""

@@ -73,11 +73,11 @@ async def dry_run_rollout(
 ) -> Preview:
     """Return what a rollout would lead to, for more than 2,000 VMs only its first wave.
 
-    The arguments are those of `RequestService.start_rollout`; `notice_s` is in seconds of lab time, 0 means the
+    The arguments are those of `RolloutRequestService.start`; `notice_s` is in seconds of lab time, 0 means the
     minimum. Changes nothing. Waits for an earlier dry run, except for a first wave alone. Raises what
-    `RequestService.start_rollout` raises, and DryRunTooLarge.
+    `RolloutRequestService.start` raises, and DryRunTooLarge.
     """
-    request = control.requests.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+    request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
     if len(vms) > MAX_SIMULATED_VMS:
@@ -85,7 +85,7 @@ async def dry_run_rollout(
         return preview_from_first_wave(wave.planned, now=control.clock.now(), vms=len(vms))
 
     async def start(copy: ControlPlane) -> MaintenanceRequest:
-        return await copy.requests.start_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+        return await copy.rollout_requests.start(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
 
     return await dry_run_request(control, start, vms)
 

@@ -1,4 +1,4 @@
-"""Use cases for maintenance requests: operations on VMs and hosts, rollouts, approvals, withdrawals.
+"""Use cases for maintenance requests: operations on VMs and hosts, approvals, withdrawals.
 
 A request is durable before it is answered. Within one scope it is committed together with its events; across scopes
 it is committed with its planned events, which the reconciler applies scope by scope.
@@ -24,7 +24,6 @@ from forewarn.core.host_failure import needs_recovery
 from forewarn.core.placement import require_destination
 from forewarn.core.planning import (
     OPERATION_CAUSES,
-    allowed_notice,
     apply_planned_event,
     pending_platform_events,
     plan_events_for_vms,
@@ -35,12 +34,9 @@ from forewarn.core.request import (
     PlannedEvent,
     RequestedOperation,
     RequestKey,
-    Rollout,
-    RolloutState,
     with_request_key,
 )
-from forewarn.core.rollout import require_usable_calendar
-from forewarn.core.scope import Scope, scope_title
+from forewarn.core.scope import Scope
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.hypervisor.verb_support import VerbSupport
 from forewarn.wording import did_you_mean, first_names
@@ -174,79 +170,6 @@ class RequestService:
 
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
-    async def start_rollout(
-        self,
-        rollout: Rollout,
-        *,
-        who: str,
-        notice_s: float = 0,
-        short_notice: bool = False,
-        key: RequestKey | None = None,
-    ) -> MaintenanceRequest:
-        """Commit a new rollout and its history entry, durably, and return its request.
-
-        The reconciler publishes its waves, the events of one time. Host names may be in any case. `notice_s` is in
-        seconds of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the
-        minimum without `short_notice`, for negative numbers, if no maintenance window follows it, and unless the
-        rollout covers either hosts or one scope; NotFound for an unknown host or scope; Refused if the hypervisor
-        cannot do it, or a VM must move and no host can take it. A `key` gives the request its id; see `RequestKeys`.
-        """
-        request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
-        request = with_request_key(request, key)
-        await self._store.commit(Commit(requests=(request,), entries=(self._requested_entry(request),)))
-        return request
-
-    def plan_rollout(
-        self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
-    ) -> MaintenanceRequest:
-        """Return the request that `start_rollout` would commit; commits nothing, raises the same errors.
-
-        It has a new id, the notice that VMs will get (in lab time), and host names as the fleet spells them.
-        """
-        rules = CAUSE_RULES[rollout.cause]
-        self._verbs.require(rules.verb)
-        notice_s = allowed_notice(rules, rules.minimum_notice_s, notice_s=notice_s, short_notice=short_notice)
-        rollout = self._with_declared_host_names(rollout)
-        vms = self._rollout_targets(rollout)
-        if rules.moves_vm:
-            for vm in vms:
-                require_destination(vm, self._transactions.placement.hosts())
-        scope = self._transactions.load(rollout.scope_id) if rollout.scope_id else None
-        names = [scope_title(scope)] if scope is not None else list(rollout.hosts)
-        request = self._new_request(RequestedOperation.ROLLOUT, who, names, notice_s, short_notice)
-        require_usable_calendar(rollout, request.at, notice_s)
-        return replace(request, rollout=rollout)
-
-    async def change_rollout_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
-        """Pause, resume or abort a rollout, durably, and return its request in the new state.
-
-        `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
-        events that have not started); others raise KeyError. `request_id` is the full id, in any case. Raises Refused
-        if the rollout is in that state already or has ended, NotFound if there is no such rollout. Writes a history
-        entry.
-        """
-
-        async def attempt() -> MaintenanceRequest:
-            request = self.rollout(request_id)
-            assert request.rollout is not None
-            state = request.rollout.progress
-            allowed = {
-                RolloutState.PAUSED: {RolloutState.RUNNING},
-                RolloutState.RUNNING: {RolloutState.PAUSED},
-                RolloutState.ABORTED: {RolloutState.RUNNING, RolloutState.PAUSED},
-            }[progress]
-            if state not in allowed:
-                raise Refused(f"rollout {request.id} is {_state_change_error(state, progress)}")
-            what, verb = _STATE_CHANGE_ENTRIES[progress]
-            why = f"{who} ended it" if progress is RolloutState.ABORTED else ""
-            changed = replace(request, rollout=replace(request.rollout, progress=progress, why=why))
-            text = f"rollout {request.id} {verb} by {who}"
-            entry = HistoryEntry(at=self._now(), what=what, who=who, text=text, request_id=request.id)
-            await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
-            return changed
-
-        return await retry_on_conflict(attempt, f"rollout {request_id}")
-
     async def approve(self, event_id: str, *, who: str) -> Event:
         """Approve an event on behalf of its VMs, and return it; Refused if it is over, NotFound if unknown.
 
@@ -285,7 +208,7 @@ class RequestService:
             pending = self._pending_maintenance(vms)
             request = self._new_request(RequestedOperation.PERFORM_MAINTENANCE, who, [vm.name for vm in vms], key=key)
             request = replace(request, approves=tuple(event.id for event in pending))
-            record = Commit(requests=(request,), entries=(self._requested_entry(request),))
+            record = Commit(requests=(request,), entries=(requested_entry(request),))
             grouped = group_by_scope(pending, lambda event: event.scope_id)
             await self._store.commit(
                 merge_commits(record, *(self._approval_commit(s, e, who) for s, e in grouped.items()))
@@ -346,27 +269,6 @@ class RequestService:
             raise NotFound(f"host {name!r} does not exist{known}", Remedy.LIST_HOSTS)
         return host
 
-    def rollout(self, request_id: str) -> MaintenanceRequest:
-        """Return the rollout's request by its full id, ignoring case and blanks around it; NotFound if none."""
-        request = self._store.request(request_id.strip().lower())
-        if request is None or request.rollout is None:
-            raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)
-        return request
-
-    def _rollout_targets(self, rollout: Rollout) -> list[Vm]:
-        if bool(rollout.hosts) == bool(rollout.scope_id):
-            raise Rejected("a rollout covers hosts or one scope: give one of the two")
-        if rollout.max_failures < 0:
-            raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")
-        if rollout.scope_id:
-            return list(self._transactions.load(rollout.scope_id).present_vms)
-        return [vm for name in rollout.hosts for vm in self._store.vms(host=name)]
-
-    def _with_declared_host_names(self, rollout: Rollout) -> Rollout:
-        """Return the rollout with its hosts spelled as declared, each once; NotFound for an unknown host."""
-        names = dict.fromkeys(self.host(name).name for name in rollout.hosts)
-        return replace(rollout, hosts=tuple(names))
-
     def _vms_on_or_moving_to(self, host: str) -> list[Vm]:
         """Return the VMs that are on the host, then those that are being moved to it."""
         moving = map(self._store.vm, self._transactions.placement.vms_moving_to(host))
@@ -387,12 +289,12 @@ class RequestService:
             require_destination(vm, others)
         planned = plan_events_for_vms(request, vms, self._new_id, host=host.name)
         self._check_applicable(planned)
-        entries = (self._requested_entry(request), self._host_entry(changed, request.who, str(health)))
+        entries = (requested_entry(request), self._host_entry(changed, request.who, str(health)))
         await self._store.commit(Commit(requests=(request,), planned=planned, hosts=(changed,), entries=entries))
         return RequestReceipt(request=request, events=())
 
     async def _accept(self, request: MaintenanceRequest, planned: tuple[PlannedEvent, ...]) -> RequestReceipt:
-        record = Commit(requests=(request,), entries=(self._requested_entry(request),))
+        record = Commit(requests=(request,), entries=(requested_entry(request),))
         scopes = group_by_scope(list(planned), lambda item: item.scope_id)
         if len(scopes) == 1:
             scope = await self._transactions.run(
@@ -422,30 +324,12 @@ class RequestService:
         self,
         operation: RequestedOperation,
         who: str,
-        targets: list[str],
+        targets: Sequence[str],
         notice_s: float = 0,
         short_notice: bool = False,
         key: RequestKey | None = None,
     ) -> MaintenanceRequest:
-        if notice_s < 0:
-            raise Rejected(f"notice of {notice_s:g} s is negative: give 0 or more")
-        request = MaintenanceRequest(
-            id=self._new_id().lower(),
-            ask=operation,
-            who=who,
-            at=self._now(),
-            targets=tuple(targets),
-            notice_s=notice_s,
-            short_notice=short_notice,
-        )
-        return with_request_key(request, key)
-
-    def _requested_entry(self, request: MaintenanceRequest) -> HistoryEntry:
-        text = f"{request.who} requested {verb_noun(request.ask)} of {first_names(request.targets, 5)}"
-        vm = request.targets[0] if request.ask in _VM_OPERATIONS and len(request.targets) == 1 else ""
-        return HistoryEntry(
-            at=request.at, what=EntryKind.REQUESTED, who=request.who, text=text, request_id=request.id, vm=vm
-        )
+        return new_request(self._new_id(), operation, who, self._now(), targets, notice_s, short_notice, key)
 
     def _host_entry(self, host: Host, who: str, state: str) -> HistoryEntry:
         return HistoryEntry(
@@ -460,11 +344,6 @@ _VM_OPERATIONS = frozenset(RequestedOperation) - {
     RequestedOperation.ROLLOUT,
     RequestedOperation.DEGRADE,
     RequestedOperation.FAIL,
-}
-_STATE_CHANGE_ENTRIES = {
-    RolloutState.PAUSED: (EntryKind.PAUSED, "paused"),
-    RolloutState.RUNNING: (EntryKind.RESUMED, "resumed"),
-    RolloutState.ABORTED: (EntryKind.STOPPED, "aborted"),
 }
 
 
@@ -493,8 +372,42 @@ def _apply_all_decision(planned: tuple[PlannedEvent, ...]) -> Callable[[Scope, D
     return decision
 
 
-def _state_change_error(state: RolloutState, wanted: RolloutState) -> str:
-    """Return the end of a sentence: why a rollout in this state cannot change to `wanted`, and what to do."""
-    if state in (RolloutState.RUNNING, RolloutState.PAUSED):
-        return f"{state} already: {'pause' if state is RolloutState.RUNNING else 'resume'} or abort it"
-    return f"{state}: it has ended and cannot be {_STATE_CHANGE_ENTRIES[wanted][1]}; start another"
+def new_request(
+    request_id: str,
+    operation: RequestedOperation,
+    who: str,
+    now: float,
+    targets: Sequence[str],
+    notice_s: float = 0,
+    short_notice: bool = False,
+    key: RequestKey | None = None,
+) -> MaintenanceRequest:
+    """Return a new request with this id, in lower case, or with the id, digest and time of `key`.
+
+    `who` is the caller's name, `now` lab time, `targets` the names that people see. Commits nothing. Raises Rejected
+    for a negative notice (seconds of lab time).
+    """
+    if notice_s < 0:
+        raise Rejected(f"notice of {notice_s:g} s is negative: give 0 or more")
+    request = MaintenanceRequest(
+        id=request_id.lower(),
+        ask=operation,
+        who=who,
+        at=now,
+        targets=tuple(targets),
+        notice_s=notice_s,
+        short_notice=short_notice,
+    )
+    return with_request_key(request, key)
+
+
+def requested_entry(request: MaintenanceRequest) -> HistoryEntry:
+    """Return the history entry that says who requested what of which targets; it names at most five of them.
+
+    The entry belongs to a VM only if the request is an operation on that VM alone.
+    """
+    text = f"{request.who} requested {verb_noun(request.ask)} of {first_names(request.targets, 5)}"
+    vm = request.targets[0] if request.ask in _VM_OPERATIONS and len(request.targets) == 1 else ""
+    return HistoryEntry(
+        at=request.at, what=EntryKind.REQUESTED, who=request.who, text=text, request_id=request.id, vm=vm
+    )

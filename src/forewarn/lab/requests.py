@@ -93,7 +93,7 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
     The next ones follow when these are over. Raises Rejected for a bad notice, NotFound for an unknown host or scope,
     Refused if VMs must move and no host can take them.
     """
-    request = await service.control.requests.start_rollout(
+    request = await service.control.rollout_requests.start(
         rollout, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
     )
     await service.settle()

@@ -28,9 +28,9 @@ from forewarn.portal.navigation import NAVIGATION, current_page
 from forewarn.portal.states import event_state, state_class, state_element, state_label, vm_state_labels
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import status_and_message
+from forewarn.web.fault_views import FaultView
 from forewarn.web.pipeline import run_request
 from forewarn.web.remedies import Surface
-from forewarn.web.views import FaultView
 
 NO_VALUE = Markup('<span class="none">—</span>')  # in place of a missing value; the cards of a phone leave it out
 

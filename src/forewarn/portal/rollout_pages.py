@@ -31,7 +31,8 @@ from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
-from forewarn.web.views import BaseView, RolloutView
+from forewarn.web.rollout_views import RolloutView
+from forewarn.web.views import BaseView
 from forewarn.wording import first_names
 
 # Parts of a progress bar, in order; also members of RolloutTally and CSV columns.

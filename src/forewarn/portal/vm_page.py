@@ -15,11 +15,12 @@ from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.web.context import RequestContext
 from forewarn.web.explanations import explain_vm
+from forewarn.web.fault_views import FaultView
 from forewarn.web.lab_views import read_faults
 from forewarn.web.queries import event_lists_vm
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.view_builder import ViewBuilder, vm_supervisor_view
-from forewarn.web.views import BaseView, EventView, FaultView, VmSupervisorView, VmView
+from forewarn.web.views import BaseView, EventView, VmSupervisorView, VmView
 
 _MAX_PAST_EVENTS_READ = 500  # of its scope, to find those of the VM
 _MAX_PAST_EVENTS = 20

@@ -220,7 +220,7 @@ class RequestContext:
             raise Refused(f"rollout {name!r} is ambiguous, {len(found)} ids start with it: give more of the id")
         if not found:
             raise NotFound(f"rollout {name!r} does not exist", Remedy.LIST_ROLLOUTS)
-        return self.control.requests.rollout(found[0].id)
+        return self.control.rollout_requests.find(found[0].id)
 
     def find_host(self, name: str) -> Host:
         """The host with this name, in any case. Raises NotFound, also for a host that the caller may not see.

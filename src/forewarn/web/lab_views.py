@@ -9,15 +9,8 @@ from forewarn.core.replay import describe_step
 from forewarn.core.request import MaintenanceRequest
 from forewarn.errors import Unavailable
 from forewarn.web.context import RequestContext
-from forewarn.web.views import (
-    FaultKindView,
-    FaultParameterView,
-    FaultsView,
-    FaultView,
-    ReplayView,
-    StormFaultView,
-    StormView,
-)
+from forewarn.web.fault_views import FaultKindView, FaultParameterView, FaultsView, FaultView, StormFaultView, StormView
+from forewarn.web.views import ReplayView
 
 log = logging.getLogger(__name__)
 _RECENT_EVENTS = 1000  # a fault's events are searched among these

@@ -16,8 +16,9 @@ from forewarn.core.rollout import remaining_vms
 from forewarn.core.scope import scope_title, scope_title_from_id
 from forewarn.core.windows import calendar_text
 from forewarn.web.context import RequestContext
+from forewarn.web.rollout_views import RolloutView
 from forewarn.web.view_builder import ViewBuilder, request_view
-from forewarn.web.views import RequestStatusView, RolloutView
+from forewarn.web.views import RequestStatusView
 from forewarn.wording import first_names
 
 
@@ -153,7 +154,7 @@ def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
 
     `request_id` is the full id, in any case. Raises NotFound. Does not check what the caller may see.
     """
-    request = context.control.requests.rollout(request_id)
+    request = context.control.rollout_requests.find(request_id)
     assert request.rollout is not None
     snapshot = None if request.rollout.tally else context.control.rollouts.snapshot_of(request, request.rollout)
     return rollout_fields_from_snapshot(context, request, request.rollout, snapshot)

@@ -12,7 +12,6 @@ import msgspec
 from forewarn.core.fleet import AutoApproval
 from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.history import HistoryEntry
-from forewarn.core.request import RolloutTally
 
 
 class BaseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,43 +283,6 @@ class RequestStatusView(EventListView, frozen=True, kw_only=True):
     skipped: tuple[str, ...]  # when it is over: why parts of it did not become events, in sentences
 
 
-class RolloutView(BaseView, frozen=True, kw_only=True):
-    """A platform maintenance rollout: its targets, progress, tally and the update domains that come next."""
-
-    id: str  # of its request
-    impact: str  # update (freezes VMs), migrate or reboot
-    hosts: tuple[str, ...]  # names; (): it covers a scope
-    scope: str  # an id; "": it covers hosts
-    title_of_scope: str  # such as `availability set web`; "" if it covers hosts
-    progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
-    state: str  # that of any request: in progress, succeeded, failed or canceled
-    why: str  # the reason of its progress, such as why it was aborted
-    closed: bool  # nothing is left to publish, withdraw or wait for
-    who: str
-    at: float  # when it was requested, in lab time
-    notice_s: float  # of its events, in lab time
-    max_failures: int  # 0: failures never stop it
-    hold: str  # why all rollouts are on hold; "": they are not, or it has ended
-    windows: str  # when its events may start without an approval, for people; "": at any time
-    tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
-    next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended
-
-
-class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
-    """The fields of RolloutView, and all events of the rollout, oldest first."""
-
-    events: tuple[EventView, ...]
-
-
-class RolloutsView(BaseView, frozen=True, kw_only=True):
-    """All open rollouts, and the ended ones among the 10,000 newest requests; the oldest request first.
-
-    Empty for a caller who does not see everything.
-    """
-
-    rollouts: tuple[RolloutView, ...]
-
-
 class EventsView(EventListView, frozen=True, kw_only=True):
     """`events`, oldest first, and the sequence number of the history from just before they were read."""
 
@@ -358,90 +320,6 @@ class HistoryPruneView(BaseView, frozen=True, kw_only=True):
     """How many history entries were deleted; events deleted with them are not counted."""
 
     pruned: int
-
-
-class FaultView(BaseView, frozen=True, kw_only=True):
-    """A fault, active or just ended: its kind, target, parameters, what is left and what it affected.
-
-    `strikes` is what the kind affects: requests, events or at once. `seen` says what VMs notice of it. `touched` is how
-    many requests or events it affected; `events` are ids of those events.
-    """
-
-    id: str  # such as f1
-    kind: str  # a value of FaultKind
-    strikes: str
-    target: str  # in words
-    vm: str  # a name; empty for a fault of a scope or of the whole fleet
-    scope: str  # an id; empty for a fault of the whole fleet
-    who: str
-    set_at: float  # lab time
-    parameters: dict[str, float]  # by name, with the defaults of the kind
-    count: int | None  # it ends after this many requests or events; None: no limit
-    left: int | None  # of its count; None: no limit
-    left_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
-    touched: int
-    touched_at: float | None  # of the last request; None: none so far, or a fault on events
-    events: tuple[str, ...]
-    seen: str  # in words
-
-
-class StormFaultView(BaseView, frozen=True, kw_only=True):
-    """One scheduled fault of a storm: `after_s` is lab time since the storm began."""
-
-    after_s: float
-    kind: str
-    vm: str  # its name
-    count: int | None  # of requests or events that it affects; None: no limit
-    for_s: float | None  # real time for faults on requests, lab time for those on events; None: happens at once
-    parameters: dict[str, float]
-    is_set: bool  # it was set already, or skipped, as when the VM was removed
-
-
-class StormView(BaseView, frozen=True, kw_only=True):
-    """A fault storm, active or just ended, and its schedule; `for_s` is its duration in lab time."""
-
-    id: str  # such as s1
-    seed: int  # the same seed, VMs and duration give the same schedule
-    who: str
-    set_at: float  # lab time
-    for_s: float
-    gusts: tuple[StormFaultView, ...]  # its scheduled faults, in order
-
-
-class FaultParameterView(BaseView, frozen=True, kw_only=True):
-    """The default and the bounds (both allowed) of a parameter of a kind of fault."""
-
-    default: float
-    least: float
-    most: float
-
-
-class FaultKindView(BaseView, frozen=True, kw_only=True):
-    """A kind of fault: what it affects (`strikes`), what VMs notice (`seen`), its parameters.
-
-    `longest_s` is its longest and default duration; None: until it is cleared.
-    """
-
-    kind: str
-    strikes: str  # requests, events or at once
-    seen: str  # in words
-    parameters: dict[str, FaultParameterView]  # by name
-    longest_s: float | None  # real time for faults on requests, lab time for those on events
-
-
-class FaultsView(BaseView, frozen=True, kw_only=True):
-    """The active faults, the active storms, and all kinds of faults that can be set."""
-
-    faults: tuple[FaultView, ...]  # oldest first, also those that a storm has set
-    storms: tuple[StormView, ...]  # random schedules of faults that are not all set yet; oldest first
-    kinds: tuple[FaultKindView, ...]
-
-
-class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
-    """The faults and storms that a call ended; empty if none matched."""
-
-    cleared: tuple[FaultView, ...]
-    storms: tuple[StormView, ...]
 
 
 class ClockView(BaseView, frozen=True, kw_only=True):

@@ -1,0 +1,161 @@
+"""Use cases for rollouts: start, preview, pause, resume and abort them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from forewarn.control.requests import new_request, requested_entry
+from forewarn.control.scope_transactions import ScopeTransactions, retry_on_conflict
+from forewarn.core.cause import CAUSE_RULES
+from forewarn.core.commit import Commit
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.placement import require_destination
+from forewarn.core.planning import allowed_notice
+from forewarn.core.request import (
+    MaintenanceRequest,
+    RequestedOperation,
+    RequestKey,
+    Rollout,
+    RolloutState,
+    with_request_key,
+)
+from forewarn.core.rollout import require_usable_calendar
+from forewarn.core.scope import scope_title
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
+from forewarn.hypervisor.verb_support import VerbSupport
+
+_STATE_CHANGE_ENTRIES = {
+    RolloutState.PAUSED: (EntryKind.PAUSED, "paused"),
+    RolloutState.RUNNING: (EntryKind.RESUMED, "resumed"),
+    RolloutState.ABORTED: (EntryKind.STOPPED, "aborted"),
+}
+_STATES_BEFORE = {  # the states from which a user may change to each state
+    RolloutState.PAUSED: {RolloutState.RUNNING},
+    RolloutState.RUNNING: {RolloutState.PAUSED},
+    RolloutState.ABORTED: {RolloutState.RUNNING, RolloutState.PAUSED},
+}
+
+
+class RolloutRequestService:
+    """Accepts requests of users for rollouts. `RolloutService` carries them out.
+
+    A change is durable when its method returns. `new_id` returns a new GUID at each call, `find_host` returns the host
+    with a name in any case or raises NotFound, `verbs` says what the hypervisor can do. `who` is the caller's name. All
+    changes raise Unavailable if the store cannot be written.
+    """
+
+    def __init__(
+        self,
+        *,
+        transactions: ScopeTransactions,
+        new_id: Callable[[], str],
+        find_host: Callable[[str], Host],
+        verbs: VerbSupport,
+    ) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
+        self._new_id = new_id
+        self._find_host = find_host
+        self._verbs = verbs
+
+    async def start(
+        self,
+        rollout: Rollout,
+        *,
+        who: str,
+        notice_s: float = 0,
+        short_notice: bool = False,
+        key: RequestKey | None = None,
+    ) -> MaintenanceRequest:
+        """Commit a new rollout and its history entry, durably, and return its request.
+
+        The reconciler publishes its waves, the events of one time. Host names may be in any case. `notice_s` is in
+        seconds of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the
+        minimum without `short_notice`, for negative numbers, if no maintenance window follows it, and unless the
+        rollout covers either hosts or one scope; NotFound for an unknown host or scope; Refused if the hypervisor
+        cannot do it, or a VM must move and no host can take it. A `key` gives the request its id; see `RequestKeys`.
+        """
+        request = self.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+        request = with_request_key(request, key)
+        await self._store.commit(Commit(requests=(request,), entries=(requested_entry(request),)))
+        return request
+
+    def plan(
+        self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
+    ) -> MaintenanceRequest:
+        """Return the request that `start` would commit; commits nothing, raises the same errors.
+
+        It has a new id, the notice that VMs will get (in lab time), and host names as the fleet spells them.
+        """
+        rules = CAUSE_RULES[rollout.cause]
+        self._verbs.require(rules.verb)
+        notice_s = allowed_notice(rules, rules.minimum_notice_s, notice_s=notice_s, short_notice=short_notice)
+        rollout = self._with_declared_host_names(rollout)
+        vms = self._rollout_targets(rollout)
+        if rules.moves_vm:
+            for vm in vms:
+                require_destination(vm, self._transactions.placement.hosts())
+        now = self._transactions.clock.now()
+        scope = self._transactions.load(rollout.scope_id) if rollout.scope_id else None
+        names = [scope_title(scope)] if scope is not None else list(rollout.hosts)
+        request = new_request(self._new_id(), RequestedOperation.ROLLOUT, who, now, names, notice_s, short_notice)
+        require_usable_calendar(rollout, request.at, notice_s)
+        return replace(request, rollout=rollout)
+
+    async def change_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
+        """Pause, resume or abort a rollout, durably, and return its request in the new state.
+
+        `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
+        events that have not started); others raise KeyError. `request_id` is the full id, in any case. Raises Refused
+        if the rollout is in that state already or has ended, NotFound if there is no such rollout. Writes a history
+        entry.
+        """
+
+        async def attempt() -> MaintenanceRequest:
+            request = self.find(request_id)
+            assert request.rollout is not None
+            state = request.rollout.progress
+            if state not in _STATES_BEFORE[progress]:
+                raise Refused(f"rollout {request.id} is {_state_change_error(state, progress)}")
+            what, verb = _STATE_CHANGE_ENTRIES[progress]
+            why = f"{who} ended it" if progress is RolloutState.ABORTED else ""
+            changed = replace(request, rollout=replace(request.rollout, progress=progress, why=why))
+            text = f"rollout {request.id} {verb} by {who}"
+            entry = HistoryEntry(
+                at=self._transactions.clock.now(), what=what, who=who, text=text, request_id=request.id
+            )
+            await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
+            return changed
+
+        return await retry_on_conflict(attempt, f"rollout {request_id}")
+
+    def find(self, request_id: str) -> MaintenanceRequest:
+        """Return the rollout's request by its full id, ignoring case and blanks around it; NotFound if none."""
+        request = self._store.request(request_id.strip().lower())
+        if request is None or request.rollout is None:
+            raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)
+        return request
+
+    def _rollout_targets(self, rollout: Rollout) -> list[Vm]:
+        if bool(rollout.hosts) == bool(rollout.scope_id):
+            raise Rejected("a rollout covers hosts or one scope: give one of the two")
+        if rollout.max_failures < 0:
+            raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")
+        if rollout.scope_id:
+            return list(self._transactions.load(rollout.scope_id).present_vms)
+        return [vm for name in rollout.hosts for vm in self._store.vms(host=name)]
+
+    def _with_declared_host_names(self, rollout: Rollout) -> Rollout:
+        """Return the rollout with its hosts spelled as declared, each once; NotFound for an unknown host."""
+        names = dict.fromkeys(self._find_host(name).name for name in rollout.hosts)
+        return replace(rollout, hosts=tuple(names))
+
+
+def _state_change_error(state: RolloutState, wanted: RolloutState) -> str:
+    """Return the end of a sentence: why a rollout in this state cannot change to `wanted`, and what to do."""
+    if state in (RolloutState.RUNNING, RolloutState.PAUSED):
+        return f"{state} already: {'pause' if state is RolloutState.RUNNING else 'resume'} or abort it"
+    return f"{state}: it has ended and cannot be {_STATE_CHANGE_ENTRIES[wanted][1]}; start another"

@@ -1,0 +1,89 @@
+"""The response structs of the API for faults and storms of faults."""
+
+from __future__ import annotations
+
+from forewarn.web.views import BaseView
+
+
+class FaultView(BaseView, frozen=True, kw_only=True):
+    """A fault, active or just ended: its kind, target, parameters, what is left and what it affected.
+
+    `strikes` is what the kind affects: requests, events or at once. `seen` says what VMs notice of it. `touched` is how
+    many requests or events it affected; `events` are ids of those events.
+    """
+
+    id: str  # such as f1
+    kind: str  # a value of FaultKind
+    strikes: str
+    target: str  # in words
+    vm: str  # a name; empty for a fault of a scope or of the whole fleet
+    scope: str  # an id; empty for a fault of the whole fleet
+    who: str
+    set_at: float  # lab time
+    parameters: dict[str, float]  # by name, with the defaults of the kind
+    count: int | None  # it ends after this many requests or events; None: no limit
+    left: int | None  # of its count; None: no limit
+    left_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
+    touched: int
+    touched_at: float | None  # of the last request; None: none so far, or a fault on events
+    events: tuple[str, ...]
+    seen: str  # in words
+
+
+class StormFaultView(BaseView, frozen=True, kw_only=True):
+    """One scheduled fault of a storm: `after_s` is lab time since the storm began."""
+
+    after_s: float
+    kind: str
+    vm: str  # its name
+    count: int | None  # of requests or events that it affects; None: no limit
+    for_s: float | None  # real time for faults on requests, lab time for those on events; None: happens at once
+    parameters: dict[str, float]
+    is_set: bool  # it was set already, or skipped, as when the VM was removed
+
+
+class StormView(BaseView, frozen=True, kw_only=True):
+    """A fault storm, active or just ended, and its schedule; `for_s` is its duration in lab time."""
+
+    id: str  # such as s1
+    seed: int  # the same seed, VMs and duration give the same schedule
+    who: str
+    set_at: float  # lab time
+    for_s: float
+    gusts: tuple[StormFaultView, ...]  # its scheduled faults, in order
+
+
+class FaultParameterView(BaseView, frozen=True, kw_only=True):
+    """The default and the bounds (both allowed) of a parameter of a kind of fault."""
+
+    default: float
+    least: float
+    most: float
+
+
+class FaultKindView(BaseView, frozen=True, kw_only=True):
+    """A kind of fault: what it affects (`strikes`), what VMs notice (`seen`), its parameters.
+
+    `longest_s` is its longest and default duration; None: until it is cleared.
+    """
+
+    kind: str
+    strikes: str  # requests, events or at once
+    seen: str  # in words
+    parameters: dict[str, FaultParameterView]  # by name
+    longest_s: float | None  # real time for faults on requests, lab time for those on events
+
+
+class FaultsView(BaseView, frozen=True, kw_only=True):
+    """The active faults, the active storms, and all kinds of faults that can be set."""
+
+    faults: tuple[FaultView, ...]  # oldest first, also those that a storm has set
+    storms: tuple[StormView, ...]  # random schedules of faults that are not all set yet; oldest first
+    kinds: tuple[FaultKindView, ...]
+
+
+class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
+    """The faults and storms that a call ended; empty if none matched."""
+
+    cleared: tuple[FaultView, ...]
+    storms: tuple[StormView, ...]

@@ -1,0 +1,43 @@
+"""The response structs of the API for rollouts."""
+
+from __future__ import annotations
+
+from forewarn.core.request import RolloutTally
+from forewarn.web.views import BaseView, EventView
+
+
+class RolloutView(BaseView, frozen=True, kw_only=True):
+    """A platform maintenance rollout: its targets, progress, tally and the update domains that come next."""
+
+    id: str  # of its request
+    impact: str  # update (freezes VMs), migrate or reboot
+    hosts: tuple[str, ...]  # names; (): it covers a scope
+    scope: str  # an id; "": it covers hosts
+    title_of_scope: str  # such as `availability set web`; "" if it covers hosts
+    progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
+    state: str  # that of any request: in progress, succeeded, failed or canceled
+    why: str  # the reason of its progress, such as why it was aborted
+    closed: bool  # nothing is left to publish, withdraw or wait for
+    who: str
+    at: float  # when it was requested, in lab time
+    notice_s: float  # of its events, in lab time
+    max_failures: int  # 0: failures never stop it
+    hold: str  # why all rollouts are on hold; "": they are not, or it has ended
+    windows: str  # when its events may start without an approval, for people; "": at any time
+    tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
+    next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended
+
+
+class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
+    """The fields of RolloutView, and all events of the rollout, oldest first."""
+
+    events: tuple[EventView, ...]
+
+
+class RolloutsView(BaseView, frozen=True, kw_only=True):
+    """All open rollouts, and the ended ones among the 10,000 newest requests; the oldest request first.
+
+    Empty for a caller who does not see everything.
+    """
+
+    rollouts: tuple[RolloutView, ...]
