@@ -124,7 +124,7 @@ class ConfigTable:
     def read_number(self, key: str, default: int | None, least: int, most: int) -> int | None:
         """Reads a whole number from `least` to `most`, of a list the first; the default if absent.
 
-        A wrong value is a problem, and gives the default.
+        A wrong value is a problem, and gives the default, which may be None.
         """
 
         def read() -> int | None:

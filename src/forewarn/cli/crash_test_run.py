@@ -137,7 +137,7 @@ def run_plan(call: Invocation, plan: CrashTestPlan) -> CrashTestResult:
 
     Raises Refused if this machine allows no namespaces and the plan needs them, or if an attached handler never polls;
     Rejected if it cannot listen on the address for that handler. SIGINT and SIGTERM end everything that runs; then a
-    sentence says so, and the command exits with 128 + the signal's number.
+    sentence says so, and Exit ends the command with 128 + the signal's number.
     """
     from forewarn.crash_test.preflight import require_namespaces
     from forewarn.crash_test.result import build_result

@@ -129,7 +129,7 @@ class StreamFollower:
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
         """Note that the active node is alive; a new one makes this node join again.
 
-        A heartbeat of an older term is ignored. `now` is the time of a monotonic clock.
+        A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock.
         """
         if self._is_deposed(heartbeat.source):
             return []
@@ -140,7 +140,7 @@ class StreamFollower:
     def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:
         """Apply an update if it is the next one; keep it if the state is awaited; else ask for the state.
 
-        An update that is shown already, or of an older term, is ignored. `now` is the time of a monotonic clock.
+        An update that is shown already, or of an older term, is ignored ([]). `now` is the time of a monotonic clock.
         """
         source, number = update.position.source, update.position.number
         if self._is_deposed(source):
@@ -165,7 +165,7 @@ class StreamFollower:
 
         A reply of a source that was not followed so far makes this node join it, and is taken over too. Of the source
         that it follows, one that is not awaited, or is older than what is shown, is only a sign of life. One of an
-        older term is ignored. `now` is the time of a monotonic clock.
+        older term is ignored ([]). `now` is the time of a monotonic clock.
         """
         source = accepted.position.source
         if self._is_deposed(source):
@@ -182,7 +182,7 @@ class StreamFollower:
     def on_part(self, part: StatePart, now: float) -> list[FollowerAction]:
         """Take over a part of the state; with the last one, the state is complete.
 
-        `now` is the time of a monotonic clock.
+        A part that is known or belongs to another reply is ignored ([]). `now` is the time of a monotonic clock.
         """
         state = self._state
         if state is None or part.join_id != state.accepted.join_id or part.index in state.parts:
@@ -228,7 +228,7 @@ class StreamFollower:
     def on_tick(self, now: float) -> list[FollowerAction]:
         """Repeat requests that were not answered, and notice that the stream stays ahead. Call it often.
 
-        `now` is the time of a monotonic clock.
+        Returns [] if nothing is to be sent. `now` is the time of a monotonic clock.
         """
         if not self.is_joining:
             if self._behind is None or self.position is None:

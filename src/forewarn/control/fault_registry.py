@@ -74,7 +74,7 @@ class FaultRegistry:
         self._count_events(applied.commit.events)
 
     def event_faults(self) -> tuple[EventFault, ...]:
-        """Return the active faults on events, oldest first, as decisions get them.
+        """Return the active faults on events, oldest first, as decisions get them; () if there are none.
 
         Some may be over and not removed yet. A fault with a count comes with the ids of the events that it has
         affected, which use the count up.

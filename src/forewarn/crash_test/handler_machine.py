@@ -311,7 +311,10 @@ class ChildMachine:
         return await _run_shell_command(command, timeout_s, directory=self._disk, environment=environment)
 
     def list_pids(self) -> list[int]:
-        """Return the pids of the program and its descendants; processes that have left it are not found."""
+        """Return the pids of the program and its descendants; [] if it is not running.
+
+        Processes that have left it are not found.
+        """
         if self._program is None or self._program.returncode is not None:
             return []
         return [self._program.pid, *list_descendants(self._program.pid)]
