@@ -19,6 +19,7 @@ from forewarn.conformance.store_rows import (
     sample_delivery,
     sample_event,
     sample_history_entry,
+    sample_measurement,
     sample_planned_event,
     sample_poll,
     sample_request,
@@ -89,6 +90,7 @@ COMMITS = st.builds(
     requests=some(REQUESTS),
     planned=some(st.builds(sample_planned_event, IDS, gate_id=IDS, request_id=IDS)),
     unplanned=some(IDS),
+    measurements=some(st.builds(sample_measurement, TIMES, request_id=IDS)),
     entries=some(st.builds(sample_history_entry, IDS, at=TIMES, scope_id=SCOPES, event_id=IDS, request_id=IDS, vm=IDS)),
 )
 
@@ -130,6 +132,7 @@ def everything(store: Store) -> dict[str, Any]:
         ],
         "deliveries": [store.deliveries(), store.deliveries(event_id="E0"), store.deliveries(vm="a")],
         "polls": [store.last_polls(), store.last_polls(scope_id=SAMPLE_SCOPE_ID)],
+        "measurements": [store.measurements("a"), store.measurements("B", limit=1)],
         "saved": [store.load(name) for name in ids],
         "next": [store.entries_after(0, 2), store.entries_after(2, 100)],
         "last": store.last_seq(),

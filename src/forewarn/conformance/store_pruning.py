@@ -9,6 +9,7 @@ from forewarn.conformance.store_rows import (
     sample_delivery,
     sample_event,
     sample_history_entry,
+    sample_measurement,
     sample_planned_event,
     sample_poll,
     sample_request,
@@ -115,6 +116,19 @@ class StorePruningTests(StoreSuite):
             assert store.load(f"{REPLAY_SCRIPT_PREFIX}old") is None
             assert store.load(f"{REPLAY_SCRIPT_PREFIX}new") == b"script"
             assert store.load("old") == b"another value"
+
+        self.run_scenarios(scenario)
+
+    def test_pruning_removes_the_measurements_of_a_rollout_with_it(self) -> None:
+        """Those of an open rollout stay, also if they are old."""
+
+        async def scenario(store: Store) -> None:
+            measurements = tuple(sample_measurement(0.0, request_id=request_id) for request_id in ("r1", "r2"))
+            requests = (sample_rollout("r1", at=1.0), sample_rollout("r2", at=1.0, closed=True))
+            await store.commit(Commit(requests=requests, measurements=measurements))
+            await store.prune(99.0)
+            assert store.measurements("r1") == [measurements[0]]
+            assert store.measurements("r2") == []
 
         self.run_scenarios(scenario)
 

@@ -9,6 +9,7 @@ from forewarn.conformance.store_rows import (
     finished_event,
     replace_fields,
     sample_event,
+    sample_measurement,
     sample_planned_event,
     sample_request,
     sample_rollout,
@@ -19,6 +20,7 @@ from forewarn.core.access import Grant, RegisteredClient, Role
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState, Gate
 from forewarn.core.fleet import Host, HostHealth
+from forewarn.core.health import MAX_MEASUREMENTS
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import EventGridStatus, WebhookCursor, WebhookSchema, WebhookSubscription
 from forewarn.errors import Conflict
@@ -334,6 +336,27 @@ class StoreQueryTests(StoreSuite):
             assert store.grants() == [read]
 
         self.run_scenarios(first, second, third)
+
+    def test_measurements_are_returned_in_order_and_only_the_newest_of_each_rollout_are_kept(self) -> None:
+        """`measurements` returns those of one rollout, oldest first, also after reopening.
+
+        The store keeps MAX_MEASUREMENTS of them; those of other rollouts do not count.
+        """
+        many = tuple(sample_measurement(float(n), request_id="r1") for n in range(MAX_MEASUREMENTS + 2))
+        other = sample_measurement(0.5, request_id="r2")
+
+        async def first(store: Store) -> None:
+            assert store.measurements("r1") == []
+            await store.commit(Commit(measurements=(*many[:2], other)))
+            assert store.measurements("r1") == list(many[:2])
+            await store.commit(Commit(measurements=many[2:]))
+
+        async def second(store: Store) -> None:
+            assert store.measurements("r1") == list(many[2:])
+            assert store.measurements("r1", limit=2) == list(many[-2:])
+            assert store.measurements("r2") == [other]
+
+        self.run_scenarios(first, second)
 
     def test_a_webhook_cursor_only_moves_forward_and_restores_no_removed_webhook(self) -> None:
         """A cursor with a lower number changes nothing, and one of a removed webhook does not bring it back.

@@ -9,6 +9,7 @@ import msgspec
 from forewarn.core.cause import Cause
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import Vm
+from forewarn.core.health import CheckOutcome, Measurement
 from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.request import (
     MaintenanceRequest,
@@ -72,6 +73,11 @@ def sample_planned_event(event_id: str, **facts: Any) -> PlannedEvent:
     """
     given: dict[str, Any] = {"request_id": "r1", "scope_id": SAMPLE_SCOPE_ID, "cause": Cause.HOST_UPDATE, "who": "ann"}
     return PlannedEvent(**{"event_id": event_id, "vms": ("web-0",), "notice_s": 900.0, **given, **facts})
+
+
+def sample_measurement(at: float, **facts: Any) -> Measurement:
+    """Return a good measurement of check `c` of request `r1`; `facts` sets or replaces fields."""
+    return Measurement(**{"request_id": "r1", "check": "c", "at": at, "outcome": CheckOutcome.GOOD, **facts})
 
 
 def sample_history_entry(text: str, **facts: Any) -> HistoryEntry:

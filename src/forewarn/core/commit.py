@@ -12,6 +12,7 @@ import msgspec
 from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.event import Act, Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
+from forewarn.core.health import Measurement
 from forewarn.core.history import HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -46,6 +47,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     webhooks: tuple[WebhookSubscription, ...] = ()  # new ones
     removed_webhooks: tuple[str, ...] = ()  # likewise
     cursors: tuple[WebhookCursor, ...] = ()  # new positions of webhooks; none moves back
+    measurements: tuple[Measurement, ...] = ()  # of health checks, in this order; those of open rollouts only
     entries: tuple[HistoryEntry, ...] = ()  # appended to the history, in this order
 
 

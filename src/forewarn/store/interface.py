@@ -12,6 +12,7 @@ from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
+from forewarn.core.health import Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -270,6 +271,13 @@ class Store(Protocol):
         Raises Unavailable.
         """
 
+    def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
+        """Return the measurements of the health checks of a rollout (its request's id), oldest first.
+
+        [] if it has none. Only the newest MAX_MEASUREMENTS (5000) of a rollout are kept; of more than `limit` (None: no
+        limit), return the newest ones, still oldest first. Raises Unavailable.
+        """
+
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` wrote under this name, or None. Raises Unavailable."""
 
@@ -299,9 +307,9 @@ class Store(Protocol):
         """Delete what ended or was removed before this lab time; return how many history entries it deleted.
 
         Deletes history entries; events that are over, with their deliveries; requests that nothing kept refers to, with
-        their gates and replay scripts; removed VMs that no kept event lists or was delivered to, with their polls. Open
-        requests stay, and so do their events. Callers keep at least 24 hours (spec §5.2). Space is returned to the file
-        system. It may work in several transactions: after Unavailable some of it is done.
+        their gates, measurements and replay scripts; removed VMs that no kept event lists or was delivered to, with
+        their polls. Open requests stay, and so do their events. Callers keep at least 24 hours (spec §5.2). Space is
+        returned to the file system. It may work in several transactions: after Unavailable some of it is done.
         """
 
     async def back_up(self, path: Path) -> None:

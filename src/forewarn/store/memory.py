@@ -14,6 +14,7 @@ from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
+from forewarn.core.health import Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -272,6 +273,10 @@ class MemoryStore(Store):
     def webhooks(self) -> list[WebhookSubscription]:
         """Return all webhook subscriptions with their cursors, in the order they were added."""
         return list(self._tables.webhooks.values())
+
+    def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
+        """Return the newest `limit` measurements (None: all) of a rollout (its request's id), oldest first."""
+        return _newest(self._tables.measurements.get(request_id, []), limit)
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` wrote under this name, or None."""

@@ -12,6 +12,7 @@ from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, Gate
 from forewarn.core.fleet import Host, Vm
+from forewarn.core.health import MAX_MEASUREMENTS, Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -43,6 +44,7 @@ class MemoryTables:
     clients: dict[str, RegisteredClient] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
     webhooks: dict[str, WebhookSubscription] = field(default_factory=dict)
+    measurements: dict[str, list[Measurement]] = field(default_factory=dict)  # by request id; oldest first
     saved: dict[str, bytes] = field(default_factory=dict)  # values of `Store.save`, by name
 
     def copy(self) -> MemoryTables:
@@ -64,6 +66,7 @@ class MemoryTables:
             clients=dict(self.clients),
             grants=dict(self.grants),
             webhooks=dict(self.webhooks),
+            measurements=dict(self.measurements),  # its lists are never changed in place
             saved=dict(self.saved),
         )
 
@@ -131,6 +134,9 @@ class MemoryTables:
         _remove_keys(self.webhooks, commit.removed_webhooks)
         for cursor in commit.cursors:
             self._move_cursor(cursor)
+        for measurement in commit.measurements:
+            of_rollout = [*self.measurements.get(measurement.request_id, ()), measurement]
+            self.measurements[measurement.request_id] = of_rollout[-MAX_MEASUREMENTS:]
         entries = self._append(commit.entries)
         return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 
@@ -181,6 +187,7 @@ class MemoryTables:
             self.gates, [g.id for g in self.gates.values() if g.request_id in past and g.id not in gates_in_use]
         )
         _remove_keys(self.saved, [f"{REPLAY_SCRIPT_PREFIX}{request_id}" for request_id in past])
+        _remove_keys(self.measurements, past)
         _remove_keys(self.requests, past)
 
     def _prune_vms(self, before: float) -> None:

@@ -56,6 +56,7 @@ OLD_REQUESTS = """
     AND NOT EXISTS (SELECT 1 FROM history WHERE history.request_id = requests.id) LIMIT :limit"""
 PRUNE_REQUEST = "DELETE FROM requests WHERE id = :row_id"
 PRUNE_REPLAY_SCRIPT = f"DELETE FROM saved WHERE name = '{REPLAY_SCRIPT_PREFIX}' || :row_id"
+PRUNE_MEASUREMENTS = "DELETE FROM measurements WHERE request_id = :row_id"
 PRUNE_GATES = """
     DELETE FROM gates WHERE request_id = :row_id
     AND NOT EXISTS (SELECT 1 FROM events WHERE events.gate_id = gates.id)
@@ -108,8 +109,9 @@ def _prune_events(db: sqlite3.Connection, *, before: float) -> int:
 
 
 def _prune_requests(db: sqlite3.Connection, *, before: float) -> int:
-    """Delete requests with their gates and replay scripts."""
-    return _prune_found(db, OLD_REQUESTS, before, (PRUNE_GATES, PRUNE_REPLAY_SCRIPT, PRUNE_REQUEST))
+    """Delete requests with their gates, measurements and replay scripts."""
+    statements = (PRUNE_GATES, PRUNE_MEASUREMENTS, PRUNE_REPLAY_SCRIPT, PRUNE_REQUEST)
+    return _prune_found(db, OLD_REQUESTS, before, statements)
 
 
 def _prune_vms(db: sqlite3.Connection, *, before: float) -> int:

@@ -26,6 +26,7 @@ from forewarn.store.schema import (
     grants,
     history,
     hosts,
+    measurements,
     planned,
     polls,
     requests,
@@ -154,6 +155,14 @@ CLIENTS = compile_sql(select(clients.c.body).order_by(clients.c.id))
 WEBHOOKS = compile_sql(select(webhooks.c.body, webhooks.c.cursor).order_by(webhooks.c.position))
 ENTRIES_AFTER = compile_sql(
     _with_limit(select(history.c.body, history.c.seq).where(history.c.seq > bindparam("after")).order_by(history.c.seq))
+)
+# Newest first; parameters: row_id of the rollout's request, limit.
+MEASUREMENTS = compile_sql(
+    _with_limit(
+        select(measurements.c.body)
+        .where(measurements.c.request_id == bindparam("row_id"))
+        .order_by(measurements.c.position.desc())
+    )
 )
 SAVED_VALUE = _select_by_key(saved.c.name, saved.c.value)
 # By table name; parameter: row_id.

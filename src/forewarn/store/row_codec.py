@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.event import Event, Gate
 from forewarn.core.fleet import Host, Vm
+from forewarn.core.health import Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -27,6 +28,7 @@ read_planned = Decoder(PlannedEvent).decode
 read_last_poll = Decoder(LastPoll).decode
 read_client = Decoder(RegisteredClient).decode
 read_grant = Decoder(Grant).decode
+read_measurement = Decoder(Measurement).decode
 _read_host = Decoder(Host).decode
 _read_gate = Decoder(Gate).decode
 _read_request = Decoder(MaintenanceRequest).decode
@@ -174,6 +176,11 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
         "vm": entry.vm,
         "body": _encode(entry),
     }
+
+
+def measurement_row(measurement: Measurement) -> SqlRow:
+    """Return the row of a measurement as column → value, without its position, which the database gives."""
+    return {"request_id": measurement.request_id, "body": _encode(measurement)}
 
 
 def delivery_row(delivery: EventDelivery) -> SqlRow:

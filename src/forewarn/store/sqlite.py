@@ -14,6 +14,7 @@ from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
+from forewarn.core.health import MAX_MEASUREMENTS, Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
@@ -340,6 +341,14 @@ class SqliteStore(Store):
         Raises Unavailable.
         """
         return [row_codec.read_webhook(*row) for row in self._rows(queries.WEBHOOKS)]
+
+    def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
+        """Return the newest `limit` measurements (None: all) of a rollout (its request's id), oldest first.
+
+        [] if it has none. Raises Unavailable.
+        """
+        rows = self._newest_rows(queries.MEASUREMENTS, MAX_MEASUREMENTS if limit is None else limit, row_id=request_id)
+        return [row_codec.read_measurement(body) for (body,) in rows]
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` wrote under this name, or None. Raises Unavailable."""

@@ -37,6 +37,7 @@ from forewarn.store.schema import (
     grants,
     history,
     hosts,
+    measurements,
     planned,
     polls,
     requests,
@@ -179,6 +180,20 @@ def _update_cursor() -> str:
     return compile_sql(update(webhooks).where(ahead).values(cursor=bindparam("seq")))
 
 
+def _delete_old_measurements() -> str:
+    """Return a delete of the measurements of rollout `row_id` that are older than its newest `kept` ones."""
+    position, request_id = measurements.c.position, measurements.c.request_id
+    newest_old = (
+        select(position)
+        .where(request_id == bindparam("row_id"))
+        .order_by(position.desc())
+        .limit(_ONE)
+        .offset(bindparam("kept"))
+        .scalar_subquery()
+    )
+    return compile_sql(delete(measurements).where(request_id == bindparam("row_id"), position <= newest_old))
+
+
 ADD_SCOPE = _insert_if_absent(scopes)
 UPDATE_SCOPE = _update_versioned(
     scopes, last_request_at=_later(scopes.c.last_request_at, bindparam("new_last_request_at"))
@@ -200,6 +215,8 @@ UPDATE_REQUEST = _update_versioned(requests)
 PUT_PLANNED = _upsert(planned, "event_id")
 REMOVE_PLANNED = _delete_by_key(planned, "event_id")
 ADD_ENTRY = compile_sql(insert(history).values({c.name: bindparam(c.name) for c in history.columns if c.name != "seq"}))
+ADD_MEASUREMENT = compile_sql(_insert_statement(measurements))
+REMOVE_OLD_MEASUREMENTS = _delete_old_measurements()
 PUT_POLL = _upsert_poll()
 REMOVE_POLLS_OF_REMOVED_VMS = _delete_polls_of_removed_vms()
 UPDATE_LAST_REQUEST = _update_last_request()

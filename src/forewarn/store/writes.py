@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host
+from forewarn.core.health import MAX_MEASUREMENTS
 from forewarn.core.history import EventDelivery, HistoryEntry
 from forewarn.store import queries, row_codec, write_statements
 from forewarn.store.interface import AppliedCommit, LastPoll
@@ -56,6 +57,9 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     _execute_each(db, write_statements.PUT_WEBHOOK, commit.webhooks, row_codec.webhook_row)
     _execute_each(db, write_statements.REMOVE_WEBHOOK, commit.removed_webhooks, _id_row)
     _execute_each(db, write_statements.UPDATE_CURSOR, commit.cursors, row_codec.cursor_row)
+    _execute_each(db, write_statements.ADD_MEASUREMENT, commit.measurements, row_codec.measurement_row)
+    for request_id in {measurement.request_id for measurement in commit.measurements}:
+        db.execute(write_statements.REMOVE_OLD_MEASUREMENTS, {"row_id": request_id, "kept": MAX_MEASUREMENTS})
     entries = tuple(_append_entry(db, entry) for entry in commit.entries)
     seq = entries[-1].seq if entries else _read_last_seq(db)
     return AppliedCommit(commit=replace(commit, entries=entries), seq=seq)

@@ -1,0 +1,382 @@
+"""Health checks of rollouts, their measurements, and what these decide (spec §13.4, §13.5).
+
+Bad measurements are counted in all, from the time before a wave to the end of its settling time, so a check that
+changes between good and bad pauses the rollout as surely as one that stays bad. Unclear ones and errors are counted in
+a row: the next good measurement ends the wait.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import takewhile
+from typing import NamedTuple
+
+import msgspec
+
+from forewarn.duration import duration_text
+
+MAX_MEASUREMENTS = 5000  # of one rollout; the store deletes older ones
+MAX_CHECKS = 20  # of one rollout
+_MIN_INTERVAL_S, _MAX_INTERVAL_S = 1.0, 24 * 3600.0
+_MAX_TIMEOUT_S = 300.0
+_MAX_TEXT = 300  # characters of a measurement's text
+_MAX_LIMIT = 1000
+_CONDITION = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*(\S+)\s*")
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+class CheckKind(StrEnum):
+    """Whom a health check asks: Prometheus, an HTTP server, a command, or the service itself. Stored."""
+
+    PROMETHEUS = "prometheus"
+    HTTP = "http"
+    COMMAND = "command"
+    FIGURE = "figure"  # one of the service's own figures
+
+
+class OwnFigure(StrEnum):
+    """A figure that the service knows about the VMs of a rollout. Users type the values; they are stored."""
+
+    WITHOUT_HANDLER = "vms-without-handler"  # running VMs that do not poll
+    UNDELIVERED = "undelivered-notices"  # VMs whose event started although no VM of their scope was given it
+    FAILED_ACTS = "failed-acts"
+    NOT_BACK = "vms-not-back"  # VMs that polled before their maintenance, and do not since
+
+
+class CheckOutcome(StrEnum):
+    """The result of one measurement. The values are stored, and users see them."""
+
+    GOOD = "good"
+    BAD = "bad"
+    UNCLEAR = "unclear"  # there is no data, or it cannot be compared
+    ERROR = "error"  # the measurement itself failed
+
+
+class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One health check of a rollout. Stored as part of it; `make_check` makes a valid one.
+
+    Only the fields of its kind are set. Limits are numbers of measurements at which an outcome takes effect.
+    """
+
+    name: str  # unique within the rollout
+    kind: CheckKind
+    url: str = ""  # of the Prometheus server, or of the HTTP call
+    query: str = ""  # PromQL
+    condition: str = ""  # that each value must meet, such as `< 0.01`; for Prometheus and figures
+    status: int = 200  # that the HTTP response must have
+    body: str = ""  # text that it must contain; "": any
+    command: tuple[str, ...] = ()  # program and arguments
+    exit_status: int = 0  # that the command must end with
+    figure: OwnFigure | None = None
+    interval_s: float = 60  # lab time from one measurement to the next
+    timeout_s: float = 10  # real time that a measurement may take
+    bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
+    unclear_limit: int = 1  # unclear ones in a row, from which on it publishes nothing
+    error_limit: int = 3  # errors in a row, from which on they count as unclear
+
+    @property
+    def stale_after_s(self) -> float:
+        """The age, in lab time, from which on its latest measurement counts as missing."""
+        return 2 * self.interval_s + self.timeout_s
+
+    @property
+    def what(self) -> str:
+        """What it asks, in a few words for people."""
+        match self.kind:
+            case CheckKind.PROMETHEUS:
+                return f"{self.query} {self.condition}"
+            case CheckKind.HTTP:
+                return f"{self.url} answers {self.status}" + (f" with {self.body!r}" if self.body else "")
+            case CheckKind.COMMAND:
+                return f"{' '.join(self.command)} ends with {self.exit_status}"
+            case CheckKind.FIGURE:
+                return f"{self.figure} {self.condition}"
+
+
+class Measurement(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One result of a health check. Stored; the newest MAX_MEASUREMENTS of a rollout are kept."""
+
+    request_id: str  # of the rollout
+    check: str  # the check's name
+    at: float  # lab time at its end
+    outcome: CheckOutcome
+    value: float | None = None  # that was compared; None: there is none
+    text: str = ""  # for people: what was seen
+    wave: int = 0  # index of the rollout's wave at that time, from 0
+
+
+class CheckResult(NamedTuple):
+    """What one try of a health check found, without its time."""
+
+    outcome: CheckOutcome
+    text: str = ""  # for people: what was seen
+    value: float | None = None  # that was compared; None: there is none
+
+
+def make_check(fields: HealthCheck) -> HealthCheck:
+    """Return this check with its defaults filled in; raises ValueError if it cannot be used.
+
+    The message is a sentence for people. A figure without a condition must be 0. Addresses are not called.
+    """
+    title = f"check {fields.name!r}"
+    if not fields.name.strip() or len(fields.name) > 60 or not fields.name.isprintable():
+        raise ValueError(f"{title} needs a name of at most 60 printable characters: give one")
+    _require_fields_of_kind(title, fields)
+    if fields.kind is CheckKind.FIGURE and not fields.condition:
+        fields = msgspec.structs.replace(fields, condition="== 0")
+    if fields.condition:
+        try:
+            parse_condition(fields.condition)
+        except ValueError as error:
+            raise ValueError(f"{title}: {error}") from None
+    if not _MIN_INTERVAL_S <= fields.interval_s <= _MAX_INTERVAL_S:
+        raise ValueError(
+            f"{title} has the interval {duration_text(fields.interval_s)}: give one from "
+            f"{duration_text(_MIN_INTERVAL_S)} to {duration_text(_MAX_INTERVAL_S)}"
+        )
+    if not 0 < fields.timeout_s <= _MAX_TIMEOUT_S:
+        raise ValueError(
+            f"{title} has the timeout {duration_text(fields.timeout_s)}: give one of at most "
+            f"{duration_text(_MAX_TIMEOUT_S)}"
+        )
+    for name in ("bad_limit", "unclear_limit", "error_limit"):
+        if not 1 <= getattr(fields, name) <= _MAX_LIMIT:
+            raise ValueError(f"{title} has {name} {getattr(fields, name)}: give a number from 1 to {_MAX_LIMIT}")
+    return fields
+
+
+def _require_fields_of_kind(title: str, check: HealthCheck) -> None:
+    """Raise ValueError if a field is missing that the kind needs, or one is set that it does not have."""
+    needed, optional = _FIELDS_OF_KIND[check.kind]
+    of_kinds = {name for pair in _FIELDS_OF_KIND.values() for names in pair for name in names}
+    set_fields = {name for name in of_kinds if getattr(check, name) != _DEFAULTS[name]}
+    for name in sorted(set_fields - {*needed, *optional}):
+        raise ValueError(f"{title} asks {_KIND_TITLES[check.kind]}, which has no {name!r}: leave it out")
+    for name in needed:
+        if name not in set_fields:
+            raise ValueError(f"{title} asks {_KIND_TITLES[check.kind]} and has no {name!r}: give one")
+    if check.url and not check.url.startswith(("http://", "https://")):
+        raise ValueError(f"{title} has the address {check.url!r}: give one that starts with http:// or https://")
+    if not 100 <= check.status <= 599:
+        raise ValueError(f"{title} expects status {check.status}: give one from 100 to 599")
+    if check.exit_status not in range(256):
+        raise ValueError(f"{title} expects exit status {check.exit_status}: give one from 0 to 255")
+    if check.command and (not check.command[0] or any("\0" in part for part in check.command)):
+        raise ValueError(f"{title} has a command that cannot be run: give a program and its arguments")
+
+
+# The fields that a kind needs, and those that it may have besides name, interval, timeout and limits.
+_FIELDS_OF_KIND: dict[CheckKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    CheckKind.PROMETHEUS: (("url", "query", "condition"), ()),
+    CheckKind.HTTP: (("url",), ("status", "body")),
+    CheckKind.COMMAND: (("command",), ("exit_status",)),
+    CheckKind.FIGURE: (("figure",), ("condition",)),
+}
+_KIND_TITLES = {
+    CheckKind.PROMETHEUS: "Prometheus",
+    CheckKind.HTTP: "an HTTP server",
+    CheckKind.COMMAND: "a command",
+    CheckKind.FIGURE: "the service for a figure",
+}
+_DEFAULTS: dict[str, object] = {
+    "url": "",
+    "query": "",
+    "condition": "",
+    "status": 200,
+    "body": "",
+    "command": (),
+    "exit_status": 0,
+    "figure": None,
+}
+
+
+def require_distinct_checks(checks: Sequence[HealthCheck]) -> None:
+    """Raise ValueError if there are more than MAX_CHECKS (20) checks, or two have the same name."""
+    if len(checks) > MAX_CHECKS:
+        raise ValueError(f"a rollout has at most {MAX_CHECKS} checks, and {len(checks)} are given: leave some out")
+    names = [check.name.casefold() for check in checks]
+    for check in checks:
+        if names.count(check.name.casefold()) > 1:
+            raise ValueError(f"two checks have the name {check.name!r}: give each its own")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCondition:
+    """A comparison with a number, such as `< 0.01`."""
+
+    comparison: str  # one of < <= > >= == !=
+    bound: float
+
+    def is_met(self, value: float) -> bool:
+        """Return whether the value compares so with the bound; a NaN never does."""
+        return not math.isnan(value) and _OPERATORS[self.comparison](value, self.bound)
+
+
+def parse_condition(text: str) -> CheckCondition:
+    """Parse a condition such as `< 0.01`; raises ValueError with a sentence if it is none."""
+    found = _CONDITION.fullmatch(text)
+    try:
+        bound = float(found[2]) if found else math.nan
+    except ValueError:
+        bound = math.nan
+    if found is None or math.isnan(bound):
+        raise ValueError(f"{text!r} is not a condition: give one of < <= > >= == != and a number, such as '< 0.01'")
+    return CheckCondition(found[1], bound)
+
+
+def judge_values(condition: str, values: Sequence[tuple[str, float]]) -> CheckResult:
+    """Return what these values, each with its title ("": none), mean for a check with this condition.
+
+    Good if every value meets it, bad if one does not; without values, or with one that is not a number, unclear: bad
+    ones come first. Raises ValueError if the condition is none.
+    """
+    wanted = parse_condition(condition)
+    numbers = [(title, value) for title, value in values if not math.isnan(value)]
+    bad = [(title, value) for title, value in numbers if not wanted.is_met(value)]
+    if bad:
+        title, value = bad[0]
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return CheckResult(CheckOutcome.BAD, _shortened(f"{_value_text(title, value)} is not {condition}{more}"), value)
+    if not values:
+        return CheckResult(CheckOutcome.UNCLEAR, "there is no data")
+    if len(numbers) < len(values):
+        return CheckResult(CheckOutcome.UNCLEAR, "a value is not a number")
+    title, value = numbers[0]
+    more = f", and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+    return CheckResult(CheckOutcome.GOOD, _shortened(f"{_value_text(title, value)}{more}"), value)
+
+
+def _value_text(title: str, value: float) -> str:
+    return f"{title} {value:g}" if title else f"{value:g}"
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+def measurement_of(check: HealthCheck, result: CheckResult, *, request_id: str, wave: int, at: float) -> Measurement:
+    """Return the measurement to store for this result, with a text of at most 300 characters.
+
+    `at` is lab time. A value that JSON cannot hold (an infinity) is left out.
+    """
+    value = result.value if result.value is not None and math.isfinite(result.value) else None
+    return Measurement(
+        request_id=request_id,
+        check=check.name,
+        at=at,
+        outcome=result.outcome,
+        value=value,
+        text=_shortened(result.text),
+        wave=wave,
+    )
+
+
+class HealthDecision(StrEnum):
+    """What a rollout does because of its health checks."""
+
+    GO_ON = "go on"
+    MEASURE = "measure"  # publish nothing until each check was measured
+    WAIT = "wait"  # publish nothing until the checks are clear
+    PAUSE = "pause"  # and withdraw what has not started
+
+
+class HealthVerdict(NamedTuple):
+    """What a rollout does because of its health checks, and why."""
+
+    decision: HealthDecision
+    why: str = ""  # for people; "" if it goes on
+
+
+def health_verdict(
+    checks: Sequence[HealthCheck],
+    measurements: Iterable[Measurement],
+    now: float,
+    *,
+    good_since: float | None = None,
+) -> HealthVerdict:
+    """Return what a rollout with these checks does at lab time `now`.
+
+    `measurements` are those that count, oldest first: of the current wave, since the rollout was last resumed.
+    `good_since` is set before a wave and at the end of its settling time: then the latest measurement of each check
+    must be good, and from that time or later; None: within a wave, where single errors do not stop it. The worst of
+    all checks decides. A rollout without checks goes on.
+    """
+    by_name: dict[str, list[Measurement]] = {check.name: [] for check in checks}
+    for measurement in measurements:
+        by_name.setdefault(measurement.check, []).append(measurement)
+    verdicts = [_check_verdict(check, by_name[check.name], now, good_since) for check in checks]
+    for decision in (HealthDecision.PAUSE, HealthDecision.WAIT, HealthDecision.MEASURE):
+        found = [verdict.why for verdict in verdicts if verdict.decision is decision]
+        if found:
+            return HealthVerdict(decision, "; ".join(found))
+    return HealthVerdict(HealthDecision.GO_ON)
+
+
+def _check_verdict(
+    check: HealthCheck, measurements: Sequence[Measurement], now: float, good_since: float | None
+) -> HealthVerdict:
+    title = f"check {check.name!r}"
+    bad = [m for m in measurements if m.outcome is CheckOutcome.BAD]
+    if len(bad) >= check.bad_limit:
+        times = "" if check.bad_limit == 1 else f" for the {_ordinal(len(bad))} time in this wave"
+        return HealthVerdict(HealthDecision.PAUSE, f"{title} is bad{times}: {bad[-1].text}")
+    if not measurements:
+        return HealthVerdict(HealthDecision.MEASURE, f"{title} has not been measured yet")
+    last = measurements[-1]
+    if now - last.at > check.stale_after_s:
+        age = duration_text(round(now - last.at))
+        return HealthVerdict(HealthDecision.WAIT, f"{title} is unclear: its last measurement is {age} old")
+    if last.outcome is CheckOutcome.GOOD:
+        if good_since is not None and last.at < good_since:
+            return HealthVerdict(HealthDecision.MEASURE, f"{title} has not been measured since the wave ended")
+        return HealthVerdict(HealthDecision.GO_ON)
+    if good_since is not None or _is_unclear(check, measurements):
+        return HealthVerdict(HealthDecision.WAIT, f"{title} is {_unclear_word(check, measurements)}: {last.text}")
+    return HealthVerdict(HealthDecision.GO_ON)
+
+
+def _is_unclear(check: HealthCheck, measurements: Sequence[Measurement]) -> bool:
+    """Return whether the limit of errors in a row is reached, or of unclear ones with only errors between."""
+    if _in_a_row(measurements, CheckOutcome.ERROR) >= check.error_limit:
+        return True
+    answered = [m for m in measurements if m.outcome is not CheckOutcome.ERROR]
+    return _in_a_row(answered, CheckOutcome.UNCLEAR) >= check.unclear_limit
+
+
+def _unclear_word(check: HealthCheck, measurements: Sequence[Measurement]) -> str:
+    outcome = measurements[-1].outcome
+    if outcome is CheckOutcome.ERROR and _in_a_row(measurements, CheckOutcome.ERROR) >= check.error_limit:
+        return f"unclear after {check.error_limit} errors"
+    return {CheckOutcome.BAD: "bad", CheckOutcome.ERROR: "in error"}.get(outcome, "unclear")
+
+
+def _in_a_row(measurements: Sequence[Measurement], outcome: CheckOutcome) -> int:
+    """Return how many of the latest measurements have this outcome, without another one in between."""
+    return sum(1 for _ in takewhile(lambda m: m.outcome is outcome, reversed(measurements)))
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def next_measurement_at(check: HealthCheck, measurements: Iterable[Measurement]) -> float:
+    """Return the lab time at which the check is due: an interval after its latest of these measurements.
+
+    0, which is at once, if there is none. `measurements` may be of several checks, in any order.
+    """
+    times = [m.at for m in measurements if m.check == check.name]
+    return max(times) + check.interval_s if times else 0.0
