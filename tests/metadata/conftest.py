@@ -158,6 +158,7 @@ async def make_world(
     rules: Callable[[str], EndpointRules] = lambda location: EndpointRules(),
     enabled: bool = True,
     delay_s: float = 0.0,
+    imds_headers: bool = False,
 ) -> World:
     documents, callers = PublishedDocuments(first_answer_delay_s=delay_s), CallerDirectory()
     backend = FakeMetadataBackend(documents)
@@ -166,7 +167,14 @@ async def make_world(
     lab = open_lab_listeners(lambda: list(ADDRESSES.values()), 0)
     for vm in ("a", "b", "other"):
         callers.assign(lab.attachment(ADDRESSES[vm]), vm)
-    server = MetadataServer(documents=documents, backend=backend, callers=callers, rules_for=rules, limits=limits)
+    server = MetadataServer(
+        documents=documents,
+        backend=backend,
+        callers=callers,
+        rules_for=rules,
+        limits=limits,
+        imds_headers=imds_headers,
+    )
     await server.start([lab.listener])
     return World(documents=documents, backend=backend, callers=callers, server=server, lab=lab)
 

@@ -85,8 +85,6 @@ def test_the_method_is_escaped_in_the_xml_error() -> None:
         "/",
         "*",
         "host:80",
-        "/metadata",
-        "/metadata/",
         "/metadata/events",
         "/metadata/2017-03-01/scheduledevents",
         "/metadata/scheduledevents/x",
@@ -110,6 +108,17 @@ def test_an_unknown_path_is_not_found(target: str, method: str) -> None:
     assert_refused(read(target + "?api-version=2020-07-01", method=method), 404, NOT_FOUND)
 
 
+@pytest.mark.parametrize("target", ["/metadata", "/metadata/", "/Metadata", "/metadata?api-version=2020-07-01"])
+def test_the_root_without_a_version_of_the_instance_lists_the_newest_three(target: str) -> None:
+    """Spec §10, as captured from Azure at `GET /metadata`."""
+    assert_refused(read(target), 400, NO_INSTANCE_VERSION)
+    assert_refused(read(target, headers=()), 400, NO_HEADER)
+
+
+def test_the_root_with_a_version_of_the_instance_is_not_found() -> None:
+    assert_refused(read("/metadata/?api-version=2025-04-07"), 404, NOT_FOUND)
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -129,7 +138,7 @@ def test_the_path_is_matched_without_case_and_decoded(path: str) -> None:
     assert read(path + "?api-version=2020-07-01") == PollRequest(version="2020-07-01")
 
 
-@pytest.mark.parametrize("path", ["versions", "instance", "instance/compute/name"])
+@pytest.mark.parametrize("path", ["", "versions", "instance", "instance/compute/name"])
 def test_a_post_to_a_read_only_path_is_an_unsupported_method(path: str) -> None:
     response = read(f"/metadata/{path}?api-version=2021-02-01", method="POST", headers=())
     assert isinstance(response, HttpResponse)

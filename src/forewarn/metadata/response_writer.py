@@ -1,14 +1,20 @@
-"""Renders responses to bytes with Date, Content-Length and Connection, and writes slow bodies."""
+"""Renders responses to bytes with Date, Content-Length and Connection, and writes slow bodies.
+
+With `imds_headers` they also have the headers that Azure's metadata service was seen to send: Server and
+x-ms-request-id, in its order.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
+from itertools import count
+from uuid import uuid4
 
 from forewarn.protocol.dates import http_date
-from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse
+from forewarn.protocol.http_message import JSON_CONTENT_TYPE, XML_CONTENT_TYPE, HttpResponse
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -28,6 +34,8 @@ _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {_FIXED_PHRASES.get(status, status.phrase)}\r\n" for status in HTTPStatus
 }
 _CACHED_RESPONSES = 1024
+_IMDS_SERVER = "IMDS/150.870.65.1854"  # as captured in February 2026
+_IIS_SERVER = "Microsoft-IIS/10.0"  # of the front end, which answers unsupported verbs itself, without a request id
 
 
 class DateHeader:
@@ -65,13 +73,53 @@ class PreparedResponse:
         return self.raw
 
 
-class ResponseWriter:
-    """Renders responses to bytes: status line, headers, body. `now` returns lab time, for Date (spec §12)."""
+class RequestIds:
+    """Makes the values of x-ms-request-id: GUIDs that differ in their last 12 digits, which count up.
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    `prefix` is what they share, as bytes. It is random, so that the ids of several processes differ. Counting costs a
+    poll less than a random GUID does.
+    """
+
+    __slots__ = ("next_number", "prefix")
+
+    def __init__(self) -> None:
+        self.prefix = str(uuid4())[:24].encode("ascii")
+        self.next_number = count(1).__next__
+
+
+class _IdentifiedResponse(PreparedResponse):
+    """A rendered response that also lacks the number of its request id, which each use of it adds.
+
+    `date` stays None, so that the response cache calls `bytes_at` for every hit. `before` ends with the prefix of the
+    ids.
+    """
+
+    __slots__ = ("_ids", "_rest", "_rest_date")
+
+    def __init__(self, before: bytes, after: bytes, ids: RequestIds) -> None:
+        super().__init__(before, after)
+        self._ids = ids
+        self._rest_date: DateHeader | None = None
+        self._rest = b""
+
+    def bytes_at(self, date: DateHeader) -> bytes:
+        """Return the complete response with this Date header and a new request id."""
+        if self._rest_date is not date:
+            self._rest_date, self._rest = date, b"\r\n" + date.line + self._after
+        return b"%b%012x%b" % (self._before, self._ids.next_number(), self._rest)
+
+
+class ResponseWriter:
+    """Renders responses to bytes: status line, headers, body. `now` returns lab time, for Date (spec §12).
+
+    With `imds_headers`, responses have the headers Server and x-ms-request-id, which is new for each response.
+    """
+
+    def __init__(self, now: Callable[[], float], *, imds_headers: bool = False) -> None:
         self._now = now
         self._date = DateHeader(now())
-        self._prepare_cached = lru_cache(maxsize=_CACHED_RESPONSES)(_prepare)
+        self._prepare = partial(_prepare_as_imds, ids=RequestIds()) if imds_headers else _prepare
+        self._prepare_cached = lru_cache(maxsize=_CACHED_RESPONSES)(self._prepare)
         self._last: tuple[HttpResponse, bool, bool, PreparedResponse] | None = None
 
     def bytes_for(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> bytes:
@@ -82,7 +130,7 @@ class ResponseWriter:
         """
         last = self._last
         if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_http10:
-            last = self._last = (response, keep_alive, is_http10, _prepare(response, keep_alive, is_http10))
+            last = self._last = (response, keep_alive, is_http10, self._prepare(response, keep_alive, is_http10))
         return last[3].bytes_at(self.date_header_at(self._now()))
 
     def prepare(self, response: HttpResponse, *, keep_alive: bool, is_http10: bool) -> PreparedResponse:
@@ -102,18 +150,46 @@ class ResponseWriter:
 
 
 def _prepare(response: HttpResponse, keep_alive: bool, is_http10: bool) -> PreparedResponse:
-    lines = [_STATUS_LINES[response.status]]
-    lines += [f"{name}: {value}\r\n" for name, value in response.headers]
-    # In a 304 it would be the length of the 200's body (RFC 9110 §8.6).
-    if response.status != HTTPStatus.NOT_MODIFIED:
-        lines.append(f"Content-Length: {len(response.body)}\r\n")
-    before = "".join(lines).encode("latin-1")
-    after = b"\r\n"
+    before = _head(response, (*response.headers, *_content_length(response)))
+    return PreparedResponse(before, _end(response, keep_alive, is_http10))
+
+
+def _prepare_as_imds(response: HttpResponse, keep_alive: bool, is_http10: bool, *, ids: RequestIds) -> PreparedResponse:
+    """Prepare a response with the headers of Azure's metadata service, in the order of captured responses."""
+    length, end = _content_length(response), _end(response, keep_alive, is_http10)
+    if XML_CONTENT_TYPE in response.headers:
+        server = (("Server", _IIS_SERVER),)
+        if response.head_only:
+            return PreparedResponse(_head(response, (*length, *response.headers, *server)), end)
+        return PreparedResponse(_head(response, (*length, *response.headers)), _header_lines(server) + end)
+    before = _head(response, (*response.headers, ("Server", _IMDS_SERVER))) + b"x-ms-request-id: " + ids.prefix
+    return _IdentifiedResponse(before, _header_lines(length) + end, ids)
+
+
+def _content_length(response: HttpResponse) -> tuple[tuple[str, str], ...]:
+    """The Content-Length header, or none in a 304.
+
+    There it would be the length of the 200's body (RFC 9110 §8.6).
+    """
+    return () if response.status == HTTPStatus.NOT_MODIFIED else (("Content-Length", str(len(response.body))),)
+
+
+def _head(response: HttpResponse, headers: tuple[tuple[str, str], ...]) -> bytes:
+    return _STATUS_LINES[response.status].encode("ascii") + _header_lines(headers)
+
+
+def _header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
+
+
+def _end(response: HttpResponse, keep_alive: bool, is_http10: bool) -> bytes:
+    """The Connection header, if there must be one, the empty line and the body."""
+    end = b"\r\n"
     if not keep_alive:
-        after = b"Connection: close\r\n\r\n"
+        end = b"Connection: close\r\n\r\n"
     elif is_http10:
-        after = b"Connection: keep-alive\r\n\r\n"
-    return PreparedResponse(before, after if response.head_only else after + response.body)
+        end = b"Connection: keep-alive\r\n\r\n"
+    return end if response.head_only else end + response.body
 
 
 _MAX_SLOW_CHUNKS = 20

@@ -31,7 +31,7 @@ class MetadataServer:
     `rules_for(location)` returns the endpoint rules for VMs of that location. `limits`: None means the defaults.
     `use_response_cache=False` changes only the speed. `fault_quota` is shared if several processes serve VMs; None: a
     local one. Faults expire by `real_time` (POSIX seconds). Its `observations` collects polls and deliveries, `faults`
-    has the transport faults and their hits.
+    has the transport faults and their hits. `imds_headers`: all responses have Azure's headers, see `ResponseWriter`.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class MetadataServer:
         callers: CallerDirectory,
         rules_for: Callable[[str], EndpointRules] = lambda location: EndpointRules(),
         limits: Limits | None = None,
+        imds_headers: bool = False,
         use_response_cache: bool = True,
         fault_quota: FaultQuota | None = None,
         real_time: Callable[[], float] = read_real_time,
@@ -51,7 +52,7 @@ class MetadataServer:
         self.faults = FaultTable(documents.stale_documents, now=backend.now, real_time=real_time, quota=fault_quota)
         self._callers = callers
         self._accept_loops: dict[VmListener, list[AcceptLoop]] = {}
-        self._counters, writer = RequestCounters(), ResponseWriter(backend.now)
+        self._counters, writer = RequestCounters(), ResponseWriter(backend.now, imds_headers=imds_headers)
         self._response_cache = ResponseCache(
             writer=writer,
             observations=self.observations,

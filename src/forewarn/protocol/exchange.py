@@ -60,6 +60,7 @@ class EndpointRules:
     unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE  # for versions that are not served
     iso_dates: bool = False  # NotBefore as an ISO date in api-versions up to 2017-08-01
     max_wait_s: int = 300  # longest hold of a long poll, in seconds; 0: none is held
+    imds_headers: bool = False  # responses have Azure's Server and x-ms-request-id; the same for all locations
     gives_tokens: bool = False  # managed identity tokens; not where any program can pose as a VM (spec §2.8)
 
 
@@ -159,8 +160,10 @@ def _reader_for(target: RequestTarget, method: str) -> _PathReader:
             return _read_scheduled_events
         case ("metadata", "latest" | "{latest}", "scheduledevents"):
             return _read_latest
+        case ("metadata",):
+            reader: _PathReader = _read_root
         case ("metadata", "versions"):
-            reader: _PathReader = _read_versions
+            reader = _read_versions
         case ("metadata", "instance", *_):
             reader = _read_instance
         case ("metadata", "identity", "oauth2", "token"):
@@ -185,6 +188,13 @@ def _read_latest(request: HttpRequest, target: RequestTarget, rules: EndpointRul
     needs_header = rules.header_always or requires_metadata_header(target.parameter("api-version"))
     _check_caller(request, target, needs_header=needs_header)
     return unsupported_version(rules.versions)
+
+
+def _read_root(request: HttpRequest, target: RequestTarget, rules: EndpointRules) -> HttpResponse:
+    """400 that lists the newest instance versions, as Azure does; 404 with a version that is served."""
+    _check_caller(request, target, needs_header=True)
+    _served_version(target, INSTANCE_VERSIONS, rules.unknown_version)
+    return not_found()
 
 
 def _read_versions(request: HttpRequest, target: RequestTarget, rules: EndpointRules) -> HttpResponse:

@@ -37,6 +37,7 @@ def publisher_config(settings: Settings) -> PublisherConfig:
         header_always=settings.require_header,
         unknown_version=settings.unknown_version,
         iso_dates=settings.iso_dates,
+        imds_headers=settings.imds_headers,
         gives_tokens=settings.identity_on_loopback,
     )
     return PublisherConfig(

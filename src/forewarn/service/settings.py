@@ -34,8 +34,7 @@ from forewarn.protocol.versions import VERSIONS, UnknownVersionPolicy
 
 ENVIRONMENT_PREFIX = "FOREWARN_"  # of environment variables that are settings
 _LIST_SETTINGS = ("listen", "console_names", "oidc_audience")
-# Tables, which no variable can hold.
-FILE_ONLY_SETTINGS = ("versions", "simulate", "listeners", "commands", "machines", "qemu", "libvirt")
+FILE_ONLY_SETTINGS = ("versions", "simulate", "listeners", "commands", "machines", "qemu", "libvirt")  # tables
 
 _MAX_WORKERS = 64
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", re.ASCII)
@@ -104,6 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     history_days: float = 90  # what ended or was removed longer ago is deleted; 0 keeps everything
     unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE  # what polls with an unknown api-version get
     iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
+    imds_headers: bool = False  # Server and x-ms-request-id, as Azure's metadata service sends them
     require_header: bool = False  # require the Metadata header for 2017-03-01 too, also on loopback
     versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions served there
     metrics: str = ""  # plain HTTP port for metrics, `ADDRESS:PORT`, where VMs cannot call; "": only at the console

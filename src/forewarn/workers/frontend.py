@@ -206,6 +206,7 @@ class MetadataFrontend:
             callers=self.callers,
             rules_for=self._config.rules_for,
             limits=Limits(requests_per_s=self._config.requests_per_s),
+            imds_headers=self._config.rules.imds_headers,
             real_time=self._real_time,
         )
 

@@ -256,6 +256,7 @@ class Worker:
             callers=self._callers,
             rules_for=rules_for,
             limits=Limits(requests_per_s=message.requests_per_s),
+            imds_headers=message.rules.imds_headers,
             fault_quota=self._fault_quota,
         )
         self._server.faults.subscribe_hits(self._schedule_fault_report)
