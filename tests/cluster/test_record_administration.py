@@ -20,11 +20,12 @@ from forewarn.conformance.store_rows import sample_event, sample_history_entry, 
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import ForewarnError, Refused
-from forewarn.store import SqliteStore
+from forewarn.store import SqliteStore, record_administration
 from forewarn.store.digests import copy_digests, snapshot_digests
 from forewarn.store.following import CopyFollower
 from forewarn.store.postgres_record import open_record
 from forewarn.store.purpose import StorePurpose, mark_purpose
+from forewarn.store.record import RecordUnavailable
 from forewarn.store.record_administration import (
     copy_record_to_store,
     copy_store_to_record,
@@ -255,6 +256,28 @@ def test_a_site_moves_back_to_one_machine(servers: ServerPair, site: Path, tmp_p
     assert any("moved from this record" in problem for problem in examine_record(servers.url).problems)
     with pytest.raises(Refused, match="is not overwritten"):
         copy_record_to_store(servers.url, back)
+
+
+@pytest.mark.parametrize("took_effect", [True, False])
+def test_a_move_back_whose_mark_was_not_confirmed_is_completed_by_the_next_attempt(
+    servers: ServerPair, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_effect: bool
+) -> None:
+    wanted = copy_store_to_record(site, servers.url, now=1.0)
+    back, rewrite = tmp_path / DATABASE_FILE, record_administration._rewrite
+
+    def lose_answer(*arguments: Any) -> None:
+        if took_effect:
+            rewrite(*arguments)
+        raise RecordUnavailable("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_administration, "_rewrite", lose_answer)
+        with pytest.raises(RecordUnavailable):
+            copy_record_to_store(servers.url, back)
+    assert not back.exists()
+    copy_record_to_store(servers.url, back)
+    assert copy_digests(back) == wanted
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [DATABASE_FILE]
 
 
 @pytest.mark.parametrize("arguments", [("a", "b"), ("postgresql://x/y", "postgresql://x/z")])

@@ -22,12 +22,17 @@ HOSTS = [a_host("h1"), a_host("h2")]
 VMS = [a_vm("web", host="h1", address="10.0.0.1"), a_vm("db", host="h2", address="10.0.0.2")]
 
 
+async def bind_to_given_host(act: Act, host: str) -> str:
+    return host
+
+
 class NextTerm:
     """The lease of the control node that takes over."""
 
     number = 2
     is_held = True
     record_number = 0
+    record_id = ""
 
 
 def test_a_suspended_control_node_does_not_refuse_approvals_that_the_active_one_accepts() -> None:
@@ -89,6 +94,7 @@ def test_the_result_of_a_slow_fence_command_counts() -> None:
             is_held=lambda: True,
             store_tag=lambda: "tag",
             hosts=lambda: ["h2"],
+            bind_act=bind_to_given_host,
             is_confirmed_down=lambda host: False,
             silence_text=lambda host: f"waits for the node of host {host}",
             host_scopes=lambda host, vm: (),

@@ -13,7 +13,7 @@ from forewarn.errors import Refused, Rejected
 from forewarn.service.cluster_secrets import create_cluster_secrets
 from forewarn.service.node_roles import NodeRole
 from forewarn.service.node_wiring import ControlNodeProcess
-from forewarn.store.record import LEASE_S
+from forewarn.store.record import LEASE_S, RecordGroup
 from tests.support.control_nodes import MemoryCluster
 
 RESTART = {"ask": "restart", "vms": ["web-0"]}
@@ -209,6 +209,28 @@ def test_a_node_that_is_suspended_reads_but_neither_writes_nor_acts(cluster: Mem
     with cluster.server.changed:
         cluster.server.term += 1  # another node has taken the lease
     cluster.until(lambda: "c1" in cluster.ended)
+
+
+def test_a_takeover_that_fails_ends_although_the_record_does_not_answer(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first write of the new active node waits for a standby that has just failed."""
+    monkeypatch.setattr("forewarn.store.replicated.WRITE_LIMIT_S", 0.2)
+    monkeypatch.setattr("forewarn.service.control_node._ABANDON_AFTER_S", 0.1)
+    server, apply = cluster.server, cluster.server.apply
+
+    def apply_and_wait(group: RecordGroup) -> None:
+        apply(group)
+        server.standby_is_missing = True
+
+    monkeypatch.setattr(server, "apply", apply_and_wait)
+    only = cluster.start("c1")
+    try:
+        cluster.until(lambda: only.node.role == "standby" and "could not become active" in only.node.problem)
+    finally:
+        monkeypatch.setattr(server, "apply", apply)
+        server.add_standby()
+    cluster.until_active(only)
 
 
 def test_only_a_node_whose_clock_is_right_takes_over_and_its_time_never_goes_back(

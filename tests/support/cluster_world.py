@@ -115,6 +115,7 @@ class ChangingTerm:
     number: int = 1
     is_held: bool = True
     record_number: int = 0
+    record_id: str = ""
 
 
 class RunningNode:

@@ -190,12 +190,18 @@ class MemoryBus:
 
         return unsubscribe
 
-    def subscribe_doubts(self, handler: DoubtHandler) -> None:
+    def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
         self._doubt_handlers.append(handler)
+
+        def unsubscribe() -> None:
+            if handler in self._doubt_handlers:
+                self._doubt_handlers.remove(handler)
+
+        return unsubscribe
 
     def doubt(self, reason: str) -> None:
         """Tell the subscribers that messages may have been lost."""
-        for handler in self._doubt_handlers:
+        for handler in tuple(self._doubt_handlers):
             handler(reason)
 
     async def flush(self) -> None:

@@ -72,10 +72,11 @@ class Bus(Protocol):
         is asked once there is one.
         """
 
-    def subscribe_doubts(self, handler: DoubtHandler) -> None:
+    def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
         """Call the handler when messages may have been lost: after a reconnect, or if this side was slow.
 
-        It gets the reason, "reconnected" or "too slow", and cannot be removed.
+        It gets the reason, "reconnected" or "too slow". Returns a function that ends
+        this; calling it twice is harmless.
         """
 
     async def flush(self) -> None:
@@ -86,18 +87,24 @@ class Bus(Protocol):
 
 
 async def request_repeatedly(
-    bus: Bus, subject: str, payload: bytes, *, within_s: float, every_s: float = RETRY_S
+    bus: Bus,
+    subject: str,
+    payload: bytes,
+    *,
+    within_s: float,
+    every_s: float = RETRY_S,
+    may_send: Callable[[], bool] = lambda: True,
 ) -> bytes:
     """Send a request again every `every_s`, and at once if nobody received it, until it is answered.
 
-    Earlier attempts stay valid: the first answer to any of them is returned. Raises NoAnswer after `within_s`. Times
-    are in seconds of real time.
+    Earlier attempts stay valid: the first answer to any of them is returned. Raises NoAnswer after `within_s`, or as
+    soon as `may_send`, which is asked before each attempt, returns False. Times are in seconds of real time.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     attempts: set[asyncio.Task[bytes]] = set()
     try:
-        while (left_s := deadline - loop.time()) > _CLOCK_RESOLUTION_S:
+        while (left_s := deadline - loop.time()) > _CLOCK_RESOLUTION_S and may_send():
             attempts.add(asyncio.create_task(bus.request(subject, payload, timeout_s=left_s)))
             done, attempts = await asyncio.wait(
                 attempts, timeout=min(every_s, left_s), return_when=asyncio.FIRST_COMPLETED

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from forewarn.clock import read_real_time
 from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_projection import host_id
@@ -30,7 +32,8 @@ from forewarn.workers.messages import BeginServing, ObservationReport
 from forewarn.workers.publisher import MetadataPublisher
 
 _SILENCES_S = 1.0  # how old what decisions know about silent nodes may be
-_MAX_EARLIER_EVENTS = 50  # of a scope; older moves are settled
+_EARLIER_EVENTS = 50  # of a scope, among which the last arrival of a VM is looked for first
+BOUND_ACTS_NAME = "bound-acts"  # of the saved value: act id → host, for acts on VMs that are on no host
 
 
 class ClusterControl:
@@ -53,6 +56,7 @@ class ClusterControl:
         self.streams: HostStreams
         self._silences: dict[str, HostSilence] = {}
         self._silences_at = float("-inf")  # when they were computed, by the loop's clock
+        self._bindings = ActBindings()
         self.hypervisor = RemoteHypervisor(bus, subjects, self._view())
 
     def attach(
@@ -117,6 +121,7 @@ class ClusterControl:
             hosts=lambda: [
                 host.name for host in self._control.placement.hosts() if host.health is not HostHealth.FAILED
             ],
+            bind_act=lambda act, host: self._bindings.bind(self._control.store, act, host),
             is_confirmed_down=lambda host: self._control.placement.is_confirmed_down(host),
             silence_text=self._silence_text,
             host_scopes=self._host_scopes,
@@ -152,18 +157,54 @@ class ClusterControl:
         placement, store = self._control.placement, self._control.store
         if not placement.has_vm(act.vm):
             return
-        events = store.events(scope_id=placement.scope_of(act.vm), limit=_MAX_EARLIER_EVENTS)
-        acts = [
-            other
-            for event in events
-            for other in event.acts
-            if other.vm == act.vm and other.id != act.id and other.to_host and other.outcome is not None
-        ]
-        acts.sort(key=lambda other: other.outcome.at if other.outcome else 0.0)
-        arrived = max((index for index, other in enumerate(acts) if other.outcome and other.outcome.ok), default=-1)
+        scope_id, limit, arrived = placement.scope_of(act.vm), _EARLIER_EVENTS, -1
+        while arrived < 0:
+            events = store.events(scope_id=scope_id, limit=limit)
+            acts = [
+                other
+                for event in events
+                for other in event.acts
+                if other.vm == act.vm and other.id != act.id and other.to_host and other.outcome is not None
+            ]
+            acts.sort(key=lambda other: other.outcome.at if other.outcome else 0.0)
+            arrived = max((index for index, other in enumerate(acts) if other.outcome and other.outcome.ok), default=-1)
+            if len(events) < limit:
+                break
+            limit *= 4
         for failed in acts[arrived + 1 :]:
             if is_move(failed) and placement.host(failed.to_host) is not None:
                 yield failed
+
+
+class ActBindings:
+    """Which host performs an act on a VM that is on no host, kept in the store.
+
+    The choice must outlive this process and changes of the fleet: another host does not know what the first one did.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()  # all of them are one saved value
+
+    async def bind(self, store: Store, act: Act, host: str) -> str:
+        """Return the host of this act, which is `host` if it has none yet; durable on return.
+
+        A host that is no longer in the fleet is replaced. "" if there is none and `host` is "". Raises Unavailable.
+        """
+        async with self._lock:
+            saved = store.load(BOUND_ACTS_NAME)
+            bound = msgspec.json.decode(saved, type=dict[str, str]) if saved else {}
+            known = {each.name for each in store.hosts()}
+            if bound.get(act.id) in known:
+                return bound[act.id]
+            if host:
+                kept = {id: name for id, name in bound.items() if name in known and _is_unfinished(store, id)}
+                await store.save(BOUND_ACTS_NAME, msgspec.json.encode(kept | {act.id: host}))
+            return host
+
+
+def _is_unfinished(store: Store, act_id: str) -> bool:
+    event = store.event(act_id.partition(":")[0])
+    return event is not None and any(act.id == act_id for act in event.unfinished_acts)
 
 
 class CommittedFleet:

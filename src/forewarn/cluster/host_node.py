@@ -132,8 +132,8 @@ class HostNode:
             await self._bus.subscribe(self._subjects.heartbeat, self._on_message),
             await self._bus.subscribe(self._subjects.host(self._config.host), self._on_message),
             await self._bus.subscribe(self._subjects.act(self._config.host), self.acts.on_order),
+            self._bus.subscribe_doubts(lambda reason: self._do(self.follower.on_doubt(reason, self._loop.time()))),
         ]
-        self._bus.subscribe_doubts(lambda reason: self._do(self.follower.on_doubt(reason, self._loop.time())))
         try:
             self._do(self.follower.start(self._loop.time()))
             self._spawn(self._tick_forever())
@@ -212,7 +212,8 @@ class HostNode:
 
     async def _join(self) -> None:
         config = self._config
-        reply = await self._request(JoinRequest(config.info, config.host, self.follower.record_number))
+        known = self.follower
+        reply = await self._request(JoinRequest(config.info, config.host, known.record_number, known.record_id))
         if isinstance(reply, JoinAccepted):
             self._do(self.follower.on_joined(reply, self._loop.time()))
         elif isinstance(reply, NodeDenied):

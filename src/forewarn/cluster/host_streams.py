@@ -76,6 +76,10 @@ class ActiveTerm(Protocol):
     def record_number(self) -> int:
         """The number of the last commit to the record; 0 if the store has no record."""
 
+    @property
+    def record_id(self) -> str:
+        """The id of the record, another one after its epochs were renewed; "" if the store has no record."""
+
 
 class OnlyService:
     """The term of a service without a lease, which is the only one on its bus."""
@@ -83,6 +87,7 @@ class OnlyService:
     number = 1
     is_held = True
     record_number = 0
+    record_id = ""
 
 
 class FleetFacts(Protocol):
@@ -136,7 +141,6 @@ class HostStreams:
         name: str = "",
         term: ActiveTerm | None = None,
     ) -> None:
-        self.highest_record_number = 0  # that a node knew when it joined
         self._bus, self._subjects, self._fleet, self._backend = bus, subjects, fleet, backend
         self._begin, self._merge, self._session, self._name = begin, merge, session, name
         self._term = term or OnlyService()
@@ -152,6 +156,7 @@ class HostStreams:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsubscribe: list[Callable[[], None]] = []
         self._other_session = ""  # of another process with this term, once it was heard
+        self._lost_groups_warned = False
 
     @property
     def source(self) -> StreamSource:
@@ -266,7 +271,8 @@ class HostStreams:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.source, self._name, self._backend.now(), self._term.record_number)
+        term = self._term
+        return Heartbeat(self.source, self._name, self._backend.now(), term.record_number, term.record_id)
 
     def _on_heartbeat(self, message: BusMessage) -> None:
         """Warn about another process that takes itself for the active one of this term."""
@@ -306,7 +312,7 @@ class HostStreams:
         denied = self.registry.admit(host, name, request, self._loop.time())
         if denied is not None:
             return denied
-        self.highest_record_number = max(self.highest_record_number, request.record_number)
+        self._check_record(name, request)
         stream = self._streams.setdefault(host, _Stream())
         if stream.pending:
             self._flush_stream(host, stream)
@@ -316,6 +322,21 @@ class HostStreams:
         stream.join_id = f"{self._session}-{next(self._join_ids)}"
         position = StreamPosition(self.source, stream.number)
         return JoinAccepted(position, self._begin, stream.join_id, len(stream.parts), _raw(stream.parts[0]))
+
+    def _check_record(self, host: str, request: JoinRequest) -> None:
+        """Warn, once, if a node knows a commit that the record has lost, which VMs may have seen."""
+        term = self._term
+        if self._lost_groups_warned or request.record_id != term.record_id:
+            return
+        if request.record_number > term.record_number:
+            self._lost_groups_warned = True
+            log.error(
+                "the record has %d groups, but the node of host %s has heard of group %d: PostgreSQL has lost some, as "
+                "after a restored backup: stop all control nodes and run forewarn store renew",
+                term.record_number,
+                host,
+                request.record_number,
+            )
 
     def _state_of(self, host: str) -> Iterator[tuple[str, bytes]]:
         for scope in self._fleet.scopes_on(host):

@@ -59,6 +59,7 @@ class Heartbeat(_BusMessage, frozen=True):
     name: str = ""  # of the control node, for people
     now: float = 0.0  # its time, in POSIX seconds
     record_number: int = 0  # of the last commit to the record; 0: the store has none
+    record_id: str = ""  # of the record; another one after its epochs were renewed
 
 
 class HostScope(_BusMessage, frozen=True):
@@ -105,6 +106,7 @@ class JoinRequest(_BusMessage, frozen=True):
     node: NodeInfo
     host: str  # the name in the fleet
     record_number: int = 0  # the highest that this node knows
+    record_id: str = ""  # of the record with that number
 
 
 class JoinAccepted(_BusMessage, frozen=True):

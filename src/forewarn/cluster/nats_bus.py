@@ -172,9 +172,18 @@ class NatsBus:
 
         return unsubscribe
 
-    def subscribe_doubts(self, handler: DoubtHandler) -> None:
-        """Call the handler with "reconnected" or "too slow" whenever messages may have been lost."""
+    def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
+        """Call the handler with "reconnected" or "too slow" whenever messages may have been lost.
+
+        Returns a function that ends this; calling it twice is harmless.
+        """
         self._doubt_handlers.append(handler)
+
+        def unsubscribe() -> None:
+            with suppress(ValueError):  # it was called before
+                self._doubt_handlers.remove(handler)
+
+        return unsubscribe
 
     async def flush(self) -> None:
         """Return once the server has taken everything that was published; raises NoAnswer if it does not.
@@ -322,7 +331,7 @@ class NatsBus:
             return
 
     def _doubt(self, reason: str) -> None:
-        for handler in self._doubt_handlers:
+        for handler in tuple(self._doubt_handlers):
             handler(reason)
 
     async def _subscribe_client(self, number: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -52,6 +52,7 @@ class ClusterView:
     is_held: Callable[[], bool]  # whether the lease is certainly held: else nothing is ordered
     store_tag: Callable[[], str]  # of the store, whose terms these are
     hosts: Callable[[], Iterable[str]]  # the hosts that have not failed
+    bind_act: Callable[[Act, str], Awaitable[str]]  # store the host of an act that has none, or return its earlier one
     is_confirmed_down: Callable[[str], bool]  # whether an operator has confirmed that this host is down
     silence_text: Callable[[str], str]  # `waits for the node of host h7, silent for 40 s`
     host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # of a host (its key) and a VM (its key), encoded
@@ -61,6 +62,10 @@ class ClusterView:
 
 class _NodeSilent(Exception):
     """The node of a host does not answer; the text says so, for people."""
+
+
+class _LeaseUnsure(Exception):
+    """The lease is not certainly held any more: nothing may be ordered, nor concluded from a silence."""
 
 
 class RemoteHypervisor:
@@ -79,29 +84,37 @@ class RemoteHypervisor:
         it returns ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or no host can perform
         it. `now` is lab time.
         """
-        if not self._view.is_held():
-            return ActUnderWay(at=now + _RETRY_AFTER_S, note="waits until this control node is active again")
+        host = act.from_host or act.to_host
         try:
+            self._require_lease()
             if is_move(act):
                 return await self._move(act, now)
-            return (await self._order(self._host_of(act), act, now)).answer
+            host = await self._host_of(act)
+            return (await self._order(host, act, now)).answer
+        except _LeaseUnsure:
+            return ActUnderWay(at=now + _RETRY_AFTER_S, note="waits until this control node is active again")
         except _NodeSilent as silent:
-            return ActUnderWay(at=now + _RETRY_AFTER_S, note=str(silent), waits_for_host=self._host_of(act))
+            return ActUnderWay(at=now + _RETRY_AFTER_S, note=str(silent), waits_for_host=host)
 
     async def close(self) -> None:
         """Forget moves under way; may be called twice. Their nodes remember them. The bus stays open."""
         self._moves.clear()
         self._fencing.clear()
 
-    def _host_of(self, act: Act) -> str:
-        """The host whose node performs the act: where the VM is or goes to, else one that stays the same."""
+    async def _host_of(self, act: Act) -> str:
+        """The host whose node performs the act: that of the VM, else one that is chosen once and stored."""
         named = act.from_host or act.to_host
         if named:
             return named
         hosts = sorted(self._view.hosts(), key=lambda name: hashlib.sha256(f"{act.id}/{name}".encode()).digest())
-        if not hosts:
+        bound = await self._view.bind_act(act, hosts[0] if hosts else "")
+        if not bound:
             raise Unavailable(f"{act.name} is on no host, and the fleet has no host whose node could {act.verb} it")
-        return hosts[0]
+        return bound
+
+    def _require_lease(self) -> None:
+        if not self._view.is_held():
+            raise _LeaseUnsure
 
     async def _move(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order steps until one is under way, the move is over, or it must wait."""
@@ -121,6 +134,10 @@ class RemoteHypervisor:
             except _NodeSilent as silent:
                 following = self._after_silence(progress, order, str(silent))
                 continue
+            except _LeaseUnsure:
+                if order.step is MoveStep.FENCE:
+                    self._fencing[act.id] = order
+                raise
             if report.done is None:
                 if order.step is MoveStep.FENCE:
                     self._fencing[act.id] = order  # its result counts only for a short time: ask for it again
@@ -208,7 +225,11 @@ class RemoteHypervisor:
         step: MoveStep | None = None,
         given: MoveHandover = MoveHandover(),
     ) -> StepReport:
-        """Send an order to the node of a host and return its report. _NodeSilent if it does not answer."""
+        """Send an order to the node of a host and return its report. _NodeSilent if it does not answer.
+
+        _LeaseUnsure if the lease is not certainly held, which is checked right before each time that it is sent.
+        """
+        self._require_lease()
         view = self._view
         scopes = view.host_scopes(host_id(host), act.vm)
         order = ActOrder(view.term(), view.store_tag(), act, now, step, given, scopes)
@@ -220,9 +241,11 @@ class RemoteHypervisor:
                     encode_bus_message(order),
                     within_s=_ORDER_S,
                     every_s=_REPEAT_S,
+                    may_send=view.is_held,
                 )
             )
         except (NoAnswer, Rejected):
+            self._require_lease()
             raise _NodeSilent(view.silence_text(host)) from None
         if not isinstance(reply, OrderRefused):
             return reply.report

@@ -89,6 +89,7 @@ class StreamFollower:
 
     position: StreamPosition | None = None
     record_number: int = 0  # the highest that a heartbeat had
+    record_id: str = ""  # of the record with that number; "": there is none
     joins: dict[str, int] = field(default_factory=lambda: dict.fromkeys(JOIN_REASONS, 0))
     _source: StreamSource | None = None  # the latest that was heard of
     _heard_at: float = -math.inf
@@ -134,7 +135,8 @@ class StreamFollower:
         if self._is_deposed(heartbeat.source):
             return []
         self._heard_at = now
-        self.record_number = max(self.record_number, heartbeat.record_number)
+        known = self.record_number if heartbeat.record_id == self.record_id else 0
+        self.record_number, self.record_id = max(known, heartbeat.record_number), heartbeat.record_id
         return self._follow_source(heartbeat.source, now)
 
     def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:

@@ -55,10 +55,6 @@ class NodeMetrics:
         return render_text(self._registry)
 
 
-def _request_totals(node: MeasuredNode | None) -> RequestTotals:
-    return node.request_totals() if node is not None else RequestTotals()
-
-
 class HostNodesCollector(Collector):
     """What a service knows about its host nodes, which `nodes` returns: see `NodeRegistry.describe`."""
 

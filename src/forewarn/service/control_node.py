@@ -289,6 +289,8 @@ class ControlNode:
         async with AsyncExitStack() as stack:
             store = await self._standby.open_store(taken, guard=held, clock=clock.now, on_stop=self._must_stop)
             stack.push_async_callback(store.close)
+            # Runs before `close`, also if the start fails: a record that does not answer must not keep the lease here.
+            stack.callback(asyncio.get_running_loop().call_later, _ABANDON_AFTER_S, store.abandon)
             if self._stopping.is_set():
                 return
             storage = ServiceStorage(

@@ -74,8 +74,9 @@ class LeaseTerm:
     """The term of a control node's lease, for the host nodes. Make it while the node holds the lease."""
 
     def __init__(self, node: ControlNode) -> None:
+        assert node.held is not None
         self.number = node.term
-        self._node = node
+        self._node, self._lease = node, node.held.lease
 
     @property
     def is_held(self) -> bool:
@@ -85,7 +86,12 @@ class LeaseTerm:
     @property
     def record_number(self) -> int:
         """The number of the last commit to the record."""
-        return self._node.number
+        return max(self._node.number, self._lease.number)
+
+    @property
+    def record_id(self) -> str:
+        """The id of the record, as it was when this node took the lease."""
+        return self._lease.record_id
 
 
 class ControlNodeProcess:

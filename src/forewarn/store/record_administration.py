@@ -111,23 +111,48 @@ def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
     """Move the site of a record to the new SQLite store `target`; return the digests there, by table.
 
     The record is marked as moved, so that no control node starts on it. Blocks. Raises Refused if `target` is a file
-    that is not empty or the record is in use, Unavailable; then there is no file `target`.
+    that is not empty or the record is in use, Unavailable; then there is no file `target`. If the server has not
+    confirmed the mark, the rows stay in the file `target` + ".moving", and the next attempt finds out and goes on.
     """
     if not sqlite_file.is_new_file(target):
         raise Refused(f"there is a store {str(target)!r} already, and it is not overwritten: give another path")
+    moving, mark = target.with_name(target.name + ".moving"), str(target.absolute()).encode()
     with sqlite_file.file_errors_as_unavailable(target, "written"):
         with _exclusive(url, "store copy") as (record, lease):
-            build_copy(target, record)
-            try:
-                if copy_digests(target) != _snapshot_digests(record):
-                    raise Unavailable(f"the copy {str(target)!r} differs from the record and was deleted: try again")
-                mark = str(target.absolute()).encode()
-                _rewrite(url, lease, lease.seq, lease.clock, lambda db: db.execute(_PUT_SAVED, (MOVED_NAME, mark)))
-            except BaseException:
-                target.unlink(missing_ok=True)
-                raise
-        forget_position(target)
+            if not moving.exists() or not _is_marked(url, mark):
+                _build_and_mark(url, record, lease, moving, mark)
+        forget_position(moving)
+        moving.rename(target)
+        sqlite_file.sync_to_disk(target.parent)
     return copy_digests(target)
+
+
+def _build_and_mark(url: str, record: PostgresRecord, lease: LeaseRow, moving: Path, mark: bytes) -> None:
+    """Copy a record to the file `moving` and mark the record; delete the file if it surely is not."""
+    is_deletable = True
+    try:
+        build_copy(moving, record)
+        if copy_digests(moving) != _snapshot_digests(record):
+            raise Unavailable("the copy differs from the record and was deleted: try again")
+        try:
+            _rewrite(url, lease, lease.seq, lease.clock, lambda db: db.execute(_PUT_SAVED, (MOVED_NAME, mark)))
+        except RecordUnavailable:
+            is_deletable = False  # the COMMIT may have taken effect
+            raise
+    except BaseException:
+        if is_deletable:
+            moving.unlink(missing_ok=True)
+        raise
+
+
+def _is_marked(url: str, mark: bytes) -> bool:
+    """Return whether a record is marked as moved with this value."""
+    name = postgres_connection.describe_url(url)
+    try:
+        with closing(postgres_connection.connect(url)) as db:
+            return (mark,) in db.execute("SELECT value FROM saved WHERE name = %s", (MOVED_NAME,)).fetchall()
+    except psycopg.Error as error:
+        raise RecordUnavailable(f"{name} does not answer ({failure_text(error)}): try again") from error
 
 
 def renew_epochs(url: str, *, now: float) -> int:
