@@ -13,7 +13,7 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
-from forewarn.portal.navigation import NAVIGATION, current_page
+from forewarn.portal.navigation import NAVIGATION, current_page, pages_for
 from forewarn.portal.palette import MAX_RESULTS
 from forewarn.store.memory import MemoryStore
 from tests.portal.conftest import PortalUser
@@ -34,7 +34,7 @@ def titles(portal: PortalUser, text: str, kind: str = "") -> list[str]:
 def test_without_a_text_the_palette_lists_pages_and_actions(portal: PortalUser) -> None:
     found = results(portal, "")
     pages = [result["title"] for result in found if result["kind"] == "page"]
-    assert pages == [page.title for page in NAVIGATION]
+    assert pages == [page.title for page in pages_for(is_cluster=False)]
     assert {"Restart VMs", "Start a rollout"} <= {result["title"] for result in found if result["kind"] == "action"}
     assert len(found) <= MAX_RESULTS
 

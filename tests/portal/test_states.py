@@ -18,7 +18,9 @@ from forewarn.core.request import RolloutState, RolloutTally
 from forewarn.core.request_state import RequestState
 from forewarn.explain.polling import EventAwareness, PollingState
 from forewarn.explain.vm_state import VmState
+from forewarn.portal.node_status import HostNodeState
 from forewarn.portal.states import STATES, StateFamily, StateLook, state_class, state_element, state_stylesheet
+from forewarn.service.node_roles import NodeRole
 from tests.portal.conftest import PortalUser
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "portal.md"
@@ -40,6 +42,7 @@ ALL_LOOKS = [look for looks in STATES.values() for look in looks.values()]
         (StateFamily.PROGRESS, set(RolloutTally.__struct_fields__) - {"total"}),
         (StateFamily.POLLING, PollingState),
         (StateFamily.DELIVERY, EventAwareness),
+        (StateFamily.NODE, [*NodeRole, *HostNodeState]),
         (StateFamily.ENTRY, EntryKind),
     ],
 )

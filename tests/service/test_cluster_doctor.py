@@ -16,6 +16,7 @@ class Node:
     """A control node that knows these nodes."""
 
     name, active_name, active_term, problem = "c1", "c1", 3, ""
+    clock_difference_s = 0.0
 
     def __init__(self, *nodes: NodeRow) -> None:
         self.nodes: Sequence[NodeRow] = nodes

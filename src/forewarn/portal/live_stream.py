@@ -17,6 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from forewarn.core.access import Right
+from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import Forbidden, ForewarnError, Rejected, Unauthenticated
 from forewarn.portal.context import PORTAL_PREFIX, PageAuthenticator, PortalContext
 from forewarn.portal.live_changes import ChangeBatch
@@ -73,6 +75,8 @@ class _LiveMessageEncoder:
             yield self._counts_message()
         if pending.health_changed:
             yield self._health_message()
+        if pending.nodes_changed and self._context.principal.may(Right.READ, ROOT_RESOURCE):
+            yield _json_message("nodes", {})
 
     def _reset_message(self) -> bytes:
         """The message that makes the page reload everything; its id is that of the newest history entry."""

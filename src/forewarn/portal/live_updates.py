@@ -20,6 +20,7 @@ from forewarn.errors import Unavailable
 from forewarn.explain.vm_state import VmState
 from forewarn.portal.fleet_overview import FleetOverview
 from forewarn.portal.live_changes import ChangeBatch, ChangeCollector
+from forewarn.portal.node_status import NodeMonitor
 from forewarn.portal.polling_monitor import MAX_CHANGED_SCOPES, ChangedScopes, PollingMonitor
 from forewarn.portal.store_monitor import StoreHealth, StoreHealthMonitor
 from forewarn.store.interface import AppliedCommit
@@ -39,11 +40,12 @@ class PendingUpdates:
     clock_changed: bool = False  # the lab clock was advanced or has another speed
     counts_changed: bool = False  # of VMs by state
     health_changed: bool = False  # of the store
+    nodes_changed: bool = False  # control nodes or host nodes of the cluster
 
     def __bool__(self) -> bool:
         if self.needs_reset or self.batches or self.polling_scopes is None or self.polling_scopes:
             return True
-        return self.clock_changed or self.counts_changed or self.health_changed
+        return self.clock_changed or self.counts_changed or self.health_changed or self.nodes_changed
 
 
 class LiveSubscriber:
@@ -101,6 +103,11 @@ class LiveSubscriber:
         self._pending.health_changed = True
         self._wakeup.set()
 
+    def notify_nodes(self) -> None:
+        """Queues a message about the nodes of the cluster, of which one changed."""
+        self._pending.nodes_changed = True
+        self._wakeup.set()
+
     def close(self) -> None:
         """Marks the page as closed, so that its stream ends; a waiting `wait` returns at once."""
         self.is_closed = True
@@ -132,7 +139,7 @@ MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of t
 
 
 class LiveUpdateHub:
-    """Sends changes of the store and its health, of polling and of the clock to all open pages.
+    """Sends changes of the store and its health, of polling, nodes and the clock to all open pages.
 
     Works only while a page is subscribed. Commits within BATCH_WINDOW_S (50 ms) become one batch. The overview must be
     built (`ensure_built`). Use it on one event loop.
@@ -147,6 +154,7 @@ class LiveUpdateHub:
         self._seq = 0
         self._counts_cache: dict[tuple[Grant, ...] | None, bytes] = {}  # by grants; None: all VMs
         self._store_monitor = StoreHealthMonitor(self._store, self._send_health)
+        self._node_monitor = NodeMonitor(dependencies, self._send_nodes)
         self._polling_monitor = PollingMonitor(dependencies, self._on_polling_change)
         self._polling_sent_at = 0.0
         self._unsubscribers: list[Callable[[], None]] = []
@@ -248,7 +256,8 @@ class LiveUpdateHub:
             self._dependencies.subscribe_deliveries(self._on_deliveries),
             self._dependencies.control.executor.progress.subscribe(self._on_act_progress),
         ]
-        self._tasks = [asyncio.create_task(self._store_monitor.run()), asyncio.create_task(self._close_on_shutdown())]
+        work = (self._store_monitor.run(), self._node_monitor.run(), self._close_on_shutdown())
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         self._polling_monitor.start()
         clock = self._dependencies.control.clock
         if not self._is_following_clock and isinstance(clock, LabClock):
@@ -332,6 +341,10 @@ class LiveUpdateHub:
     def _send_health(self, health: StoreHealth) -> None:
         for subscriber in self._subscribers:
             subscriber.notify_health()
+
+    def _send_nodes(self) -> None:
+        for subscriber in self._subscribers:
+            subscriber.notify_nodes()
 
     def _schedule_once(self, name: str, delay_s: float, send: Callable[[], None]) -> None:
         """Calls `send` after a delay, unless a call of this name is already scheduled."""

@@ -27,6 +27,8 @@ def _page(title: str, path: str, keys: str, summary: str, *below: str) -> Naviga
     )
 
 
+NODES_PATH = f"{PORTAL_PREFIX}/nodes"
+
 # In the order of the header. The second letter of `keys` is one that the title contains.
 NAVIGATION = (
     _page("Overview", "/", "g o", "what needs attention, what happens next and now"),
@@ -40,11 +42,17 @@ NAVIGATION = (
     ),
     _page("Timeline", "/timeline", "g t", "events over time", "/events/", "/requests/"),
     _page("Hosts", "/hosts", "g h", "health and VMs of each host", "/hosts/"),
+    _page("Nodes", "/nodes", "g n", "control nodes and host nodes of the cluster"),
     _page("Rollouts", "/rollouts", "g r", "platform maintenance and its progress", "/rollouts/"),
     _page("Clients", "/clients", "g c", "which VMs poll for events"),
     _page("History", "/history", "g y", "everything that happened"),
     _page("Lab", "/lab", "g l", "clock and faults"),
 )
+
+
+def pages_for(*, is_cluster: bool) -> tuple[NavigationPage, ...]:
+    """The pages that the header of a service links to: without Nodes if it is not part of a cluster."""
+    return NAVIGATION if is_cluster else tuple(page for page in NAVIGATION if page.path != NODES_PATH)
 
 
 def current_page(path: str) -> NavigationPage | None:

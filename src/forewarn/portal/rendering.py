@@ -24,7 +24,7 @@ from forewarn.core.scope import scope_title_from_id
 from forewarn.duration import duration_text
 from forewarn.errors import Unauthenticated
 from forewarn.portal.context import FLEET_PATH, PORTAL_PREFIX, CurrentSession, PageAuthenticator, PortalContext
-from forewarn.portal.navigation import NAVIGATION, current_page
+from forewarn.portal.navigation import current_page, pages_for
 from forewarn.portal.states import event_state, state_class, state_element, state_label, vm_state_labels
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import status_and_message
@@ -64,9 +64,7 @@ def _template_environment() -> Environment:
     )
     environment.filters.update(countdown=_countdown_element, elapsed=_elapsed_element, short_ids=_shorten_ids)
     environment.filters.update(grouped=_group_digits, to_time=_format_range, symptom=_symptom_text)
-    environment.globals.update(
-        navigation=NAVIGATION, current_page=current_page, vm_state_labels=vm_state_labels, no_value=NO_VALUE
-    )
+    environment.globals.update(current_page=current_page, vm_state_labels=vm_state_labels, no_value=NO_VALUE)
     environment.globals.update(fleet_path=FLEET_PATH)
     return environment
 
@@ -202,9 +200,10 @@ def page_response(
 ) -> Response:
     """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`.
 
-    It also sees `who` (the user's name), `token`, `path`, `query`, `now`, `speed` and `lab` (of the lab clock),
-    `hypervisor` (in words), `hold` (on all rollouts, or None), `seq`, and `may(right, over)`, which says whether the
-    user has a right over a resource id, by default the root. `status` is that of the HTTP response.
+    It also sees `navigation` (the pages of the header), `who` (the user's name), `token`, `path`, `query`, `now`,
+    `speed` and `lab` (of the lab clock), `hypervisor` (in words), `hold` (on all rollouts, or None), `seq`, and
+    `may(right, over)`, which says whether the user has a right over a resource id, by default the root. `status` is
+    that of the HTTP response.
     """
     now, speed, is_lab = context.control.lab_clock.status()
 
@@ -213,6 +212,7 @@ def page_response(
 
     text = render_template(
         template,
+        navigation=pages_for(is_cluster=context.dependencies.is_cluster and may(Right.READ)),
         who=context.caller_name,
         token=session.csrf_token,
         path=request.url.path,

@@ -28,6 +28,7 @@ from forewarn.portal import (
     history_page,
     host_pages,
     lab_page,
+    nodes_page,
     overview_page,
     request_page,
     rollout_pages,
@@ -56,7 +57,15 @@ from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.pipeline import authorize_and_parse
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
-from forewarn.web.routing import ApiRouteTable, Handler, HandlerSignature, ResourceSelector, handler_signature, listing
+from forewarn.web.routing import (
+    ApiRouteTable,
+    Handler,
+    HandlerSignature,
+    ResourceSelector,
+    everything,
+    handler_signature,
+    listing,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,7 @@ PAGES: tuple[PageRoute, ...] = (
     PageRoute("/rollouts", rollout_pages.show_rollouts_page, "rollouts.html"),
     PageRoute("/rollouts/{id}", rollout_pages.show_rollout_page, "rollout.html"),
     PageRoute("/requests/{id}", request_page.show_request_page, "request.html"),
+    PageRoute("/nodes", nodes_page.show_nodes_page, "nodes.html", resources=everything),
     PageRoute("/lab", lab_page.show_lab_page, "lab.html"),
     PageRoute("/clients", clients_page.show_clients_page, "clients.html"),
     PageRoute("/history", history_page.show_history_page, "history.html"),

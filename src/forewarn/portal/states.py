@@ -33,6 +33,7 @@ class StateFamily(StrEnum):
     PROGRESS = "progress-state"  # how far a VM or an update domain is in a rollout
     POLLING = "polling"
     DELIVERY = "delivery"  # of a pending event to a VM
+    NODE = "node-state"  # of a cluster: control nodes and host nodes
     ENTRY = "entry-kind"  # of the history
 
 
@@ -49,6 +50,7 @@ class StateLook(NamedTuple):
 
 _SCHEDULED = ("◇", "noticed")
 _STARTED = StateLook("started", "▶", "started")
+_STOPPED = StateLook("stopped", "■", "stopped")
 _DONE = ("✓", "good")
 _FAILED = StateLook("failed", "✕", "bad")
 _WITHDRAWN = StateLook("withdrawn", "⊘", "gone")
@@ -68,7 +70,7 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
         VmState.FROZEN: StateLook("frozen", "❄", "frozen"),
         VmState.REBOOTING: StateLook("rebooting", "↻", "rebooting"),
         VmState.MOVING: StateLook("moving", "⇄", "moving"),
-        VmState.STOPPED: StateLook("stopped", "■", "stopped"),
+        VmState.STOPPED: _STOPPED,
         VmState.DEALLOCATED: StateLook("deallocated", "□", "stopped"),
         VmState.GONE: StateLook("removed", "∅", "gone"),
     },
@@ -121,6 +123,17 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
         EventAwareness.SOON: StateLook("delivered with the next poll", "○", "faint"),
         EventAwareness.NEIGHBOUR: StateLook("delivered to another VM of the scope only", "◑", "faint"),
         EventAwareness.GIVEN: StateLook("delivered", *_DONE),
+    },
+    StateFamily.NODE: {
+        "active": StateLook("active", "●", "good"),
+        "standby": StateLook("standby", "○", "faint"),
+        "starting": StateLook("starting", "◐", "started"),
+        "suspended": StateLook("suspended", "‖", "warn"),
+        "stopping": StateLook("stopping", "◑", "faint"),
+        "answering": StateLook("answering", *_DONE),
+        "silent": StateLook("silent", "⚠", "bad"),
+        "stopped": _STOPPED,
+        "absent": StateLook("not joined", "◌", "warn"),
     },
     StateFamily.ENTRY: {
         **{kind: StateLook(kind, "", "faint") for kind in EntryKind},

@@ -137,6 +137,11 @@ class ControlNode:
             return self.held.explanation
         return self._standby.problem or clock_problem(self._standby.clock_difference_s) or self._failure
 
+    @property
+    def clock_difference_s(self) -> float:
+        """How far this machine's clock is ahead of that of PostgreSQL, in seconds; 0 before the first look."""
+        return self._standby.clock_difference_s
+
     def figures(self) -> ControlNodeFigures:
         """Return what the metrics of this node show, as of now."""
         return ControlNodeFigures(

@@ -161,6 +161,7 @@ def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies
         sign_in_links=service.operator_server.links if service.operator_server else None,
         strict_api_versions=service.settings.strict_api_versions,
         hypervisor_text=_hypervisor_text(service.settings),
+        host_nodes=service.cluster.describe_nodes if service.cluster else None,
     )
 
 

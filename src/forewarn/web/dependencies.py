@@ -74,11 +74,18 @@ class ControlNodeView(Protocol):
         """Why it cannot write now, in a sentence; "" if it can."""
 
     @property
+    def clock_difference_s(self) -> float:
+        """How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind."""
+
+    @property
     def nodes(self) -> Sequence[NodeRow]:
         """All control nodes, as they described themselves last, sorted by name."""
 
     def resign(self) -> None:
         """Give control to another node; returns at once. Raises Refused if no other one can take it."""
+
+
+HostNodeInfo = Mapping[str, Any]  # a host node, by the keys that `NodeRegistry.describe` names
 
 
 def _no_endpoint(vm: Vm) -> str:
@@ -161,5 +168,12 @@ class Dependencies:
     hypervisor_text: str = ""
     # The control node that this service runs on; None if it runs alone.
     control_node: ControlNodeView | None = None
+    # The host nodes that answer VMs and act, as the service knows them now; None: this machine does.
+    host_nodes: Callable[[], Sequence[HostNodeInfo]] | None = None
     # Set on shutdown: long polls answer at once.
     shutting_down: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the service has other nodes: control nodes that can take over, or host nodes."""
+        return self.control_node is not None or self.host_nodes is not None

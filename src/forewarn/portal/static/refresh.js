@@ -17,6 +17,7 @@ let isStoreHealthy = true;
 live.addEventListener("change", (event) => markSections(isOneOf(topicsOf(event.detail))));
 live.addEventListener("asking", (event) => markSections(showsPolling(event.detail)));
 live.addEventListener("clock", () => markSections((topic) => topic === "clock"));
+live.addEventListener("nodes", () => markSections((topic) => topic === "nodes"));
 live.addEventListener("reset", () => markSections(() => true));
 live.addEventListener("health", ({ detail }) => {
   if (detail.ok !== isStoreHealthy) markSections((topic) => topic === "health");
