@@ -32,6 +32,7 @@ class Remedy(StrEnum):
     LIST_EVENTS = "list-events"  # those that are not over
     LIST_ALL_EVENTS = "list-all-events"
     LIST_ROLLOUTS = "list-rollouts"
+    LIST_BUDGETS = "list-budgets"
     LIST_REQUESTS = "list-requests"  # the history shows them
     LIST_CLIENTS = "list-clients"
     LIST_GRANTS = "list-grants"
@@ -111,6 +112,7 @@ _PLAIN_REMEDIES: dict[Remedy, str] = {
     Remedy.LIST_EVENTS: "name an event that is not over",
     Remedy.LIST_ALL_EVENTS: "name an event of the history",
     Remedy.LIST_ROLLOUTS: "name a rollout that exists",
+    Remedy.LIST_BUDGETS: "name a budget that exists",
     Remedy.LIST_REQUESTS: "the history shows what was requested",
     Remedy.LIST_CLIENTS: "name a client that exists",
     Remedy.LIST_GRANTS: "name a grant that exists",

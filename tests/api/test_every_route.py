@@ -57,6 +57,9 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("POST", "/rollouts/{id}/pause"): lambda api: (f"/rollouts/{_rollout(api)}/pause", None),
     ("POST", "/rollouts/{id}/resume"): lambda api: (f"/rollouts/{_paused(api)}/resume", None),
     ("POST", "/rollouts/{id}/abort"): lambda api: (f"/rollouts/{_rollout(api)}/abort", None),
+    ("GET", "/budgets"): lambda api: ("/budgets", None),
+    ("POST", "/budgets"): lambda api: ("/budgets", {"name": "all", "max_vms": 2}),
+    ("DELETE", "/budgets/{name}"): lambda api: (_budget(api), None),
     ("GET", "/events"): lambda api: ("/events?all=true&limit=10", None),
     ("GET", "/events/{id}"): lambda api: (f"/events/{api.restart_of('db')[0]['id']}", None),
     ("POST", "/events/approve"): lambda api: ("/events/approve", {"ids": [api.restart_of("db")[0]["id"]]}),
@@ -140,6 +143,11 @@ def _grant(api: Any) -> str:
 def _webhook(api: Any) -> str:
     added: str = api.post("/webhooks", {"url": "http://127.0.0.1:1/nobody"})["id"]
     return added
+
+
+def _budget(api: Any) -> str:
+    api.post("/budgets", {"name": "all", "max_vms": 2})
+    return "/budgets/all"
 
 
 def _held(api: Any) -> str:

@@ -39,6 +39,9 @@ ASKING = {
     "rollout abort": "rollout abort ROLLOUT",
     "rollout hold": "rollout hold --reason incident",
     "rollout lift-hold": "rollout lift-hold",
+    "budget set": "budget set web --at-most 10% --per location",
+    "budget list": "budget list",
+    "budget remove": "budget remove web",
     "degrade": "degrade h2 --in 3d",
     "fail": "fail h2",
     "confirm-down": "confirm-down h9",
@@ -129,6 +132,8 @@ def arguments_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
         lab.api.get("history", query={"after": 0, "wait_s": 5, "vm": "db-0"})
     if name in ("repair", "confirm-down"):
         lab.good("fail", "h9")
+    if name == "budget remove":
+        lab.good("budget", "set", "web", "--at-most", "2")
     if name == "rollout lift-hold":
         lab.good("rollout", "hold", "--reason", "an incident")
     return [made[word]() if word in made else word for word in arguments]

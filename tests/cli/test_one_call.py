@@ -40,6 +40,8 @@ COMMANDS = [
     "rollout start --all-hosts --impact update --no-wait",
     "rollout start --scope db --impact update --no-wait",
     "rollout show",
+    "budget set all --at-most 2",
+    "budget list",
     "clock show",
     "clock advance 1h",
     "clock speed 2",

@@ -58,6 +58,7 @@ AREAS = (
         "explain",
         "hosts",
         "rollouts",
+        "budgets",
     ),
     *("faults", "replays", "clock", "backup", "doctor", "access", "webhooks", "nodes"),
 )
@@ -259,6 +260,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
+def budgets(api: Api) -> None:
+    api("budgets", "POST", "/budgets", body={"name": "all", "max_percent": 50, "per": "location"})
+    api("budgets", "GET", "/budgets")
+    api("budgets", "POST", "/budgets", body={"name": "none", "max_vms": 0}, title="a budget of 0")
+    api("budgets", "DELETE", "/budgets/{name}", "/budgets/all")
+
+
 @pytest.fixture(scope="module")
 def walk(service: Service) -> Walk:
     """Every route, called in a fixed order."""
@@ -276,6 +284,7 @@ def walk(service: Service) -> Walk:
     webhooks(api)
     access(api, console)
     upkeep(api)
+    budgets(api)
     return walk
 
 

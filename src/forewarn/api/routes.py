@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from forewarn import __version__
 from forewarn.api import (
     access,
+    budgets,
     events,
     explain,
     faults,
@@ -128,6 +129,9 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/rollouts/{id}/pause", rollouts.pause_rollout, PLATFORM),
     ApiRoute("POST", "/rollouts/{id}/resume", rollouts.resume_rollout, PLATFORM),
     ApiRoute("POST", "/rollouts/{id}/abort", rollouts.abort_rollout, PLATFORM),
+    ApiRoute("GET", "/budgets", budgets.list_budgets, READ),
+    ApiRoute("POST", "/budgets", budgets.set_budget, PLATFORM),
+    ApiRoute("DELETE", "/budgets/{name}", budgets.remove_budget, PLATFORM),
     ApiRoute("GET", "/events", events.list_events, READ, resources=listing),
     ApiRoute("POST", "/events/approve", events.approve_events, APPROVE, resources=listing),
     ApiRoute("POST", "/events/withdraw", events.withdraw_events, PLATFORM),

@@ -397,6 +397,8 @@ def _print_rollout(call: Invocation, view: JsonObject) -> None:
         call.output.print_labelled(join_text("windows  "), view["windows"])
     if view["why"]:
         call.output.print_labelled(join_text("why  "), view["why"])
+    for wait in view["waits_for"]:
+        call.output.print_labelled(join_text("waits  "), wait)
     if view.get("events"):
         call.output.print_line()
         rows = [event_row(event, now, call.output.short_id(event["id"])) for event in view["events"]]

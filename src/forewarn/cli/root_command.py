@@ -58,6 +58,7 @@ HELP_SECTIONS = {
         "power": "request",
         "perform-maintenance": "request",
         "rollout": "rollout",
+        "budget": "budget",
     },
     "Events": {
         "events": "event",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from forewarn.clock import Clock, read_real_time
 from forewarn.control.access import AccessService
 from forewarn.control.act_limits import ActLimits
+from forewarn.control.budgets import BudgetService
 from forewarn.control.executor import ActExecutor, ActRetryPolicy
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.fault_storms import FaultStormService
@@ -56,11 +57,11 @@ class ControlPlane:
     """All use cases on one store, with the reconciler and the webhook dispatcher.
 
     Use cases are attributes: `requests`, `host_statements`, `guests`, `fleet`, `access`, `webhooks`, `faults`,
-    `fault_storms`, `replays`, `rollouts`, `request_keys`, `unannounced_changes` and `lab_clock`. The caller runs
-    `reconciler.run()`, `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them, and calls `close`.
-    Use it from one event loop. The constructor reads the store, subscribes to its commits and queues the acts that an
-    earlier process left unfinished; nothing is performed before the reconciler runs. Store, clock and hypervisor stay
-    the caller's. `verbs` says which maintenance can be requested; None: what the hypervisor supports.
+    `fault_storms`, `replays`, `rollouts`, `budgets`, `request_keys`, `unannounced_changes` and `lab_clock`. The caller
+    runs `reconciler.run()`, `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them, and calls
+    `close`. Use it from one event loop. The constructor reads the store, subscribes to its commits and queues the acts
+    that an earlier process left unfinished; nothing is performed before the reconciler runs. Store, clock and
+    hypervisor stay the caller's. `verbs` says which maintenance can be requested; None: what the hypervisor supports.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class ControlPlane:
             retry=retry,
             limits=limits,
         )
-        self.rollouts = RolloutService(transactions=transactions, new_id=new_id)
+        self.budgets = BudgetService(transactions)
+        self.rollouts = RolloutService(transactions=transactions, new_id=new_id, budgets=self.budgets)
         self.faults = FaultService(
             transactions=transactions, registry=registry, new_id=new_id, real_time=inputs.real_time
         )
@@ -144,6 +146,8 @@ class ControlPlane:
     def _on_commit(self, applied: AppliedCommit) -> None:
         self.transactions.on_commit(applied)
         self.placement.on_commit(applied)
+        if self.budgets.is_used:
+            self.budgets.on_commit(applied)  # before the reconciler, whose rollouts wait for budgets
         self._fault_registry.on_commit(applied)
         if self.unannounced_changes.fleet is not None:
             self.unannounced_changes.fleet.on_commit(applied)

@@ -16,6 +16,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from forewarn.clock import ClockSetting, LabClock
+from forewarn.control.budgets import OutsideCounts
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.core.commit import Commit
 from forewarn.core.decision import Policy
@@ -31,7 +32,7 @@ from forewarn.explain.preview import Preview, preview_from_events, preview_from_
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.hypervisor.verb_support import VerbSupport
-from forewarn.store.interface import LastPoll, Store
+from forewarn.store.interface import BUDGETS_NAME, LastPoll, Store
 from forewarn.store.memory import MemoryStore
 
 MAX_SIMULATED_VMS = 2_000  # a request for more VMs is not simulated to its end
@@ -40,6 +41,7 @@ _MAX_STEPS = 20_000
 _MAX_REAL_TIME_S = 10.0
 _MAX_EVENTS_READ = 1_000  # events of a scope, to find the last act on each of its VMs
 _SCOPES_PER_SLICE = 100  # scopes read before other tasks may run
+_COPIED_VALUES = ("faults", BUDGETS_NAME)
 _LIVE_STATES = (EventState.SCHEDULED, EventState.STARTED)
 
 # Makes the request on the given control plane. A dry run passes it a copy, in another thread and event loop.
@@ -81,7 +83,7 @@ async def dry_run_rollout(
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
     if len(vms) > MAX_SIMULATED_VMS:
-        wave = next_wave(request, vms, (), (), _placeholder_ids())
+        wave = next_wave(request, vms, (), (), _placeholder_ids(), budgets=control.budgets.ledger())
         return preview_from_first_wave(wave.planned, now=control.clock.now(), vms=len(vms))
 
     async def start(copy: ControlPlane) -> MaintenanceRequest:
@@ -97,7 +99,8 @@ class _StoreSnapshot:
     commit: Commit
     running_acts: list[tuple[Act, float]]  # acts that the hypervisor performs now, and when they began
     polls: list[LastPoll]
-    faults: bytes | None
+    saved: dict[str, bytes]  # saved values by name: faults and budgets
+    outside: OutsideCounts  # the VMs that budgets count and that are not copied
     now: float
     real_now: float
     policy: Policy
@@ -107,8 +110,8 @@ class _StoreSnapshot:
 
     async def to_memory_store(self) -> MemoryStore:
         store = MemoryStore()
-        if self.faults is not None:
-            await store.save("faults", self.faults)
+        for name, value in self.saved.items():
+            await store.save(name, value)
         await store.commit(self.commit)
         await store.record_observations(self.polls, [])
         return store
@@ -139,7 +142,8 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
             store, [event for scope in scopes.values() for event in scope.live_events(EventState.STARTED)]
         ),
         polls=[last_poll for scope_id in scopes for last_poll in store.last_polls(scope_id=scope_id)],
-        faults=store.load("faults"),
+        saved={name: value for name in _COPIED_VALUES if (value := store.load(name)) is not None},
+        outside=control.budgets.counts_without({vm.key for vm in vms}),
         now=control.clock.now(),
         real_now=control.faults.real_time(),
         policy=control.transactions.policy,
@@ -224,6 +228,7 @@ async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int) -
         policy=snapshot.policy,
         verbs=snapshot.verbs,
     )
+    control.budgets.add_counts(snapshot.outside)
     control.transactions.resumed_at = snapshot.resumed_at
     control.transactions.destination_hints = lambda: snapshot.hints
     try:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.control.budgets import BudgetService
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
 from forewarn.core import lifecycle
+from forewarn.core.budgets import BudgetShortage
 from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState, Gate
@@ -55,11 +57,14 @@ class RolloutService:
     """Advances open rollouts that commits have changed, and reports their progress.
 
     A rollout is a request that publishes its events in waves, update domain by update domain. The constructor finds the
-    open ones in the store. `new_id` returns a new GUID at each call.
+    open ones in the store. `new_id` returns a new GUID at each call. `budgets` must have seen a commit before
+    `on_commit` is called with it.
     """
 
-    def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
+    def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str], budgets: BudgetService) -> None:
         self._transactions = transactions
+        self._budgets = budgets
+        self._shortages: dict[str, tuple[BudgetShortage, ...]] = {}  # request id → the budgets that it waits for
         self._store = transactions.store
         self._new_id = new_id
         self._changed: set[str] = {request.id for request in self._store.requests(open_only=True)}
@@ -140,6 +145,8 @@ class RolloutService:
         An event that is published or starts needs no check, because the rollout has counted its VMs already.
         """
         commit = applied.commit
+        if self._shortages:
+            self._wake_waiting_for_budgets()
         for request in commit.requests:
             self._index_hosts(request)
             if request.is_open:
@@ -160,6 +167,19 @@ class RolloutService:
         for entry in commit.entries:
             if entry.what is EntryKind.SKIPPED:
                 self._changed.add(entry.request_id)
+
+    def _wake_waiting_for_budgets(self) -> None:
+        freed = self._budgets.take_freed()
+        for request_id, shortages in self._shortages.items():
+            if freed is None or any(shortage.group in freed for shortage in shortages):
+                self._unblocked.setdefault(request_id, self._now())
+
+    def budget_waits(self, request_id: str) -> tuple[str, ...]:
+        """Return for people which budgets VMs of a rollout wait for, one clause each; () if for none.
+
+        That is as of the last time when it could have published more.
+        """
+        return self._budgets.wait_texts(self._shortages.get(request_id, ()))
 
     def _index_hosts(self, request: MaintenanceRequest) -> None:
         if request.is_open and request.rollout is not None and request.rollout.calendar is not None:
@@ -186,10 +206,11 @@ class RolloutService:
         self._check_unblocked(acts_are_due)
         async with self._hold_lock:
             did = await self._finish_lifting()
-        for request_id in sorted(self._changed):
+        for request_id in self._changed_in_order():
             self._changed.discard(request_id)
             request = self._store.request(request_id)
             if request is None or request.rollout is None or not request.is_open:
+                self._shortages.pop(request_id, None)
                 continue
             try:
                 did |= await self._reconcile_one(request, request.rollout)
@@ -201,6 +222,11 @@ class RolloutService:
                 raise
         return did
 
+    def _changed_in_order(self) -> list[str]:
+        """Return the ids of the changed requests, the oldest request first: it gets what budgets allow."""
+        ages = {request_id: self._store.request(request_id) for request_id in self._changed}
+        return sorted(ages, key=lambda id_: (request.at if (request := ages[id_]) is not None else 0.0, id_))
+
     def _check_unblocked(self, acts_are_due: bool) -> None:
         latest = self._now() - _MAX_UNUSED_S if acts_are_due else math.inf
         for request_id in [request_id for request_id, since in self._unblocked.items() if since <= latest]:
@@ -211,6 +237,7 @@ class RolloutService:
         vms = self.vms_of(rollout)
         events = self._store.events(request_id=request.id)
         planned = self._store.planned(request_id=request.id)
+        self._shortages.pop(request.id, None)
 
         left = len(remaining_vms(rollout, vms, events, planned)) + len(planned)
         has_window = has_window_left(rollout, self._now() + request.notice_s)
@@ -239,12 +266,16 @@ class RolloutService:
     async def _publish_next_wave(
         self, request: MaintenanceRequest, vms: list[Vm], events: list[Event], planned: list[PlannedEvent]
     ) -> bool:
-        wave = next_wave(request, vms, events, planned, self._new_id, self._closed_gates(events))
-        if not wave.planned:
-            return False
-        # The request is committed too: its version makes a concurrent abort a Conflict. So does the version of a gate
-        # that is released meanwhile.
-        await self._store.commit(Commit(requests=(request,), planned=wave.planned, gates=wave.gates))
+        async with self._budgets.lock:
+            gates, ledger = self._closed_gates(events), self._budgets.ledger()
+            wave = next_wave(request, vms, events, planned, self._new_id, gates, budgets=ledger)
+            if wave.shortages:
+                self._shortages[request.id] = wave.shortages
+            if not wave.planned:
+                return False
+            # The request is committed too: its version makes a concurrent abort a Conflict. So does the version of a
+            # gate that is released meanwhile.
+            await self._store.commit(Commit(requests=(request,), planned=wave.planned, gates=wave.gates))
         return True
 
     def _closed_gates(self, events: list[Event]) -> dict[str, Gate]:

@@ -39,6 +39,7 @@ class EntryKind(StrEnum):
     WEBHOOK = "webhook"  # added or removed
     SERVICE = "service"  # it started or stopped
     UPKEEP = "upkeep"  # the history was pruned or the store was copied
+    BUDGET = "budget"  # set or removed
     PROGRAM = "program"  # the program in a namespace VM started or ended
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from forewarn.core.acts import can_act_on
+from forewarn.core.budgets import BudgetGroup, BudgetLedger, BudgetShortage
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Ending, Event, EventState, Gate
 from forewarn.core.fleet import Vm
@@ -35,6 +36,7 @@ class RolloutWave:
 
     planned: tuple[PlannedEvent, ...] = ()
     gates: tuple[Gate, ...] = ()  # at most one per host; (): this work needs none
+    shortages: tuple[BudgetShortage, ...] = ()  # what other VMs wait for, the first in each group of a budget
 
 
 def next_wave(
@@ -44,12 +46,16 @@ def next_wave(
     planned: Sequence[PlannedEvent],
     new_id: Callable[[], str],
     closed_gates: Mapping[str, Gate] = MappingProxyType({}),
+    *,
+    budgets: BudgetLedger | None = None,
 ) -> RolloutWave:
     """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
 
     `request` must carry a rollout. `vms` are the VMs now on its hosts or in its scope, also those that it has done;
     `events` and `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates
     that are not released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4).
+    `budgets` get a reservation for each VM that is published; what does not fit is left out, and all VMs that wait for
+    one gate go together or not at all (spec §13.2). None: there are no budgets.
     The result is ordered by host: by the lowest update domain on it, then its name. Whether the rollout is paused or
     has ended is not checked.
     """
@@ -59,15 +65,35 @@ def next_wave(
     busy |= {e.scope_id: e.update_domain for e in events if e.is_live}
     wave_planned: list[PlannedEvent] = []
     gates: list[Gate] = []
+    shortages: dict[BudgetGroup, BudgetShortage] = {}
     for host, group in _hosts_in_order(remaining):
         for vm_group in _publishable_groups(rollout, group):
             if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
+            if budgets is not None:
+                vm_group = _take_within_budgets(budgets, rollout, host, vm_group, shortages)
+                if not vm_group:
+                    continue
             busy.update({vm.scope_id: vm.update_domain for vm in vm_group})
             gate = closed_gates.get(host) or _gate_for(request, host, vm_group, new_id)
             gates.extend([gate] if gate else [])
             wave_planned.extend(_planned_events(request, host, vm_group, gate, new_id))
-    return RolloutWave(planned=tuple(wave_planned), gates=tuple(gates))
+    return RolloutWave(planned=tuple(wave_planned), gates=tuple(gates), shortages=tuple(shortages.values()))
+
+
+def _take_within_budgets(
+    budgets: BudgetLedger, rollout: Rollout, host: str, vm_group: list[Vm], shortages: dict[BudgetGroup, BudgetShortage]
+) -> list[Vm]:
+    """Return those of the VMs that budgets allow now, reserved; the others are added to `shortages`."""
+    parts = [vm_group] if _needs_gate(rollout) else [[vm] for vm in vm_group]
+    taken: list[Vm] = []
+    for part in parts:
+        shortage = budgets.reserve(part, host if len(part) > 1 else "")
+        if shortage is None:
+            taken += part
+        else:
+            shortages.setdefault(shortage.group, shortage)
+    return taken
 
 
 def remaining_vms(
@@ -117,10 +143,14 @@ def _publishable_groups(rollout: Rollout, group: list[Vm]) -> list[list[Vm]]:
     return [[vm for vm in group if vm.update_domain == lowest[vm.scope_id]]]
 
 
+def _needs_gate(rollout: Rollout) -> bool:
+    """Return whether all VMs of a host start together."""
+    return CAUSE_RULES[rollout.cause].whole_host and not rollout.scope_id
+
+
 def _gate_for(request: MaintenanceRequest, host: str, vm_group: list[Vm], new_id: Callable[[], str]) -> Gate | None:
     """Return a gate for work on a whole host, which waits for all scopes on it; None for other work."""
-    rollout = _rollout_of(request)
-    if not CAUSE_RULES[rollout.cause].whole_host or rollout.scope_id:
+    if not _needs_gate(_rollout_of(request)):
         return None
     return Gate(id=new_id(), request_id=request.id, host=host)
 

@@ -63,6 +63,7 @@ class RolloutProgress:
 
     tally: RolloutTally  # how many VMs are in which state
     next_update_domains: tuple[int, ...] = ()  # of its scopes, that it has not reached; (): none
+    waits_for: tuple[str, ...] = ()  # which budgets keep it from publishing more, in clauses
 
 
 def host_explanation(
@@ -136,6 +137,7 @@ def rollout_explanation(
         now=(
             _progress_sentence(rollout, progress.tally),
             *_update_domain_sentences(events, progress),
+            *(f"It waits: {wait}." for wait in progress.waits_for),
             *_pending_sentences(events),
         ),
     )

@@ -43,6 +43,7 @@ _ENTRIES_WITH_ACTOR = frozenset(
         EntryKind.CLOCK,
         EntryKind.FAULT,
         EntryKind.WEBHOOK,
+        EntryKind.BUDGET,
     }
 )
 

@@ -63,6 +63,9 @@ _WORDINGS: dict[Remedy, _Wording] = {
     Remedy.LIST_ROLLOUTS: _Wording(
         "`forewarn rollout show` lists them", "GET /forewarn/v1/rollouts lists them", "choose one on the Rollouts page"
     ),
+    Remedy.LIST_BUDGETS: _Wording(
+        "`forewarn budget list` lists them", "GET /forewarn/v1/budgets lists them", "the Rollouts page shows them"
+    ),
     Remedy.LIST_REQUESTS: _Wording(
         "`forewarn history` shows what was requested",
         "GET /forewarn/v1/history shows what was requested",

@@ -43,6 +43,7 @@ class RequestStatus:
     events: list[Event]  # that it has published, oldest first; of `perform-maintenance` those that it approved
     planned: tuple[PlannedEvent, ...]  # events that are not published yet; () when it is over
     skip_reasons: tuple[str, ...]  # why parts of it did not become events, in sentences; () until it is over
+    budget_waits: tuple[str, ...]  # which budgets keep a rollout from publishing more, in clauses
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
@@ -60,7 +61,16 @@ def read_request_status(context: RequestContext, request: MaintenanceRequest) ->
         events=events,
         planned=planned,
         skip_reasons=skip_reasons,
+        budget_waits=budget_waits(context, request),
     )
+
+
+def budget_waits(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
+    """Which budgets keep a rollout from publishing more, in clauses; () if none do (spec §13.2).
+
+    Also () for a caller who does not see everything, because the clauses name VMs.
+    """
+    return context.control.rollouts.budget_waits(request.id) if context.can_see_everything() else ()
 
 
 def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
@@ -115,6 +125,7 @@ def _waits(view_builder: ViewBuilder, status: RequestStatus) -> Iterator[str]:
         are = "event that is" if len(status.planned) == 1 else "events that are"
         yield f"{len(status.planned)} {are} not published yet"
     rollout = status.request.rollout
+    yield from (f"more events: {wait}" for wait in status.budget_waits)
     if rollout is not None and rollout.progress is RolloutState.PAUSED:
         yield "the rollout is paused: it publishes no events until it is resumed"
 
@@ -185,6 +196,7 @@ def rollout_fields_from_snapshot(
         "hold": "" if rollout.closed else context.control.transactions.hold_reason(),
         "windows": calendar_text(rollout.calendar) if rollout.calendar else "",
         "tally": context.control.rollouts.tally_of(request, rollout, snapshot),
+        "waits_for": budget_waits(context, request),
         "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),
     }
 

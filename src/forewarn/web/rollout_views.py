@@ -26,6 +26,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     windows: str  # when its events may start without an approval, for people; "": at any time
     tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
     next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended
+    waits_for: tuple[str, ...]  # which budgets keep it from publishing more, in clauses; () if none do
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):

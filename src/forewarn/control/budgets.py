@@ -1,0 +1,277 @@
+"""Keeps the budgets of the fleet, and counts what is out of service for each of them (spec §13.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.core.budgets import (
+    Budget,
+    BudgetGroup,
+    BudgetLedger,
+    BudgetShortage,
+    budget_groups,
+    budget_text,
+    check_budget,
+    group_limit,
+    group_title,
+    is_down,
+    shortage_text,
+    vms_out_by_event,
+    vms_out_by_plan,
+)
+from forewarn.core.commit import Commit
+from forewarn.core.event import EventState
+from forewarn.core.fleet import HostHealth, Vm
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.errors import NotFound, Remedy
+from forewarn.store.interface import BUDGETS_NAME, AppliedCommit
+from forewarn.wording import did_you_mean
+
+_BY_STATE = "state"  # why a VM is out: it does not run, or its host is down
+_LIVE = (EventState.SCHEDULED, EventState.STARTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetUse:
+    """How much of one group of a budget is used now."""
+
+    title: str  # of the group, such as `location westeurope`; "" if the budget counts everything
+    limit: int  # VMs that may be out at once
+    vms: int  # present ones in the group
+    out: tuple[str, ...]  # names of those that are out of service or reserved by rollouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideCounts:
+    """VMs that a dry run does not copy, in the groups of budgets: how many there are, and which are out."""
+
+    sizes: Mapping[BudgetGroup, int]
+    out: Mapping[BudgetGroup, Mapping[str, str]]  # group → key → name
+
+
+class BudgetService:
+    """Sets, removes and lists budgets, and knows which VMs are out of service for them.
+
+    What is out is counted incrementally, commit by commit, so a rollout does not read all VMs for it. The constructor
+    reads the budgets from the store, and, if there are any, all VMs and live events. Hold `lock` while you decide with
+    a ledger and commit the result, so that no budget changes in between.
+    """
+
+    def __init__(self, transactions: ScopeTransactions) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
+        self.lock = asyncio.Lock()
+        raw = self._store.load(BUDGETS_NAME)
+        stored = msgspec.json.decode(raw, type=list[Budget]) if raw is not None else []
+        self._freed: set[BudgetGroup] = set()  # groups that may allow more since `take_freed`
+        self._was_changed = True  # since then a budget was set or removed
+        self._use_budgets(stored)
+
+    def budgets(self) -> list[Budget]:
+        """Return all budgets, sorted by name."""
+        return [self._budgets[key] for key in sorted(self._budgets)]
+
+    def find(self, name: str) -> Budget:
+        """Return the budget of this name, in any case; raises NotFound."""
+        budget = self._budgets.get(name.strip().casefold())
+        if budget is None:
+            known = [budget.name for budget in self.budgets()]
+            meant = did_you_mean(name, known)
+            raise NotFound(f"budget {name!r} does not exist{meant}", None if meant else Remedy.LIST_BUDGETS)
+        return budget
+
+    async def set_budget(self, budget: Budget, *, who: str) -> Budget:
+        """Store a budget, in place of one of its name, and return it; later publications keep to it.
+
+        Events that are published already stay. `who` is the caller's name. Raises Rejected as `check_budget` does, or
+        Unavailable. The history gets an entry.
+        """
+        async with self.lock:
+            others = [other for other in self.budgets() if other.key != budget.key]
+            check_budget(budget, self._store.vms(), others)
+            await self._save([*others, budget])
+            text = f"budget {budget.name}: at most {budget_text(budget)}"
+            await self._write_entry(text, who)
+        return budget
+
+    async def remove_budget(self, name: str, *, who: str) -> Budget:
+        """Remove the budget of this name, in any case, durably, and return it.
+
+        Rollouts that waited for it go on. Raises NotFound or Unavailable. The history gets an entry.
+        """
+        async with self.lock:
+            budget = self.find(name)
+            await self._save([other for other in self.budgets() if other.key != budget.key])
+            await self._write_entry(f"budget {budget.name} removed", who)
+        return budget
+
+    async def _save(self, budgets: list[Budget]) -> None:
+        await self._store.save(BUDGETS_NAME, msgspec.json.encode(budgets))
+        self._use_budgets(budgets)
+
+    async def _write_entry(self, text: str, who: str) -> None:
+        entry = HistoryEntry(at=self._transactions.clock.now(), what=EntryKind.BUDGET, who=who, text=text)
+        await self._store.commit(Commit(entries=(entry,)))
+
+    def ledger(self) -> BudgetLedger | None:
+        """Return a ledger of what is out of service now, for one decision; None if there are no budgets."""
+        if not self._budgets:
+            return None
+        return BudgetLedger(self._budgets.values(), self._sizes, self._out)
+
+    def uses(self, budget: Budget) -> list[BudgetUse]:
+        """Return how much of each group of a budget is used, sorted by group; only groups with VMs."""
+        return [
+            BudgetUse(
+                title=group_title(budget, group.value),
+                limit=group_limit(budget, size),
+                vms=size,
+                out=tuple(self._out.get(group, {}).values()),
+            )
+            for group, size in sorted(self._sizes.items())
+            if group.budget == budget.key
+        ]
+
+    def wait_texts(self, shortages: Iterable[BudgetShortage]) -> tuple[str, ...]:
+        """Return a clause for people for each of these shortages whose budget still exists."""
+        return tuple(
+            shortage_text(
+                self._budgets[shortage.group.budget],
+                shortage,
+                self._sizes[shortage.group],
+                list(self._out.get(shortage.group, {}).values()),
+            )
+            for shortage in shortages
+            if shortage.group.budget in self._budgets
+        )
+
+    def counts_without(self, keys: Collection[str]) -> OutsideCounts:
+        """Return what is counted apart from the VMs with these keys, for a control plane with only them."""
+        sizes: Counter[BudgetGroup] = Counter()
+        for key, (_, groups) in self._vms.items():
+            if key not in keys:
+                sizes.update(groups)
+        out = {group: {key: name for key, name in vms.items() if key not in keys} for group, vms in self._out.items()}
+        return OutsideCounts(sizes=sizes, out=out)
+
+    def add_counts(self, outside: OutsideCounts) -> None:
+        """Count VMs that the store does not have, until the budgets change.
+
+        A dry run copies only a part of the fleet.
+        """
+        self._sizes.update(outside.sizes)
+        for group, vms in outside.out.items():
+            if vms:
+                self._out.setdefault(group, {}).update(vms)
+
+    def take_freed(self) -> frozenset[BudgetGroup] | None:
+        """Return the groups that may allow more since the last call; None: any of them may.
+
+        VMs of them came back, or their number changed. None is returned after a budget was set or removed.
+        """
+        freed, self._freed = self._freed, set()
+        was_changed, self._was_changed = self._was_changed, False
+        return None if was_changed else frozenset(freed)
+
+    def on_commit(self, applied: AppliedCommit) -> None:
+        """Count the VMs, hosts, events and planned events of a commit.
+
+        Called for every commit, in order, while there are budgets (`is_used`).
+        """
+        commit = applied.commit
+        for vm in commit.vms:
+            self._track_vm(vm)
+        for host in commit.hosts:
+            is_host_down = host.health is HostHealth.FAILED or host.confirmed_down
+            if is_host_down != (host.name in self._down_hosts):
+                self._down_hosts ^= {host.name}
+                for vm in self._store.vms(host=host.name):
+                    self._track_vm(vm)
+        for event in commit.events:
+            self._set_reserved(event.id, vms_out_by_event(event))
+        for planned in commit.planned:
+            self._set_reserved(planned.event_id, vms_out_by_plan(planned))
+        published = {event.id for event in commit.events}
+        for event_id in commit.unplanned:
+            if event_id not in published:
+                self._set_reserved(event_id, ())
+
+    def _use_budgets(self, budgets: Sequence[Budget]) -> None:
+        """Count everything again, for these budgets."""
+        self._budgets = {budget.key: budget for budget in budgets}
+        self.is_used = bool(self._budgets)  # whether there are budgets
+        self._vms: dict[str, tuple[str, tuple[BudgetGroup, ...]]] = {}  # key → name and groups
+        self._sizes: Counter[BudgetGroup] = Counter()
+        self._out: dict[BudgetGroup, dict[str, str]] = {}  # group → key → name
+        self._causes: dict[str, set[str]] = defaultdict(set)  # key → event ids and _BY_STATE
+        self._reserved: dict[str, tuple[str, ...]] = {}  # event id → keys
+        self._was_changed = True
+        self._down_hosts: set[str] = set()
+        if not self._budgets:
+            return
+        hosts = self._store.hosts()
+        self._down_hosts = {host.name for host in hosts if host.health is HostHealth.FAILED or host.confirmed_down}
+        for vm in self._store.vms():
+            self._track_vm(vm)
+        for event in self._store.events(statuses=_LIVE):
+            self._set_reserved(event.id, vms_out_by_event(event))
+        for planned in self._store.planned():
+            self._set_reserved(planned.event_id, vms_out_by_plan(planned))
+
+    def _track_vm(self, vm: Vm) -> None:
+        """Count a VM in its groups, whose number and place may have changed."""
+        key = vm.key
+        groups = budget_groups(self._budgets.values(), vm) if vm.removed_at is None else ()
+        _, before = self._vms.pop(key, ("", ()))
+        for group in before:
+            self._sizes[group] -= 1
+            if not self._sizes[group]:
+                del self._sizes[group]
+        for group in set(before) - set(groups):
+            self._forget_out(group, key)
+        if groups:
+            self._vms[key] = (vm.name, groups)
+            for group in groups:
+                self._sizes[group] += 1
+        if set(groups) != set(before):
+            self._freed.update(groups)  # a percentage of more VMs may allow one more
+        self._set_cause(key, _BY_STATE, vm.removed_at is None and is_down(vm, self._down_hosts))
+
+    def _set_reserved(self, event_id: str, keys: tuple[str, ...]) -> None:
+        for key in set(self._reserved.pop(event_id, ())) - set(keys):
+            self._set_cause(key, event_id, False)
+        if keys:
+            self._reserved[event_id] = keys
+            for key in keys:
+                self._set_cause(key, event_id, True)
+
+    def _set_cause(self, key: str, cause: str, applies: bool) -> None:
+        causes = self._causes[key]
+        name, groups = self._vms.get(key, ("", ()))
+        if applies:
+            if cause == _BY_STATE and not causes:
+                self._freed.update(groups)  # maintenance of a VM that is out needs no budget
+            causes.add(cause)
+        else:
+            causes.discard(cause)
+        is_out = bool(causes)
+        if not is_out:
+            del self._causes[key]
+        for group in groups:
+            if is_out:
+                self._out.setdefault(group, {})[key] = name
+            else:
+                self._forget_out(group, key)
+
+    def _forget_out(self, group: BudgetGroup, key: str) -> None:
+        out = self._out.get(group, {})
+        if out.pop(key, None) is not None:
+            self._freed.add(group)
+            if not out:
+                del self._out[group]

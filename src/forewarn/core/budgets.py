@@ -1,0 +1,339 @@
+"""Budgets: how many VMs may be out of service at once while rollouts publish (spec §13.2).
+
+A budget counts VMs in groups: all of them, those of a location, a fault domain, a scope, or with one value of a tag. A
+VM is out while it does not run, while an event works on it, and from the moment in which a rollout plans an event for
+it. A budget holds back rollouts alone; failures and users may exceed it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from forewarn.core.cause import Verb
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import PowerState, Vm, VmCondition, vm_key_in_scope
+from forewarn.core.request import ROLLOUT_CAUSES, PlannedEvent
+from forewarn.core.scope import scope_title_from_id
+from forewarn.errors import Rejected
+from forewarn.wording import did_you_mean, first_names
+
+MAX_BUDGETS = 100
+_MAX_NAME_LENGTH = 60
+_OUT_CONDITIONS = frozenset({VmCondition.PAUSED, VmCondition.CRASHED, VmCondition.MISSING})
+_VERBS_WITHOUT_OUTAGE = frozenset({Verb.START, Verb.REAPPLY})
+
+
+class BudgetGrouping(StrEnum):
+    """Which VMs a budget counts together. The values are stored, and users type them."""
+
+    EVERYTHING = "everything"  # all its VMs
+    LOCATION = "location"  # those of each location
+    FAULT_DOMAIN = "fault-domain"  # those of each fault domain of each scope
+    SCOPE = "scope"  # those of each scope
+    TAG = "tag"  # those with the same value of a tag; VMs without the tag do not count
+
+
+class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A limit on the VMs out of service at once, in each of its groups. Stored; see `check_budget`.
+
+    A percentage is rounded down to whole VMs, but is at least one VM, so that every group can be maintained.
+    """
+
+    name: str  # unique, ignoring case
+    max_vms: int = 0  # either this many VMs
+    max_percent: int = 0  # or this share of the present VMs of a group
+    per: BudgetGrouping = BudgetGrouping.EVERYTHING
+    per_tag: str = ""  # the name of the tag whose values make the groups; only with TAG
+    location: str = ""  # it counts only VMs of this location; "": of all
+    tag: str = ""  # it counts only VMs with this tag, by name; "": all
+    tag_value: str = ""  # and with this value of it
+
+    @property
+    def key(self) -> str:
+        """Its name in lower case, by which it is found."""
+        return self.name.casefold()
+
+
+class BudgetGroup(NamedTuple):
+    """One group of VMs of a budget: the budget's key, and the value that its VMs share, "" if it is all."""
+
+    budget: str
+    value: str
+
+
+class BudgetShortage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Why VMs that a rollout would publish together have to wait: a group of a budget is used up."""
+
+    group: BudgetGroup
+    vms: tuple[str, ...]  # names of the VMs that go together
+    needed: int  # how many of them are in the group and not out of service yet
+    host: str = ""  # that they are on, if they go together because of it
+
+    def exceeds(self, limit: int) -> bool:
+        """Return whether the VMs never fit, even if no other VM of the group is out, within `limit` VMs."""
+        return self.needed > limit
+
+
+def make_budget(
+    name: str, *, max_vms: int = 0, max_percent: int = 0, per: str = "everything", location: str = "", tag: str = ""
+) -> Budget:
+    """Return the budget that a user described; raises Rejected for another grouping or tag than these.
+
+    `per` is a value of BudgetGrouping, and for a tag `tag:NAME`; `tag`, which selects the VMs to count, is
+    `NAME=VALUE`, or "" for all VMs. What else can be wrong, `check_budget` says.
+    """
+    grouping, _, per_tag = per.strip().partition(":")
+    try:
+        groups = BudgetGrouping(grouping)
+    except ValueError:
+        known = "everything, location, fault-domain, scope or tag:NAME"
+        raise Rejected(f"a budget counts VMs per {known}, not per {per!r}: choose one of these") from None
+    tag_name, separator, tag_value = tag.strip().partition("=")
+    if tag.strip() and not (tag_name and separator):
+        raise Rejected(f"{tag!r} selects no VMs: write a tag and its value like app=web")
+    return Budget(
+        name=name.strip(),
+        max_vms=max_vms,
+        max_percent=max_percent,
+        per=groups,
+        per_tag=per_tag.strip(),
+        location=location.strip(),
+        tag=tag_name,
+        tag_value=tag_value,
+    )
+
+
+def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) -> None:
+    """Raise Rejected, with one sentence, if a budget cannot be set; `others` are the other budgets.
+
+    It must have a name, exactly one limit, of at least one VM and at most 100 percent, and name only a location and
+    tags that a VM has. `vms` are the present VMs of the fleet.
+    """
+    _check_name(budget.name)
+    _check_limit(budget)
+    if (budget.per is BudgetGrouping.TAG) != bool(budget.per_tag):
+        raise Rejected("a budget per tag needs the name of the tag, and only such a budget: write it like tag:app")
+    if budget.tag_value and not budget.tag:
+        raise Rejected(f"the tag value {budget.tag_value!r} belongs to no tag: write it like app=web")
+    if len(others) >= MAX_BUDGETS:
+        raise Rejected(f"there are {MAX_BUDGETS} budgets, the most there can be: remove one first")
+    locations: set[str] = set()
+    tags: dict[str, set[str]] = defaultdict(set)
+    for vm in vms:
+        locations.add(vm.location)
+        for name, value in vm.tags.items():
+            tags[name].add(value)
+    if budget.location and budget.location.casefold() not in {name.casefold() for name in locations}:
+        raise Rejected(f"no VM is in location {budget.location!r}{_known(budget.location, locations)}")
+    for name in filter(None, (budget.tag, budget.per_tag)):
+        if name.casefold() not in {known.casefold() for known in tags}:
+            raise Rejected(f"no VM has the tag {name!r}{_known(name, tags)}")
+    if budget.tag:
+        values = {value for name, known in tags.items() if name.casefold() == budget.tag.casefold() for value in known}
+        if budget.tag_value not in values:
+            raise Rejected(
+                f"no VM has the tag {budget.tag!r} with value {budget.tag_value!r}{_known(budget.tag_value, values)}"
+            )
+
+
+def _check_name(name: str) -> None:
+    is_plain = all(char.isalnum() or char in "-_." for char in name)
+    if not name or not is_plain or len(name) > _MAX_NAME_LENGTH:
+        raise Rejected(
+            f"{name[:80]!r} is no name for a budget: use up to {_MAX_NAME_LENGTH} letters, digits, '-', '_' and '.'"
+        )
+
+
+def _check_limit(budget: Budget) -> None:
+    if budget.max_vms < 0 or budget.max_percent < 0 or not (budget.max_vms or budget.max_percent):
+        raise Rejected(
+            "a budget of 0 would keep every rollout waiting forever: "
+            "allow at least 1 VM or 1 %, or hold all rollouts instead"
+        )
+    if budget.max_vms and budget.max_percent:
+        raise Rejected("a budget is a number of VMs or a percentage: give one of the two")
+    if budget.max_percent > 100:
+        raise Rejected(f"{budget.max_percent} % of the VMs are more than all of them: give at most 100 %")
+
+
+def _known(name: str, known: Iterable[str]) -> str:
+    """Return `: did you mean …?`, or `: there are a, b and c` with the names that would be right."""
+    names = sorted(known)
+    return did_you_mean(name, names) or (f": there are {first_names(names, 5)}" if names else ": there are none")
+
+
+def budget_groups(budgets: Iterable[Budget], vm: Vm) -> tuple[BudgetGroup, ...]:
+    """Return the groups in which the budgets count this VM, at most one of each budget, in their order."""
+    groups = []
+    for budget in budgets:
+        if budget.location and vm.location.casefold() != budget.location.casefold():
+            continue
+        if budget.tag and _tag_value(vm, budget.tag) != budget.tag_value:
+            continue
+        if (value := _group_value(budget, vm)) is not None:
+            groups.append(BudgetGroup(budget.key, value))
+    return tuple(groups)
+
+
+def _group_value(budget: Budget, vm: Vm) -> str | None:
+    match budget.per:
+        case BudgetGrouping.EVERYTHING:
+            return ""
+        case BudgetGrouping.LOCATION:
+            return vm.location
+        case BudgetGrouping.FAULT_DOMAIN:
+            return f"{vm.fault_domain} {vm.scope_id}"
+        case BudgetGrouping.SCOPE:
+            return vm.scope_id
+        case BudgetGrouping.TAG:
+            return _tag_value(vm, budget.per_tag)
+
+
+def _tag_value(vm: Vm, name: str) -> str | None:
+    """Return the value of a tag, whose name is in any case, or None."""
+    if (value := vm.tags.get(name)) is not None or not vm.tags:
+        return value
+    wanted = name.casefold()
+    return next((value for known, value in vm.tags.items() if known.casefold() == wanted), None)
+
+
+def group_limit(budget: Budget, size: int) -> int:
+    """Return how many VMs of a group of `size` VMs may be out at once.
+
+    A percentage is rounded down, but the limit is at least one VM.
+    """
+    return budget.max_vms or max(1, size * budget.max_percent // 100)
+
+
+def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
+    """Return whether a VM is out of service by its own state or that of its host, for any cause.
+
+    It is if it does not run, is paused, has crashed or is missing, or is on one of `down_hosts` (names).
+    """
+    return vm.power is not PowerState.RUNNING or vm.condition in _OUT_CONDITIONS or vm.host in down_hosts
+
+
+def vms_out_by_event(event: Event) -> tuple[str, ...]:
+    """Return the keys of the VMs that count as out of service because of this event; () once it is over.
+
+    A scheduled event counts only if it is of a rollout, which reserves budgets; a started one of any cause, unless it
+    only starts a VM or applies its configuration again, counts for the VMs that it acts on.
+    """
+    if event.status is EventState.STARTED:
+        return tuple(act.vm for act in event.acts if act.verb not in _VERBS_WITHOUT_OUTAGE)
+    if event.status is EventState.SCHEDULED and event.cause in ROLLOUT_CAUSES:
+        return tuple(vm_key_in_scope(event.scope_id, name) for name in event.vms)
+    return ()
+
+
+def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
+    """Return the keys of the VMs for which a planned event reserves budgets; () unless it is of a rollout."""
+    if planned.cause not in ROLLOUT_CAUSES:
+        return ()
+    return tuple(vm_key_in_scope(planned.scope_id, name) for name in planned.vms)
+
+
+class BudgetLedger:
+    """What is out of service in each group of the budgets, and what one decision reserves in addition.
+
+    `sizes` counts the present VMs of each group, `out` has the keys of those out of service. Neither is changed: what
+    is reserved here is only known to this ledger, and counts for others once its events are committed as planned.
+    """
+
+    def __init__(
+        self,
+        budgets: Iterable[Budget],
+        sizes: Mapping[BudgetGroup, int],
+        out: Mapping[BudgetGroup, Mapping[str, str]],
+    ) -> None:
+        self._budgets = {budget.key: budget for budget in budgets}
+        self._sizes = sizes
+        self._out = out
+        self._reserved: dict[BudgetGroup, set[str]] = defaultdict(set)
+
+    def reserve(self, vms: Sequence[Vm], host: str = "") -> BudgetShortage | None:
+        """Reserve these VMs in all their groups and return None; or reserve none and return what is used up.
+
+        A VM that is out of service already needs nothing, so maintenance of a failed or stopped VM is never held back.
+        `host` is the name of the host because of which they go together; "": none.
+        """
+        needed: dict[BudgetGroup, set[str]] = defaultdict(set)
+        for vm in vms:
+            key = vm.key
+            for group in budget_groups(self._budgets.values(), vm):
+                if key not in self._out.get(group, ()) and key not in self._reserved[group]:
+                    needed[group].add(key)
+        for group, keys in needed.items():
+            if self.used(group) + len(keys) > self.limit(group):
+                return BudgetShortage(group=group, vms=tuple(vm.name for vm in vms), needed=len(keys), host=host)
+        for group, keys in needed.items():
+            self._reserved[group] |= keys
+        return None
+
+    def used(self, group: BudgetGroup) -> int:
+        """Return how many VMs of the group are out of service or reserved."""
+        return len(self._out.get(group, ())) + len(self._reserved.get(group, ()))
+
+    def limit(self, group: BudgetGroup) -> int:
+        """Return how many VMs of the group may be out at once; KeyError for the group of an unknown budget."""
+        return group_limit(self._budgets[group.budget], self._sizes.get(group, 0))
+
+
+def budget_text(budget: Budget) -> str:
+    """Return a budget in words, without its name: `2 VMs of each location with tag app=web out at once`."""
+    limit = f"{budget.max_percent} % of the VMs" if budget.max_percent else _count(budget.max_vms)
+    per = {
+        BudgetGrouping.EVERYTHING: "",
+        BudgetGrouping.LOCATION: " of each location",
+        BudgetGrouping.FAULT_DOMAIN: " of each fault domain",
+        BudgetGrouping.SCOPE: " of each scope",
+        BudgetGrouping.TAG: f" with the same tag {budget.per_tag}",
+    }[budget.per]
+    where = f" in {budget.location}" if budget.location else ""
+    tagged = f" with tag {budget.tag}={budget.tag_value}" if budget.tag else ""
+    return f"{limit}{per}{where}{tagged} out at once"
+
+
+def group_title(budget: Budget, value: str) -> str:
+    """Return what people call a group of a budget, such as `location westeurope`; "" if it is all VMs."""
+    match budget.per:
+        case BudgetGrouping.EVERYTHING:
+            return ""
+        case BudgetGrouping.LOCATION:
+            return f"location {value}"
+        case BudgetGrouping.SCOPE:
+            return scope_title_from_id(value)
+        case BudgetGrouping.TAG:
+            return f"tag {budget.per_tag}={value}"
+        case BudgetGrouping.FAULT_DOMAIN:
+            number, _, scope_id = value.partition(" ")
+            return f"fault domain {number} of {scope_title_from_id(scope_id)}"
+
+
+def shortage_text(budget: Budget, shortage: BudgetShortage, size: int, out: Sequence[str]) -> str:
+    """Return why VMs wait for a budget, for people, without a full stop.
+
+    `size` counts the VMs of the group, `out` are the names of those that are out of service now. If the VMs can never
+    fit, it says what to do instead.
+    """
+    limit = group_limit(budget, size)
+    title = group_title(budget, shortage.group.value)
+    allows = f"the budget {budget.name} allows {limit} of {_count(size)}{f' of {title}' if title else ''} out at once"
+    if shortage.exceeds(limit):
+        where = f" on host {shortage.host}" if shortage.host else ""
+        return (
+            f"{allows}, but {shortage.needed} of its VMs{where} go together: "
+            "raise the budget, or move VMs away with a rollout of impact migrate"
+        )
+    if not out:
+        return allows
+    return f"{allows}, and {first_names(out)} {'is' if len(out) == 1 else 'are'}"
+
+
+def _count(vms: int) -> str:
+    return f"{vms} {'VM' if vms == 1 else 'VMs'}"
