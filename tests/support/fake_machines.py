@@ -65,7 +65,7 @@ class LogEntry(msgspec.Struct, frozen=True):
     what: str
     vm: str
     host: str
-    act_id: str  # of the mark that the VM had then; "": none
+    act_id: str  # of the mark that the VM had then, on its source if it was sent from there; "": none
 
 
 @dataclass(slots=True, kw_only=True)
@@ -469,7 +469,9 @@ class FakeMachines:
         assert len(running) <= 1, f"{vm} runs on {running}"
 
     def _note(self, what: str, host: str, vm: str) -> None:
-        machine = self._find(host, vm)
+        known = [machines[vm] for machines in self._hosts.machines.values() if vm in machines]
+        senders = [machine for machine in known if what == "arrived" and machine.state is MachineState.SENT]
+        machine = senders[0] if senders else self._find(host, vm)
         act_id = machine.mark.act_id if machine is not None and machine.mark is not None else ""
         self._hosts.log.append(LogEntry(what, vm, host, act_id))
 

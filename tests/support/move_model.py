@@ -56,6 +56,7 @@ class ModelState(NamedTuple):
     is_fenced: bool = False  # the service has just fenced the source
     was_asked: bool = False  # the power button was pressed
     step: Step = Step.PREPARE
+    is_taken_over: bool = False  # the journal was lost, and the act begins where the source's mark says
     has_sent: bool = False  # the step SEND was entered
     release: Release | None = None
     decision: Decision | None = None  # None: the service looks at the hosts next
@@ -73,8 +74,10 @@ class Violation(AssertionError):
 
 
 @cache
-def _record(verb: Verb, is_abrupt: bool, step: Step, has_sent: bool, release: Release | None) -> MachineActRecord:
-    steps = ([Step.SEND] if has_sent else []) + [step]
+def _record(
+    verb: Verb, is_abrupt: bool, step: Step, is_taken_over: bool, has_sent: bool, release: Release | None
+) -> MachineActRecord:
+    steps = ([] if is_taken_over else [Step.PREPARE]) + ([Step.SEND] if has_sent else []) + [step]
     return MachineActRecord(
         act_id="act",
         verb=verb,
@@ -173,7 +176,7 @@ class MoveModel:
                 yield fault._replace(faults=state.faults + 1)
 
     def _record_of(self, state: ModelState) -> MachineActRecord:
-        return _record(state.verb, state.is_abrupt, state.step, state.has_sent, state.release)
+        return _record(state.verb, state.is_abrupt, state.step, state.is_taken_over, state.has_sent, state.release)
 
     def _service_changes(self, state: ModelState) -> Iterator[ModelState]:
         match state.decision:

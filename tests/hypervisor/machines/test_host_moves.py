@@ -147,6 +147,22 @@ def test_a_move_takes_effect_once_if_the_control_node_forgets_it_after_any_step(
     asyncio.run(run())
 
 
+def test_a_release_goes_on_as_soon_as_its_host_reports_that_the_vm_was_sent(tmp_path: Path) -> None:
+    async def run() -> None:
+        nodes = TwoNodes(tmp_path, migration_s=0.01, reports_changes=True)
+        nodes.hosts.add(SOURCE, "web-1")
+        act = machine_act(Verb.MIGRATE, vm="web-1")
+        described = await nodes.order(act, MoveStep.DESCRIBE)
+        prepared = await nodes.order(act, MoveStep.PREPARE, described.handover)
+        before = nodes.hosts.clock.now()
+        released = await nodes.order(act, MoveStep.RELEASE, prepared.handover)
+        assert released.handover.release is MoveRelease.SENT
+        assert nodes.hosts.clock.now() - before < POLICY.poll_interval_s
+        await nodes.close()
+
+    asyncio.run(run())
+
+
 def test_the_steps_of_a_move_are_ordered_from_the_host_that_performs_them(tmp_path: Path) -> None:
     async def run() -> None:
         nodes = TwoNodes(tmp_path)

@@ -78,6 +78,12 @@ def test_an_act_goes_on_as_soon_as_its_host_reports_a_change(site: MachineSite, 
     assert site.hosts.clock.now() - begin == pytest.approx(0.1)
 
 
+def test_a_vm_that_was_sent_is_resumed_before_anything_is_stored_with_it(site: MachineSite) -> None:
+    site.behaviour.refused["write_mark on host-2"] = "no space is left"
+    assert site.perform_until_done(machine_act(Verb.MIGRATE)).ok
+    assert site.hosts.states("web-1") == {"host-2": MachineState.RUNNING}
+
+
 def test_a_move_that_waits_because_of_a_refusal_says_why(site: MachineSite) -> None:
     site.behaviour.refused["resume"] = "its disk does not exist"
     for perform_wait_s in (0.5, 1.0, 1.5):  # whether it has tried just before it answers, or not

@@ -25,6 +25,9 @@ from tests.support.move_model import DESTINATION, SOURCE, Decider, ModelState, M
 
 STARTS = {
     "migration": ModelState(Verb.MIGRATE, is_abrupt=False),
+    "migration whose mark was stored before its destination was ready": ModelState(
+        Verb.MIGRATE, is_abrupt=False, step=Step.SEND, is_taken_over=True, has_sent=True
+    ),
     "redeployment": ModelState(Verb.REDEPLOY, is_abrupt=False),
     "redeployment from a silent host": ModelState(Verb.REDEPLOY, is_abrupt=True, is_source_silent=True),
     "redeployment with locks": ModelState(Verb.REDEPLOY, is_abrupt=False, has_locks=True),

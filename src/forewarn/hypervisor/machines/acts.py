@@ -145,7 +145,7 @@ class MachineHypervisor:
             source = await self._find_source(act, now)
             if isinstance(source, ActUnderWay):
                 return source
-            record = self._begin(act, source, now)
+            record = await self._begin(act, source, now)
             if act.verb is Verb.START and act.to_host and source not in ("", act.to_host):
                 return self._end(record, End(False, f"{act.name} runs on {source} already, and was not started again"))
         return await self._advance(record, now)
@@ -162,8 +162,8 @@ class MachineHypervisor:
             return ActUnderWay(at=now + _RETRY_AFTER_S, note=note, waits_for_host=arrived_on)
         return arrived_on if state in IN_MEMORY else act.from_host
 
-    def _begin(self, act: Act, source: str, now: float) -> MachineActRecord:
-        """Store the record of a new act, with its outcome if there is nothing to do."""
+    async def _begin(self, act: Act, source: str, now: float) -> MachineActRecord:
+        """Store the record of a new act, together with the step after BEGIN if its hosts answer at once."""
         is_start_elsewhere = act.verb is Verb.START and bool(act.to_host)
         duration_s = float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]
         record = MachineActRecord(
@@ -179,6 +179,12 @@ class MachineHypervisor:
             hold_s=duration_s if act.verb is Verb.FREEZE else 0.0,
             steps=(StepEntry(step=Step.BEGIN, lab_at=now, real_at=self._clock.now()),),
         )
+        decision = await self._next_decision(record, now)  # only reads
+        if isinstance(decision, Enter):
+            entry = StepEntry(step=decision.step, lab_at=now, real_at=self._clock.now())
+            record = msgspec.structs.replace(
+                record, steps=(*record.steps, entry), release=decision.release, detail=decision.detail
+            )
         self._journal.begin(record)
         return record
 
@@ -228,20 +234,11 @@ class MachineHypervisor:
                 case Wait():
                     if (left_s := deadline - self._clock.now()) <= 0:
                         return ActUnderWay(at=now + _RETRY_AFTER_S, note=decision.note, waits_for_host=decision.host)
-                    await self._wait(record, min(self._policy.poll_interval_s, left_s))
+                    host = record.destination if record.step is Step.ACTIVATE else record.source
+                    within_s = min(self._policy.poll_interval_s, left_s)
+                    await self._operations.wait_for_change(host, record.name, within_s=within_s, clock=self._clock)
                 case _:
                     pass
-
-    async def _wait(self, record: MachineActRecord, within_s: float) -> None:
-        """Wait until the host that the act waits for reports a change, or for this many seconds of real time."""
-        until = self._clock.now() + within_s
-        host = record.destination if record.step is Step.ACTIVATE else record.source
-        try:
-            if host and await self._driver.wait_for_change(host, record.name, within_s=within_s):
-                return
-        except (Rejected, Unavailable) as error:
-            log.debug("%s reports no changes of %s: %s", host, record.name, full_message(error))
-        await self._clock.sleep_until(until)
 
     async def _next_decision(self, record: MachineActRecord, now: float) -> Decision:
         if record.step is Step.BEGIN:

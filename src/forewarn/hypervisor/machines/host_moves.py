@@ -298,7 +298,8 @@ class HostMoves:
                     if self._clock.now() + self._policy.poll_interval_s > deadline:
                         return _wait_report(decision, now)
                     before = None
-                    await self._clock.sleep_until(self._clock.now() + self._policy.poll_interval_s)
+                    host, within_s = _host_of(act, step), self._policy.poll_interval_s
+                    await self._operations.wait_for_change(host, act.name, within_s=within_s, clock=self._clock)
                 case _:
                     pass
             record = self._find(record.act_id)
@@ -309,7 +310,7 @@ class HostMoves:
         if _has_succeeded(step, record):
             return End(True, record.detail)
         seen_record = msgspec.structs.replace(record, destination=act.to_host, source=act.from_host)
-        host = act.to_host if step in _ON_DESTINATION else act.from_host
+        host = _host_of(act, step)
         done = self._done.get(record.act_id)
         last = done[1] if done is not None and done[0] == len(record.steps) else None
         limit_s = self._policy.step_limit_s(record.step)
@@ -407,6 +408,11 @@ def step_of_record(record: MachineActRecord) -> MoveStep | None:
     """Return the step of a move that this record is about; None: it is about a whole act."""
     step = record.act_id.rpartition("/")[2]
     return MoveStep(step) if step in list(MoveStep) else None
+
+
+def _host_of(act: Act, step: MoveStep) -> str:
+    """Return the host that performs this step of a move."""
+    return act.to_host if step in _ON_DESTINATION else act.from_host
 
 
 def _is_live(act: Act) -> bool:

@@ -50,7 +50,7 @@ def move_after_refusal(act: MachineActRecord, operation: Operation, reason: str)
     cleaned up is left behind, with a note. `reason` is a sentence for people.
     """
     match act.step:
-        case Step.PREPARE if operation is Operation.COPY_DEFINITION:  # what the destination has is not ours to remove
+        case Step.PREPARE | Step.SEND if operation is Operation.COPY_DEFINITION:  # what is there is not ours
             return End(False, reason)
         case Step.PREPARE | Step.POWER_OFF:
             return Enter(Step.UNDO, failure=reason)
@@ -151,6 +151,9 @@ def _send(act: MachineActRecord, seen: Observation) -> Decision:
         return wait_for_host(act.destination)
     if seen.destination is MachineState.RECEIVING:
         return Do(Operation.SEND, act.source)
+    if seen.destination in _NOT_RUNNING and act.entry(Step.PREPARE) is None:  # taken over from the source's mark
+        is_defined = seen.destination is MachineState.OFF and seen.done is Operation.COPY_DEFINITION
+        return Do(Operation.PREPARE_TO_RECEIVE if is_defined else Operation.COPY_DEFINITION, act.destination)
     return Enter(Step.ABORT, failure=f"{act.destination} no longer waits for {act.name}")
 
 

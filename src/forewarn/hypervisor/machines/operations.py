@@ -14,7 +14,7 @@ import msgspec
 
 from forewarn.clock import Clock
 from forewarn.core.cause import Verb
-from forewarn.errors import ForewarnError, full_message
+from forewarn.errors import ForewarnError, Rejected, Unavailable, full_message
 from forewarn.hypervisor.machines.driver import (
     HostUnreachable,
     MachineDriver,
@@ -119,6 +119,7 @@ class MachineOperations:
         self._fencer = fencer
         self._is_confirmed_down = is_confirmed_down
         self._marked: dict[str, tuple[str, Step]] = {}  # by act id: the host and step of its latest mark
+        self._activated: set[str] = set()  # ids of the acts whose mark on the destination says so
 
     async def observe(
         self, act: MachineActRecord, *, is_overdue: bool, done: Operation | None, now: float
@@ -132,8 +133,11 @@ class MachineOperations:
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None
         is_known = progress is not None or not needs_progress  # a state alone does not show whether it is sending
-        source = await self._state(act.source, act.name) if is_known else None
-        destination = await self._destination_state(act, is_receiving=progress is not None and progress.is_active)
+        is_receiving = progress is not None and progress.is_active
+        source, destination = await asyncio.gather(
+            self._state(act.source if is_known else None, act.name),
+            self._destination_state(act, is_receiving=is_receiving),
+        )
         is_silent = source is None
         halted_on = act.source if source is MachineState.HALTED else ""
         if destination is MachineState.HALTED:
@@ -178,9 +182,10 @@ class MachineOperations:
             return MachineState.ABSENT
         return None if is_receiving else await self._state(act.destination, act.name)
 
-    async def _state(self, host: str, name: str) -> MachineState | None:
+    async def _state(self, host: str | None, name: str) -> MachineState | None:
+        """Return the state on this host; None if it does not answer, or must not be asked (None)."""
         if not host:
-            return MachineState.ABSENT
+            return MachineState.ABSENT if host is not None else None
         try:
             return await self._driver.state(host, name)
         except HostUnreachable:
@@ -191,6 +196,19 @@ class MachineOperations:
             return await self._driver.migration(act.source, act.name)
         except HostUnreachable:
             return None
+
+    async def wait_for_change(self, host: str, name: str, *, within_s: float, clock: Clock) -> None:
+        """Wait until the host reports a change of the VM, or for this many seconds of real time, by `clock`.
+
+        The whole time if the host is "", does not answer, or reports no changes.
+        """
+        until = clock.now() + within_s
+        try:
+            if host and await self._driver.wait_for_change(host, name, within_s=within_s):
+                return
+        except (Rejected, Unavailable) as error:
+            log.debug("%s reports no changes of %s: %s", host, name, full_message(error))
+        await clock.sleep_until(until)
 
     async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
         """Return the step that the marks on its hosts have for this act; None if they have none.
@@ -220,29 +238,68 @@ class MachineOperations:
     async def carry_out(self, act: MachineActRecord, operation: Operation, host: str, *, wait_s: float) -> None:
         """Perform one operation of the current step on a host.
 
-        Before one that the guest notices, stores the act's mark with the VM. `wait_s` is how long it waits for a fence
-        command, in real time; others take as long as the driver. Raises HostUnreachable if the outcome is unknown,
-        Rejected if the platform refuses it.
+        Before one that the guest notices, stores the act's mark with the VM. But a VM that was sent is resumed first:
+        its guest is paused meanwhile, and until the source is cleaned up, the mark there says as much. `wait_s` is how
+        long it waits for a fence command, in real time; others take as long as the driver. Raises HostUnreachable if
+        the outcome is unknown, Rejected if the platform refuses it.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)
+        elif operation is Operation.PREPARE_TO_RECEIVE:
+            await self._prepare_to_receive(act, host)
+        elif operation is Operation.RESUME and act.step is Step.ACTIVATE and act.release is Release.SENT:
+            await self._call_driver(act, operation, host)
+            await self._mark_activation(act)
+        else:
+            if act.step is Step.CLEAN_UP and act.release is Release.SENT:
+                await self._mark_activation(act)
+            if operation in _VISIBLE_OPERATIONS and (host == act.source or act.step is Step.ACTIVATE):
+                await self.write_mark(act, host)
+            await self._call_driver(act, operation, host)
+
+    async def _prepare_to_receive(self, act: MachineActRecord, host: str) -> None:
+        """Let the destination get ready, and store meanwhile on the source the mark of the step that follows.
+
+        A mark that cannot be stored now is stored before the VM is sent.
+        """
+        marking = asyncio.create_task(self._write_mark(act, act.source, Step.SEND))
+        try:
+            await self._call_driver(act, Operation.PREPARE_TO_RECEIVE, host)
+        finally:
+            try:
+                await marking
+            except ForewarnError as error:
+                log.debug("%s has no mark on %s yet: %s", act.name, act.source, full_message(error))
+
+    async def _mark_activation(self, act: MachineActRecord) -> None:
+        """Store on the destination that the VM was released to it, unless this process has done so already.
+
+        Only a service that loses its journal needs it, so a host that does not answer now delays nothing.
+        """
+        if act.act_id in self._activated:
             return
-        if operation in _VISIBLE_OPERATIONS and (host == act.source or act.step is Step.ACTIVATE):
-            await self.write_mark(act, host)
-        await self._call_driver(act, operation, host)
+        try:
+            await self._write_mark(act, act.destination, Step.ACTIVATE)
+        except ForewarnError as error:
+            log.info("%s has no mark on %s: %s", act.name, act.destination, full_message(error))
+        self._activated.add(act.act_id)
 
     async def write_mark(self, act: MachineActRecord, host: str) -> None:
         """Store the act and its step with the VM on this host, unless this process has done so already.
 
         Raises HostUnreachable, or Refused if the host does not know the VM.
         """
-        if self._marked.get(act.act_id) != (host, act.step):
-            await self._driver.write_mark(host, act.name, MachineMark(act_id=act.act_id, step=act.step))
-            self._marked[act.act_id] = (host, act.step)
+        await self._write_mark(act, host, act.step)
+
+    async def _write_mark(self, act: MachineActRecord, host: str, step: Step) -> None:
+        if self._marked.get(act.act_id) != (host, step):
+            await self._driver.write_mark(host, act.name, MachineMark(act_id=act.act_id, step=step))
+            self._marked[act.act_id] = (host, step)
 
     def forget(self, act_id: str) -> None:
         """Forget what is kept in memory about an act that has ended."""
         self._marked.pop(act_id, None)
+        self._activated.discard(act_id)
 
     async def _call_driver(self, act: MachineActRecord, operation: Operation, host: str) -> None:
         driver, name = self._driver, act.name

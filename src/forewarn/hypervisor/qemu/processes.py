@@ -22,7 +22,7 @@ from forewarn.hypervisor.qemu.qmp import (
 
 _INTERVAL_S = 0.02  # between checks of a process
 _START_INTERVAL_S = 0.005  # the same, of one that is about to open its monitor
-_KEEP_S = 0.3  # how long a connection is kept open for the next operation, which usually follows at once
+_KEEP_S = 1.0  # how long a connection is kept open for the next operation, which usually follows at once
 _QUIT_WAIT_S = 3.0  # for QEMU to end after `quit`, before it is killed
 _KILL_WAIT_S = 10.0
 _Answer = TypeVar("_Answer")
