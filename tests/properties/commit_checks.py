@@ -16,7 +16,7 @@ from forewarn.core.fleet import PowerState
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.projection import document_for
 from forewarn.core.reconcile import PLATFORM_ACTOR
-from forewarn.core.request import ROLLOUT_CAUSES, RolloutHold
+from forewarn.core.request import ROLLOUT_CAUSES, MaintenanceRequest, RolloutHold
 from forewarn.core.scope import Scope
 from forewarn.core.windows import next_start
 from forewarn.protocol.document import Document, Kind
@@ -49,6 +49,7 @@ class CommitChecker:
         self.resumed_at: float | None = None
         self.violations: list[str] = []
         self.shown: dict[tuple[str, int, int], Document] = {}  # by scope, epoch and incarnation
+        self.waves: dict[str, float | None] = {}  # request id → when its current wave began
         self._store: Store
         self.current_hold: Callable[[], RolloutHold | None] = lambda: None
 
@@ -62,6 +63,8 @@ class CommitChecker:
     def _check_commit(self, applied: AppliedCommit) -> None:
         commit = applied.commit
         self.hosts = (self.hosts | {host.name for host in commit.hosts}) - {host.name for host in commit.removed_hosts}
+        for request in commit.requests:
+            self._check_wave(request)
         for scope in commit.scopes:
             entries = [entry for entry in commit.entries if entry.scope_id == scope.id]
             for event in commit.events:
@@ -72,6 +75,20 @@ class CommitChecker:
             self._check_document(self.scopes.get(scope.id), scope, entries, has_fault=has_fault)
             self._check_scope(scope)
             self.scopes[scope.id] = scope
+
+    def _check_wave(self, request: MaintenanceRequest) -> None:
+        """Spec §13.1: a wave begins when all events of the one before are over and it has settled."""
+        rollout = request.rollout
+        began_at = rollout.wave_began_at if rollout is not None else None
+        known, self.waves[request.id] = self.waves.get(request.id), began_at
+        if rollout is None or began_at is None or began_at == known:
+            return
+        events = self._store.events(request_id=request.id)
+        if any(event.is_live for event in events):
+            self._report("§13.1 a wave begins after the one before", request, events)
+        ended = [event.over_at for event in events if event.over_at is not None]
+        if ended and began_at < max(ended) + rollout.settle_s:
+            self._report("§13.1 a wave begins after the one before has settled", request, events)
 
     def _report(self, sentence: str, *things: object) -> None:
         self.violations.append(f"{sentence}: {things!r}")

@@ -35,7 +35,7 @@ from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import LastPoll
 from tests.properties.commit_checks import CommitChecker
 from tests.properties.crashing_stores import CrashingMemoryStore, CrashingStore, CrashingWorld, FailurePlan, ProcessDied
-from tests.properties.random_fleets import SmallFleet, small_fleets
+from tests.properties.random_fleets import SmallFleet, small_fleets, waved_rollouts
 from tests.properties.resting_state_checks import LIVE, assert_all_over, assert_at_rest
 from tests.support.world import a_host
 
@@ -246,6 +246,10 @@ class ControlMachine(RuleBasedStateMachine):
             calendar = replace(calendar, deadline=self.world.now + deadline)
         hosts = tuple(self.host(pick).name for pick in picks)
         self.attempt(self._roll_out(Rollout(impact=impact, hosts=hosts, max_failures=0, calendar=calendar), notice))
+
+    @rule(rollout=waved_rollouts(CALENDARS), notice=NOTICES)
+    def roll_out_in_waves(self, rollout: Rollout, notice: tuple[float, bool]) -> None:
+        self.attempt(self._roll_out(rollout, notice))
 
     @rule(then_wait=st.booleans())
     def hold_or_lift(self, then_wait: bool) -> None:

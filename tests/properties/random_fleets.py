@@ -1,4 +1,4 @@
-"""Random small fleets: availability sets, placement groups, cloud services and single VMs on a few hosts."""
+"""Random small fleets: sets, placement groups, cloud services and single VMs on a few hosts; rollouts over them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, Priority, Vm
+from forewarn.core.request import Rollout, RolloutImpact
+from forewarn.core.waves import make_waves
+from forewarn.core.windows import MaintenanceCalendar
 from tests.support.world import a_host, a_vm
 
 LETTERS = "abcd"
@@ -41,6 +44,7 @@ _VM_SETTINGS: list[dict[str, Any]] = [
     {"priority": Priority.SPOT},
     {"priority": Priority.SPOT, "eviction_policy": EvictionPolicy.DELETE},
     {"auto_approve": AutoApproval(restart=True, redeploy=True)},
+    {"tags": {"canary": "yes"}},
 ]
 
 
@@ -69,3 +73,25 @@ def _vms_of_group(draw: st.DrawFn, letter: str, hosts: list[str]) -> list[Vm]:
         )
         for number in range(draw(st.integers(2, 5)))
     ]
+
+
+_TARGETS: list[dict[str, Any]] = [
+    {"everything": True},
+    {"tag": "canary"},
+    {"location": "westeurope"},
+    {"hosts": ("h1", "h2")},
+]
+
+
+@st.composite
+def waved_rollouts(draw: st.DrawFn, calendars: st.SearchStrategy[MaintenanceCalendar | None]) -> Rollout:
+    """Rollouts in waves that settle or not, over any kind of target but a scope."""
+    canary = draw(st.sampled_from(["", "1", "2", "tag=canary"]))
+    return Rollout(
+        impact=draw(st.sampled_from(RolloutImpact)),
+        max_failures=0,
+        waves=make_waves(canary, draw(st.sampled_from([(), (30.0,), (50.0, 50.0)]))),
+        settle_s=draw(st.sampled_from([0.0, 0.0, 30.0, 900.0])),
+        calendar=draw(calendars),
+        **draw(st.sampled_from(_TARGETS)),
+    )

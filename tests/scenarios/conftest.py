@@ -33,6 +33,8 @@ from forewarn.core.fleet import Host, Vm
 from forewarn.core.projection import document_for
 from forewarn.core.release import start_wait
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutState
+from forewarn.core.waves import make_waves
+from forewarn.core.windows import make_calendar
 from forewarn.errors import ForewarnError
 from forewarn.hypervisor.simulated import BehaviourRule, SimulatedBehaviour
 from forewarn.protocol.document import EventNotice
@@ -147,11 +149,26 @@ class ScenarioPlayer:
         return []
 
     def do_rollout(self, names: list[str], facts: Facts) -> list[str]:
-        """`rollout update h1 h2`, or `rollout reboot scope=…`."""
+        """`rollout update h1 h2` or `rollout reboot scope_id=…`; with `canary=2 shares=10,50 settle=10m`.
+
+        A `window` has `_` for blanks: `window=02:00_1h`.
+        """
         impact, *hosts = names
         notice_s = _seconds(facts.pop("notice", "0s"))
+        shares = [float(text) for text in facts.pop("shares", "").split(",") if text]
+        waves = make_waves(facts.pop("canary", ""), shares)
+        windows = [text.replace("_", " ") for text in facts.pop("window", "").split(";") if text]
+        settle_s = _seconds(facts.pop("settle", "0s"))
         rollout = msgspec.convert({"impact": impact, "hosts": hosts, **facts}, Rollout, strict=False)
+        rollout = msgspec.structs.replace(
+            rollout, waves=waves, settle_s=settle_s, calendar=make_calendar(windows, (), None)
+        )
         self.world.do(self.world.control.rollout_requests.start(rollout, who="ops", notice_s=notice_s))
+        return []
+
+    def do_add(self, names: list[str], facts: Facts) -> list[str]:
+        added = tuple(_with(a_vm(name), facts) for name in names)
+        self.world.do(self.world.control.fleet.apply_change(FleetChange(vms=added), who="ops"))
         return []
 
     def do_remove(self, names: list[str], _facts: Facts) -> list[str]:
@@ -243,6 +260,8 @@ def _vm_text(vm: Vm) -> str:
 def _with(value: Any, facts: Facts) -> Any:
     """The value with the fields that the file gives."""
     given: dict[str, Any] = {**msgspec.to_builtins(value), **facts}
+    if "tags" in facts:
+        given["tags"] = dict([facts["tags"].split(":")])
     if "auto_approve" in facts:
         given["auto_approve"] = {facts["auto_approve"]: True}
     return msgspec.convert(given, type(value), strict=False)

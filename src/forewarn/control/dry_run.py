@@ -27,6 +27,7 @@ from forewarn.core.placement import DestinationHints
 from forewarn.core.request import MaintenanceRequest, Rollout
 from forewarn.core.rollout import next_wave
 from forewarn.core.scope import Scope
+from forewarn.core.waves import wave_phase
 from forewarn.errors import Refused
 from forewarn.explain.preview import Preview, preview_from_events, preview_from_first_wave
 from forewarn.hypervisor.ledger import EffectLedger
@@ -83,7 +84,9 @@ async def dry_run_rollout(
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
     if len(vms) > MAX_SIMULATED_VMS:
-        wave = next_wave(request, vms, (), (), _placeholder_ids(), budgets=control.budgets.ledger())
+        members = wave_phase(request.rollout, vms, (), (), request.at).members
+        ledger = control.budgets.ledger()
+        wave = next_wave(request, vms, (), (), _placeholder_ids(), among=members, budgets=ledger)
         return preview_from_first_wave(wave.planned, now=control.clock.now(), vms=len(vms))
 
     async def start(copy: ControlPlane) -> MaintenanceRequest:

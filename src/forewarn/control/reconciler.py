@@ -197,11 +197,11 @@ class Reconciler:
         return did or self._has_new_failures  # if a host failed during this pass, the acts there must end
 
     def next_wake_at(self) -> float | None:
-        """Return the lab time, perhaps past, when a scope, gate, act, replay or fault is due next.
+        """Return the lab time, perhaps past, when a scope, gate, act, wave, replay or fault is due next.
 
-        None if nothing is due by time alone. Planned events and rollouts, which wait for a pass, do not count.
+        None if nothing is due by time alone. Planned events and rollouts that wait for a pass do not count.
         """
-        others = (self._executor, self._replays, self._faults, self._fault_storms)
+        others = (self._executor, self._rollouts, self._replays, self._faults, self._fault_storms)
         soonest = (self._store.next_wake_at(), *(other.next_due_at() for other in others))
         return min((at for at in soonest if at is not None), default=None)
 

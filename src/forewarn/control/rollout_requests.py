@@ -7,10 +7,11 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from forewarn.control.requests import new_request, requested_entry
+from forewarn.control.rollout_vms import checked_rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, retry_on_conflict
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.commit import Commit
-from forewarn.core.fleet import Host, Vm
+from forewarn.core.fleet import Host
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.placement import require_destination
 from forewarn.core.planning import allowed_notice
@@ -24,7 +25,8 @@ from forewarn.core.request import (
 )
 from forewarn.core.rollout import require_usable_calendar
 from forewarn.core.scope import scope_title
-from forewarn.errors import NotFound, Refused, Rejected, Remedy
+from forewarn.core.waves import rollout_target_text
+from forewarn.errors import NotFound, Refused, Remedy
 from forewarn.hypervisor.verb_support import VerbSupport
 
 _STATE_CHANGE_ENTRIES = {
@@ -75,8 +77,9 @@ class RolloutRequestService:
         The reconciler publishes its waves, the events of one time. Host names may be in any case. `notice_s` is in
         seconds of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the
         minimum without `short_notice`, for negative numbers, if no maintenance window follows it, and unless the
-        rollout covers either hosts or one scope; NotFound for an unknown host or scope; Refused if the hypervisor
-        cannot do it, or a VM must move and no host can take it. A `key` gives the request its id; see `RequestKeys`.
+        rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves and a tag or location without VMs;
+        NotFound for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move and no host can
+        take it. A `key` gives the request its id; see `RequestKeys`.
         """
         request = self.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)
@@ -94,13 +97,13 @@ class RolloutRequestService:
         self._verbs.require(rules.verb)
         notice_s = allowed_notice(rules, rules.minimum_notice_s, notice_s=notice_s, short_notice=short_notice)
         rollout = self._with_declared_host_names(rollout)
-        vms = self._rollout_targets(rollout)
+        scope = self._transactions.load(rollout.scope_id) if rollout.scope_id else None
+        vms = checked_rollout_vms(self._store, rollout)
         if rules.moves_vm:
             for vm in vms:
                 require_destination(vm, self._transactions.placement.hosts())
         now = self._transactions.clock.now()
-        scope = self._transactions.load(rollout.scope_id) if rollout.scope_id else None
-        names = [scope_title(scope)] if scope is not None else list(rollout.hosts)
+        names = [scope_title(scope)] if scope else list(rollout.hosts) or [rollout_target_text(rollout)]
         request = new_request(self._new_id(), RequestedOperation.ROLLOUT, who, now, names, notice_s, short_notice)
         require_usable_calendar(rollout, request.at, notice_s)
         return replace(request, rollout=rollout)
@@ -138,15 +141,6 @@ class RolloutRequestService:
         if request is None or request.rollout is None:
             raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)
         return request
-
-    def _rollout_targets(self, rollout: Rollout) -> list[Vm]:
-        if bool(rollout.hosts) == bool(rollout.scope_id):
-            raise Rejected("a rollout covers hosts or one scope: give one of the two")
-        if rollout.max_failures < 0:
-            raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")
-        if rollout.scope_id:
-            return list(self._transactions.load(rollout.scope_id).present_vms)
-        return [vm for name in rollout.hosts for vm in self._store.vms(host=name)]
 
     def _with_declared_host_names(self, rollout: Rollout) -> Rollout:
         """Return the rollout with its hosts spelled as declared, each once; NotFound for an unknown host."""

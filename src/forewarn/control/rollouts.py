@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.control.budgets import BudgetService
+from forewarn.control.rollout_vms import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
 from forewarn.core import lifecycle
 from forewarn.core.budgets import BudgetShortage
@@ -34,10 +35,18 @@ from forewarn.core.rollout import (
     has_window_left,
     next_rollout_state,
     next_wave,
-    remaining_vms,
     rollout_end_reason,
 )
 from forewarn.core.scope import Scope
+from forewarn.core.waves import (
+    WavePhase,
+    WaveStep,
+    begin_wave,
+    covers_vm,
+    wave_begin_text,
+    wave_end_text,
+    wave_phase,
+)
 from forewarn.errors import Conflict, Refused, Rejected
 from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
 
@@ -49,7 +58,7 @@ _MAX_UNUSED_S = 10.0  # lab time for which the next wave may wait while acts are
 class RolloutSnapshot:
     """The VMs and events of a rollout at one time; read once, because a large rollout has many."""
 
-    vms: list[Vm]  # present in its scope or on its hosts when it was read, as `RolloutService.vms_of` orders them
+    vms: list[Vm]  # present and covered by it when it was read, as `rollout_vms` orders them
     events: list[Event]  # all that its request has published, live or over, oldest first
 
 
@@ -71,8 +80,10 @@ class RolloutService:
         self._unblocked: dict[str, float] = {}  # request id → since when more events may be published
         self._with_windows: set[str] = set()  # ids of the open rollouts with maintenance windows
         self._by_host: dict[str, set[str]] = {}  # host → ids of the open rollouts of it
+        self._by_property: dict[str, Rollout] = {}  # request id → an open rollout over a tag, location or everything
+        self._settling: dict[str, float] = {}  # request id → when the wave of an open rollout has settled
         for request in self._store.requests(open_only=True):
-            self._index_hosts(request)
+            self._index_targets(request)
         self._hold_lock = asyncio.Lock()  # a new hold waits until the last one is lifted completely
         raw = self._store.load(ROLLOUT_HOLD_NAME)
         self._stored_hold = msgspec.json.decode(raw, type=RolloutHold | None) if raw is not None else None
@@ -148,13 +159,16 @@ class RolloutService:
         if self._shortages:
             self._wake_waiting_for_budgets()
         for request in commit.requests:
-            self._index_hosts(request)
+            self._index_targets(request)
             if request.is_open:
                 self._changed.add(request.id)
         if self._by_host:
             for vm in commit.vms:  # a VM that arrives on a host needs an event too
                 for request_id in self._by_host.get(vm.host, ()):
                     self._unblocked.setdefault(request_id, self._now())
+        for request_id, rollout in self._by_property.items():
+            if any(covers_vm(rollout, vm) for vm in commit.vms):
+                self._unblocked.setdefault(request_id, self._now())
         for event in commit.events:
             if not event.rules.planned:
                 continue
@@ -181,12 +195,21 @@ class RolloutService:
         """
         return self._budgets.wait_texts(self._shortages.get(request_id, ()))
 
-    def _index_hosts(self, request: MaintenanceRequest) -> None:
+    def _index_targets(self, request: MaintenanceRequest) -> None:
         if request.is_open and request.rollout is not None and request.rollout.calendar is not None:
             self._with_windows.add(request.id)
         else:
             self._with_windows.discard(request.id)
-        for host in request.rollout.hosts if request.rollout is not None else ():
+        rollout = request.rollout
+        if rollout is None:
+            return
+        if request.is_open and not rollout.hosts and not rollout.scope_id:
+            self._by_property[request.id] = rollout
+        else:
+            self._by_property.pop(request.id, None)
+        if not request.is_open:
+            self._settling.pop(request.id, None)
+        for host in rollout.hosts:
             ids = self._by_host.setdefault(host, set())
             if request.is_open:
                 ids.add(request.id)
@@ -198,10 +221,10 @@ class RolloutService:
     async def reconcile(self, *, acts_are_due: bool = False) -> bool:
         """Advance the rollouts that changed; return whether anything was done. A step of the reconciler.
 
-        A running one publishes its next wave, or stops after too many failures or without a maintenance window left, or
-        completes; one that has ended withdraws its scheduled events and is closed once no event is live. While
-        `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so that it is checked once
-        for many events that end together.
+        A running one publishes the next events of its wave, or waits until the wave has settled, or stops after too
+        many failures or without a maintenance window left, or completes; one that has ended withdraws its scheduled
+        events and is closed once no event is live. While `acts_are_due`, a rollout whose events ended waits for up to
+        ten seconds of lab time, so that it is checked once for many events that end together.
         """
         self._check_unblocked(acts_are_due)
         async with self._hold_lock:
@@ -222,12 +245,20 @@ class RolloutService:
                 raise
         return did
 
+    def next_due_at(self) -> float | None:
+        """Return the lab time, perhaps past, at which a wave of a rollout has settled; None if none settles."""
+        return min(self._settling.values(), default=None)
+
     def _changed_in_order(self) -> list[str]:
         """Return the ids of the changed requests, the oldest request first: it gets what budgets allow."""
         ages = {request_id: self._store.request(request_id) for request_id in self._changed}
         return sorted(ages, key=lambda id_: (request.at if (request := ages[id_]) is not None else 0.0, id_))
 
     def _check_unblocked(self, acts_are_due: bool) -> None:
+        now = self._now()
+        for request_id in [request_id for request_id, until in self._settling.items() if until <= now]:
+            del self._settling[request_id]
+            self._changed.add(request_id)
         latest = self._now() - _MAX_UNUSED_S if acts_are_due else math.inf
         for request_id in [request_id for request_id, since in self._unblocked.items() if since <= latest]:
             del self._unblocked[request_id]
@@ -239,9 +270,14 @@ class RolloutService:
         planned = self._store.planned(request_id=request.id)
         self._shortages.pop(request.id, None)
 
-        left = len(remaining_vms(rollout, vms, events, planned)) + len(planned)
+        phase = wave_phase(rollout, vms, events, planned, self._now())
+        self._settling.pop(request.id, None)
+        left = len(phase.remaining) + len(planned)
         has_window = has_window_left(rollout, self._now() + request.notice_s)
-        progress = next_rollout_state(rollout, events, left, has_window=has_window, now=self._now())
+        is_settling = phase.step is WaveStep.SETTLE
+        progress = next_rollout_state(
+            rollout, events, left, has_window=has_window, now=self._now(), is_settling=is_settling
+        )
 
         if progress is not rollout.progress:
             ended = replace(rollout, progress=progress, why=rollout_end_reason(rollout, events, progress))
@@ -249,33 +285,56 @@ class RolloutService:
             return True
         if progress in _END_STATES:
             return await self._wind_down(request, rollout, events, planned)
-        if progress is RolloutState.RUNNING and has_window and self.hold is None:
-            return await self._publish_next_wave(request, vms, events, planned)
+        if phase.settles_until is not None:
+            self._settling[request.id] = phase.settles_until
+        if progress is RolloutState.RUNNING and self.hold is None:
+            if is_settling:
+                return await self._save_wave_end(request, rollout, phase)
+            if has_window:
+                return await self._publish_next_wave(request, rollout, phase, vms, events, planned)
         return False
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
-        """Return the present VMs that are now in the scope, or on the hosts, of a rollout; [] if none are.
-
-        Also those whose maintenance is done, and VMs that came later. They are in the order they were added; on hosts,
-        first by host, in the rollout's order.
-        """
-        if rollout.scope_id:
-            return self._store.vms(scope_id=rollout.scope_id)
-        return [vm for host in rollout.hosts for vm in self._store.vms(host=host)]
+        """Return the present VMs that a rollout covers now, as `rollout_vms` does; [] if there are none."""
+        return rollout_vms(self._store, rollout)
 
     async def _publish_next_wave(
-        self, request: MaintenanceRequest, vms: list[Vm], events: list[Event], planned: list[PlannedEvent]
+        self,
+        request: MaintenanceRequest,
+        rollout: Rollout,
+        phase: WavePhase,
+        vms: list[Vm],
+        events: list[Event],
+        planned: list[PlannedEvent],
     ) -> bool:
         async with self._budgets.lock:
             gates, ledger = self._closed_gates(events), self._budgets.ledger()
-            wave = next_wave(request, vms, events, planned, self._new_id, gates, budgets=ledger)
+            among = phase.members
+            wave = next_wave(request, vms, events, planned, self._new_id, gates, among=among, budgets=ledger)
             if wave.shortages:
                 self._shortages[request.id] = wave.shortages
             if not wave.planned:
                 return False
+            entries: tuple[HistoryEntry, ...] = ()
+            if phase.step is WaveStep.BEGIN and rollout.waves:
+                rollout = begin_wave(rollout, phase, events, planned, self._now())
+                entries = (_wave_entry(request, wave_begin_text(rollout, phase), self._now()),)
+            elif rollout.wave_over_at is not None:
+                rollout = replace(rollout, wave_over_at=None)  # a VM came while the wave settled
             # The request is committed too: its version makes a concurrent abort a Conflict. So does the version of a
             # gate that is released meanwhile.
-            await self._store.commit(Commit(requests=(request,), planned=wave.planned, gates=wave.gates))
+            request = replace(request, rollout=rollout)
+            await self._store.commit(
+                Commit(requests=(request,), planned=wave.planned, gates=wave.gates, entries=entries)
+            )
+        return True
+
+    async def _save_wave_end(self, request: MaintenanceRequest, rollout: Rollout, phase: WavePhase) -> bool:
+        """Record once that the wave is over and settles; return whether that was new."""
+        if rollout.wave_over_at == phase.over_at:
+            return False
+        settling = replace(rollout, wave_over_at=phase.over_at)
+        await self._save_rollout(request, settling, _wave_entry(request, wave_end_text(rollout, phase), self._now()))
         return True
 
     def _closed_gates(self, events: list[Event]) -> dict[str, Gate]:
@@ -310,11 +369,11 @@ class RolloutService:
         if rollout.tally is not None:
             return rollout.tally
         snapshot = snapshot or self.snapshot_of(request, rollout)
-        # VMs that came to the hosts or scope of a completed rollout later are not part of it.
+        # VMs that a completed rollout would cover now, and that came later, are not part of it.
         return count_rollout_vms([] if rollout.progress is RolloutState.COMPLETED else snapshot.vms, snapshot.events)
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:
-        """Read the VMs that are now in the scope or on the hosts of a rollout, and all its events.
+        """Read the VMs that a rollout covers now, and all its events.
 
         The VMs are those of `vms_of`, the events live or over, oldest first. `request` is the rollout's request, which
         is not checked.
@@ -350,6 +409,11 @@ def _failures_text(events: list[Event]) -> str:
     """Return ` with 3 failed VMs`, or nothing."""
     failed = sum(len(event.failed_acts) for event in events)
     return f" with {failed} failed {'VM' if failed == 1 else 'VMs'}" if failed else ""
+
+
+def _wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEntry:
+    text = f"rollout {request.id}: {text}"
+    return HistoryEntry(at=now, what=EntryKind.WAVE, who=PLATFORM_ACTOR, text=text, request_id=request.id)
 
 
 def _ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:

@@ -27,6 +27,7 @@ class EntryKind(StrEnum):
     DISABLED = "disabled"  # scheduled events of a scope
     PAUSED = "paused"  # a rollout
     RESUMED = "resumed"  # a rollout
+    WAVE = "wave"  # a wave of a rollout began, or is over and settles
     STOPPED = "stopped"  # a rollout stopped itself or was aborted, or a replay ended early
     COMPLETED = "completed"  # a rollout has nothing left to do, or a replay has shown all
     REPLAYED = "replayed"  # a step of a recording was shown

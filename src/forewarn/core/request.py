@@ -77,21 +77,49 @@ class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
     not_needed: int = 0  # they left the host, or were removed, before anything was performed on them (spec §6.4)
 
 
-class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Platform maintenance of the VMs on some hosts or of one scope, update domain by update domain.
+class WaveSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One wave of a rollout: a number of VMs, a share of them, those with a tag, or the rest. Stored.
 
-    Stored as part of its request. The reconciler changes `progress` and what follows; users pause, resume and abort it.
+    At most one of `vms`, `share` and `tag` is set; none means the rest, which is always the last wave.
+    """
+
+    name: str  # for people, such as `canary`
+    vms: int = 0  # this many VMs
+    share: float = 0  # this many percent of all VMs of the rollout
+    tag: str = ""  # VMs with this tag: `name`, or `name=value`
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether the wave takes all VMs that no earlier wave took."""
+        return not self.vms and not self.share and not self.tag
+
+
+class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """Platform maintenance of some VMs, wave by wave, and update domain by update domain.
+
+    Exactly one of `hosts`, `scope_id`, `tag`, `location` and `everything` is set. Stored as part of its request. The
+    reconciler changes `progress` and what follows; users pause, resume and abort it.
     """
 
     impact: RolloutImpact
     hosts: tuple[str, ...] = ()  # either the VMs on these hosts (names)
     scope_id: str = ""  # or the VMs of this scope
+    tag: str = ""  # or the VMs with this tag: `name`, or `name=value`
+    location: str = ""  # or the VMs in this location
+    everything: bool = False  # or all VMs
     max_failures: int = 1  # it stops after this many failed VMs; 0: never
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
+    waves: tuple[WaveSpec, ...] = ()  # the last is the rest; (): one wave with all VMs
+    settle_s: float = 0  # lab time that must pass after the last event of each wave
     progress: RolloutState = RolloutState.RUNNING
     why: str = ""  # for people: why it ended
     closed: bool = False  # nothing is left to publish, withdraw or wait for
     tally: RolloutTally | None = None  # set when it closes, because its events are pruned later; None before
+    wave: int = 0  # index of the wave that is being published, or settles
+    wave_began_at: float | None = None  # lab time; None: no wave has begun, or the rollout has no `waves`
+    wave_size: int = 0  # how many VMs the wave had when it began; 0: it has no fixed number (a tag, or the rest)
+    wave_base: int = 0  # how many VMs the rollout had handled when the wave began
+    wave_over_at: float | None = None  # lab time at which the last event of the wave ended; None: it goes on
 
     @property
     def cause(self) -> Cause:

@@ -1,4 +1,4 @@
-"""Rollouts: the next wave of events over hosts or a scope, one update domain at a time (spec §6.2).
+"""The events that a rollout publishes next, one update domain of each scope at a time (spec §6.2).
 
 A VM is handled once an event of the rollout has listed it, unless it left its host before the event started. All
 VMs of a host are published together, so that two hosts never wait for each other; a host waits while another update
@@ -47,26 +47,28 @@ def next_wave(
     new_id: Callable[[], str],
     closed_gates: Mapping[str, Gate] = MappingProxyType({}),
     *,
+    among: Sequence[Vm] | None = None,
     budgets: BudgetLedger | None = None,
 ) -> RolloutWave:
     """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
 
-    `request` must carry a rollout. `vms` are the VMs now on its hosts or in its scope, also those that it has done;
-    `events` and `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates
-    that are not released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4).
+    `request` must carry a rollout. `vms` are the VMs that it covers now, also those that it has done; `events` and
+    `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates that are not
+    released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4). `among` are
+    the remaining VMs of its current wave (`wave_phase`); None: all remaining ones.
     `budgets` get a reservation for each VM that is published; what does not fit is left out, and all VMs that wait for
     one gate go together or not at all (spec §13.2). None: there are no budgets.
     The result is ordered by host: by the lowest update domain on it, then its name. Whether the rollout is paused or
     has ended is not checked.
     """
     rollout = _rollout_of(request)
-    remaining = remaining_vms(rollout, vms, events, planned)
+    remaining = remaining_vms(rollout, vms, events, planned) if among is None else among
     busy: BusyDomains = {p.scope_id: p.update_domain for p in planned}
     busy |= {e.scope_id: e.update_domain for e in events if e.is_live}
     wave_planned: list[PlannedEvent] = []
     gates: list[Gate] = []
     shortages: dict[BudgetGroup, BudgetShortage] = {}
-    for host, group in _hosts_in_order(remaining):
+    for host, group in hosts_in_order(remaining):
         for vm_group in _publishable_groups(rollout, group):
             if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
@@ -101,18 +103,23 @@ def remaining_vms(
 ) -> list[Vm]:
     """Return those of `vms` that the rollout can affect and that no event handles, published or planned.
 
-    They keep their order. `vms` are the VMs now on its hosts or in its scope, `events` and `planned` all its events so
-    far. In a rollout over hosts, an event no longer handles a VM that had left the host before it started, so one that
-    came back remains.
+    They keep their order. `vms` are the VMs that it covers now, `events` and `planned` all its events so far. In a
+    rollout over hosts, an event no longer handles a VM that had left the host before it started, so one that came back
+    remains.
     """
-    handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
-    handled |= {(p.scope_id, name) for p in planned for name in p.vms}
+    handled = handled_vms(rollout, events, planned)
     verb = CAUSE_RULES[rollout.cause].verb
     return [vm for vm in vms if (vm.scope_id, vm.name) not in handled and can_act_on(vm, verb)]
 
 
+def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> set[tuple[str, str]]:
+    """Return scope id and name of each VM that an event of the rollout handles, published or planned."""
+    handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
+    return handled | {(p.scope_id, name) for p in planned for name in p.vms}
+
+
 def _handled_vms(rollout: Rollout, event: Event) -> Iterable[str]:
-    if rollout.scope_id or event.status is EventState.SCHEDULED or event.ending is Ending.WITHDRAWN:
+    if not rollout.hosts or event.status is EventState.SCHEDULED or event.ending is Ending.WITHDRAWN:
         return event.vms
     return [act.name for act in event.acts]
 
@@ -122,8 +129,8 @@ def _rollout_of(request: MaintenanceRequest) -> Rollout:
     return request.rollout
 
 
-def _hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
-    """Return each host with its VMs, the hosts ordered by their lowest update domain."""
+def hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
+    """Return each host with its VMs, the hosts ordered by the lowest update domain on them, then by name."""
     by_host: dict[str, list[Vm]] = defaultdict(list)
     for vm in vms:
         by_host[vm.host].append(vm)
@@ -208,14 +215,21 @@ def require_usable_calendar(rollout: Rollout, now: float, notice_s: float) -> No
 
 
 def next_rollout_state(
-    rollout: Rollout, events: Sequence[Event], remaining: int, *, has_window: bool = True, now: float = 0.0
+    rollout: Rollout,
+    events: Sequence[Event],
+    remaining: int,
+    *,
+    has_window: bool = True,
+    now: float = 0.0,
+    is_settling: bool = False,
 ) -> RolloutState:
     """Return the next state of a rollout: stopped after `max_failures` failed VMs, completed, or as it is.
 
     `events` are all its events that were published; `remaining` counts the `remaining_vms` and the planned events. It
     completes, also while it is paused, when none remain and all events are over. With `max_failures` 0 failures do not
     stop it; one that has ended stays as it is. A running one without a window (`has_window_left`) stops once all its
-    events are over, or have no window left at `now` (lab time) and no approval. Changes nothing.
+    events are over, or have no window left at `now` (lab time) and no approval. While its last wave settles, it does
+    not complete. Changes nothing.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
@@ -225,7 +239,7 @@ def next_rollout_state(
     if any(not _is_past_windows(event, now) for event in live):
         return rollout.progress
     if not live and remaining == 0:
-        return RolloutState.COMPLETED
+        return rollout.progress if is_settling else RolloutState.COMPLETED
     is_stuck = bool(live) or not has_window
     return RolloutState.STOPPED if is_stuck and rollout.progress is RolloutState.RUNNING else rollout.progress
 
@@ -260,8 +274,8 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTally:
     """Count the VMs of a rollout by what happened to them.
 
-    `vms` are the VMs now on its hosts or in its scope, `events` all its events, oldest first; VMs of either are
-    counted. A VM counts once, by its newest event: a VM that came back to a host has several.
+    `vms` are the VMs that it covers now, `events` all its events, oldest first; VMs of either are counted. A VM counts
+    once, by its newest event: a VM that came back to a host has several.
     """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:

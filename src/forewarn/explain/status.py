@@ -11,7 +11,7 @@ from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
 from forewarn.core.request_state import RequestState
-from forewarn.core.scope import scope_title_from_id
+from forewarn.core.waves import rollout_target_text
 from forewarn.explain.explanation import (
     Explanation,
     ExplanationLine,
@@ -38,6 +38,7 @@ _REQUEST_ENTRY_KINDS = frozenset(
         EntryKind.SKIPPED,
         EntryKind.PAUSED,
         EntryKind.RESUMED,
+        EntryKind.WAVE,
         EntryKind.STOPPED,
         EntryKind.COMPLETED,
     }
@@ -167,8 +168,8 @@ def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
 
     Up to three hosts are named: `… over hosts a and b`.
     """
-    if rollout.scope_id:
-        over = scope_title_from_id(rollout.scope_id)
+    if not rollout.hosts:
+        over = rollout_target_text(rollout)
     elif len(rollout.hosts) <= _MAX_NAMED_HOSTS:
         over = f"host{'s' if len(rollout.hosts) > 1 else ''} {join_names(rollout.hosts)}"
     else:

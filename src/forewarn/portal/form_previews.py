@@ -15,7 +15,8 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, check_parameters, fault_duration_s, parse_fault_kind
 from forewarn.core.planning import pending_platform_events
 from forewarn.core.release import WaitReason, start_wait
-from forewarn.core.scope import Scope, scope_title, scope_title_from_id
+from forewarn.core.scope import Scope, scope_title
+from forewarn.core.waves import rollout_target_text
 from forewarn.duration import duration_text
 from forewarn.errors import Refused
 from forewarn.web.context import RequestContext
@@ -113,7 +114,7 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
         rollout = request.rollout
         assert rollout is not None
         tally = context.control.rollouts.tally_of(request, rollout)
-        target = scope_title_from_id(rollout.scope_id) if rollout.scope_id else ", ".join(rollout.hosts[:_MAX_NAMED])
+        target = ", ".join(rollout.hosts[:_MAX_NAMED]) if rollout.hosts else rollout_target_text(rollout)
         done = f"{tally.done} of {tally.total} VMs done, {tally.started} started, {tally.scheduled} scheduled"
         return [f"Rollout {request.id[:8]} ({rollout.impact} over {target}): {done}, {tally.waiting} waiting.", effect]
 

@@ -14,6 +14,7 @@ from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import RolloutTally
 from forewarn.core.scope import scope_title_from_id
+from forewarn.core.waves import rollout_target_text
 from forewarn.explain.phrases import event_kind_text, join_names
 from forewarn.portal.attention import (
     AttentionItem,
@@ -32,7 +33,6 @@ from forewarn.portal.timeline_chart import format_iso
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
-from forewarn.wording import first_names
 
 MAX_EVENTS = 6  # of each list
 _MAX_PER_REQUEST = 3  # events of one request in the list of the next ones
@@ -296,7 +296,7 @@ def _current_rollout(context: PortalContext, tracker: RolloutTracker, now: float
     return CurrentRollout(
         id=tracker.request.id,
         impact=rollout.impact,
-        target=first_names(rollout.hosts) if rollout.hosts else scope_title_from_id(rollout.scope_id),
+        target=rollout_target_text(rollout),
         progress=rollout.progress,
         who=tracker.request.who,
         tally=tracker.tally,

@@ -23,6 +23,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
 from forewarn.core.scope import scope_title_from_id
+from forewarn.core.waves import rollout_target_text
 from forewarn.explain.phrases import event_kind_text, join_names
 from forewarn.portal.context import PORTAL_PREFIX, PageAuthenticator, PortalContext
 from forewarn.portal.form_catalog import EVENT_FORMS, FORMS, VM_FORMS
@@ -35,7 +36,6 @@ from forewarn.web.remedies import Surface
 from forewarn.web.request_parsing import HandlerCall, StrictBody, unique_query_params
 from forewarn.web.routing import listing
 from forewarn.web.views import BaseView
-from forewarn.wording import first_names
 
 MAX_RESULTS = 20
 _MAX_VMS, _MAX_OTHERS = 8, 5  # of each kind
@@ -287,9 +287,7 @@ def _rollouts(context: PortalContext, wanted: str) -> Iterator[_RankedResult]:
     found = 0
     for request in rollouts.values():
         assert request.rollout is not None
-        scope_id = request.rollout.scope_id
-        target = scope_title_from_id(scope_id) if scope_id else first_names(request.rollout.hosts)
-        title = f"{request.rollout.impact.capitalize()} over {target}"
+        title = f"{request.rollout.impact.capitalize()} over {rollout_target_text(request.rollout)}"
         rank = _BEGINNING if request.id.startswith(wanted) else _rank(f"rollout {title}", wanted)
         if rank is None or found == _MAX_OTHERS:
             continue

@@ -23,6 +23,7 @@ from forewarn.core.fleet import Vm, vm_key_in_scope
 from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
 from forewarn.core.rollout import rollout_vm_states
+from forewarn.core.waves import covers_vm
 from forewarn.errors import Unavailable
 from forewarn.store.interface import Store
 
@@ -110,7 +111,7 @@ class RolloutTracker:
     @property
     def tally(self) -> RolloutTally:
         """Its progress in VMs, each counted once, as `count_rollout_vms` would count them."""
-        # VMs that came to its hosts or scope after it completed are not part of it.
+        # VMs that it would cover, and that came after it completed, are not part of it.
         waiting = 0 if self.rollout.progress is RolloutState.COMPLETED else len(self._waiting)
         return RolloutTally(total=self._counts.total() + waiting, waiting=waiting, **self._field_counts())
 
@@ -157,12 +158,11 @@ class RolloutTracker:
     def on_vm(self, vm: Vm) -> None:
         """Counts a VM that was added, changed, moved or removed. Only the index calls it.
 
-        It counts as waiting while it is present, in the rollout's scope or on its hosts, and no event of the rollout
-        lists it.
+        It counts as waiting while it is present, the rollout covers it, and no event of the rollout lists it.
         """
         self._waiting.pop(vm.key, None)
         self._waves.remove(vm.key)
-        is_target = vm.scope_id == self.rollout.scope_id or vm.host in self._hosts
+        is_target = vm.host in self._hosts if self._hosts else covers_vm(self.rollout, vm)
         if vm.removed_at is not None or not is_target or (vm.scope_id, vm.name) in self._event_states:
             return
         self._waiting[vm.key] = (vm.scope_id, vm.name)
@@ -318,4 +318,8 @@ class RolloutIndex:
 def _has_same_target(one: MaintenanceRequest, other: MaintenanceRequest) -> bool:
     assert one.rollout is not None
     assert other.rollout is not None
-    return (one.rollout.scope_id, one.rollout.hosts) == (other.rollout.scope_id, other.rollout.hosts)
+    return _target_of(one.rollout) == _target_of(other.rollout)
+
+
+def _target_of(rollout: Rollout) -> tuple[object, ...]:
+    return rollout.hosts, rollout.scope_id, rollout.tag, rollout.location, rollout.everything

@@ -14,6 +14,7 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOpe
 from forewarn.core.request_state import RequestState, request_state
 from forewarn.core.rollout import remaining_vms
 from forewarn.core.scope import scope_title, scope_title_from_id
+from forewarn.core.waves import rollout_target_text
 from forewarn.core.windows import calendar_text
 from forewarn.web.context import RequestContext
 from forewarn.web.rollout_views import RolloutView
@@ -203,7 +204,7 @@ def rollout_fields_from_snapshot(
 
 def _title_of_scope(context: RequestContext, rollout: Rollout) -> str:
     if not rollout.scope_id:
-        return ""
+        return "" if rollout.hosts else rollout_target_text(rollout)
     scope = context.store.scope(rollout.scope_id)
     return scope_title(scope) if scope is not None else scope_title_from_id(rollout.scope_id)
 

@@ -11,9 +11,9 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
 
     id: str  # of its request
     impact: str  # update (freezes VMs), migrate or reboot
-    hosts: tuple[str, ...]  # names; (): it covers a scope
-    scope: str  # an id; "": it covers hosts
-    title_of_scope: str  # such as `availability set web`; "" if it covers hosts
+    hosts: tuple[str, ...]  # names; (): it covers something else
+    scope: str  # an id; "": it covers something else
+    title_of_scope: str  # such as `availability set web`, or `VMs with the tag app=web`; "" if it covers hosts
     progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
     state: str  # that of any request: in progress, succeeded, failed or canceled
     why: str  # the reason of its progress, such as why it was aborted

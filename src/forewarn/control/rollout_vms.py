@@ -1,0 +1,36 @@
+"""Reads the VMs that a rollout covers from the store."""
+
+from __future__ import annotations
+
+from forewarn.core.fleet import Vm
+from forewarn.core.request import Rollout
+from forewarn.core.waves import covers_vm, require_target, require_valid_waves
+from forewarn.errors import Rejected
+from forewarn.store.interface import Store
+
+
+def rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
+    """Return the present VMs that a rollout covers now; [] if there are none. Raises Unavailable.
+
+    Also those whose maintenance is done, and VMs that came later. They are in the order they were added; on hosts,
+    first by host, in the rollout's order.
+    """
+    if rollout.scope_id:
+        return store.vms(scope_id=rollout.scope_id)
+    if rollout.hosts:
+        return [vm for host in rollout.hosts for vm in store.vms(host=host)]
+    return [vm for vm in store.vms() if covers_vm(rollout, vm)]
+
+
+def checked_rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
+    """Return the VMs that a new rollout covers, as `rollout_vms` does, after checking it.
+
+    Raises InvalidRollout (a Rejected) unless it has exactly one target, a tag or location has VMs, and its waves and
+    settling time make sense; Rejected for negative `max_failures`. Unknown hosts and scopes have no VMs here.
+    """
+    if rollout.max_failures < 0:
+        raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")
+    vms = rollout_vms(store, rollout)
+    require_target(rollout, vms)
+    require_valid_waves(rollout, vms)
+    return vms
