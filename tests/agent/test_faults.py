@@ -28,6 +28,7 @@ FAULTS: dict[str, dict[str, object]] = {
     "reset": {"times": 5},
     "slow-body": {"times": 2, "take_s": 0.3},
     "unknown-version-404": {"times": 3},
+    "unsigned-401": {"times": 5},
 }
 
 

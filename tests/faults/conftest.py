@@ -179,11 +179,11 @@ name = "@-{n}"
 count = 2
 availability_set = "@"
 """
-PAIRS = ("short", "sudden", "back", "many", "near", "again", "clear", "scoped", "explain", "kept")
+PAIRS = ("short", "sudden", "back", "many", "near", "again", "clear", "scoped", "explain", "kept", "wide")
 
 
 def fleet_file() -> str:
-    """Return a fleet file: one single VM, and ten availability sets of two VMs each (`short-0`, …)."""
+    """Return a fleet file: one single VM, and availability sets of two VMs each (`short-0`, …)."""
     return FLEET + "".join(_PAIR.replace("@", pair) for pair in PAIRS)
 
 

@@ -134,6 +134,25 @@ def test_the_event_of_a_neighbour_does_not_list_the_vm(world: World) -> None:
         set_fault(world, FaultKind.NEIGHBOUR_ONLY, "alone")
 
 
+def test_an_event_over_several_update_domains_is_performed_like_any_other(world: World) -> None:
+    """Spec §11: against spec §7.3, as Azure does since 2022."""
+    set_fault(world, FaultKind.SEVERAL_UPDATE_DOMAINS, "web-1")
+    (event,) = document(world, "web-0")["Events"]
+    assert (event["Resources"], event["EventType"]) == (["web-1", "web-0"], "Freeze")
+    assert {vm.update_domain for vm in world.scope("web-0").vms} == {0, 1}
+    world.advance(3600)
+    (over,) = world.events()
+    assert (over.ending, [act.name for act in over.acts]) == (Ending.FINISHED, ["web-1", "web-0"])
+    assert over.note == "made by fault f1 (several-update-domains) of web-1"
+
+
+def test_an_event_over_several_update_domains_needs_two(world: World) -> None:
+    with pytest.raises(Refused, match="scope of alone are in fewer than two update domains"):
+        set_fault(world, FaultKind.SEVERAL_UPDATE_DOMAINS, "alone")
+    with pytest.raises(Rejected, match=r"parameter 'domains' of fault several-update-domains is 2\.5: give a whole"):
+        set_fault(world, FaultKind.SEVERAL_UPDATE_DOMAINS, "web-0", parameters={"domains": 2.5})
+
+
 def test_freezes_made_by_faults_leave_out_vms_that_do_not_run(world: World) -> None:
     world.ask(RequestedOperation.POWER_OFF, "web-0")
     world.advance(60)

@@ -40,8 +40,10 @@ def test_every_fault_of_a_storm_is_a_valid_fault(seed: int) -> None:
         assert fault.kind is not FaultKind.NEIGHBOUR_ONLY or fault.vm == "sub/lab/a"
 
 
-def test_a_long_storm_has_every_kind() -> None:
-    assert {fault.kind for fault in plan_storm(1, TWO, 24 * 3600)} == set(FaultKind)
+def test_a_long_storm_has_every_kind_that_storms_had_from_the_start() -> None:
+    """A kind that was added later would give a seed another storm than in earlier releases."""
+    added_later = {FaultKind.UNSIGNED_401, FaultKind.SEVERAL_UPDATE_DOMAINS}
+    assert {fault.kind for fault in plan_storm(1, TWO, 24 * 3600)} == set(FaultKind) - added_later
 
 
 def test_a_seed_gives_the_same_storm_on_every_machine_and_in_every_release() -> None:

@@ -94,6 +94,7 @@ FAULTS = [
     FaultKind.SLOW_BODY,
     FaultKind.STALE,
     FaultKind.UNKNOWN_VERSION_404,
+    FaultKind.UNSIGNED_401,
 ]
 
 

@@ -15,12 +15,14 @@ _EXAMPLES = {
     FaultKind.SLOW_BODY: "take=30s --vm web-0",
     FaultKind.STALE: "age=45s --scope db --for 10m",
     FaultKind.UNKNOWN_VERSION_404: "--all",
+    FaultKind.UNSIGNED_401: "--vm web-0 --for 10m",
     FaultKind.SHORT_NOTICE: "notice=8s --vm web-0 --count 1",
     FaultKind.NO_NOTICE: "--scope db --for 1h",
     FaultKind.WITHDRAWN_AFTER_APPROVAL: "--vm web-0 --count 1",
     FaultKind.SEVERAL_AT_ONCE: "events=4 --scope db",
     FaultKind.NEIGHBOUR_ONLY: "--vm db-0",
     FaultKind.INCARNATION_RESET: "--vm web-0",
+    FaultKind.SEVERAL_UPDATE_DOMAINS: "--scope db",
 }
 _TITLES = {
     FaultCategory.TRANSPORT: "Faults of requests",
@@ -47,7 +49,7 @@ purpose](../how-to/faults.md) is the guide; `forewarn fault list --kinds` prints
 ## What a fault affects
 
 Faults of requests affect valid polls and approvals. Invalid requests, and those for `/metadata/instance`, are answered
-as usual. A request that gets 410, 429 or 500, or is reset, has no effect: it approves nothing and enables nothing.
+as usual. A request that gets 401, 410, 429 or 500, or is reset, has no effect: it approves nothing and enables nothing.
 Only one of several faults affects a request: first those that refuse it, then the others, in the order in which they
 were set. Everything else about a document stays the same, its incarnation and its content. An event without notice
 still waits for other update domains. A fault never affects other scopes.

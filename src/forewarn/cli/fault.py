@@ -68,8 +68,8 @@ def set_fault(
     """Set a fault.
 
     Without --count and --for it stays until it is cleared, except that `gone` ends after 70s at the latest, and that
-    several-at-once, neighbour-only and incarnation-reset happen once, at once, and take neither option. Give parameters
-    as NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows them.
+    several-at-once, several-update-domains, neighbour-only and incarnation-reset happen once, at once, and take neither
+    option. Give parameters as NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows them.
 
     \f
     `parameters` that are not given have their defaults. `vm` is a name, `group/name` or key, `scope` an id or the name

@@ -247,6 +247,8 @@ class FaultService:
 def _planned_events(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
     if fault.kind is FaultKind.NEIGHBOUR_ONLY:
         return (fault_effects.plan_neighbour_freeze(fault, scope, ids[0]),)
+    if fault.kind is FaultKind.SEVERAL_UPDATE_DOMAINS:
+        return (fault_effects.plan_freeze_of_several_update_domains(fault, scope, ids[0]),)
     return fault_effects.plan_freezes(fault, scope, ids)
 
 

@@ -107,6 +107,26 @@ def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedE
     return _planned_freeze(fault, others[0], event_id)
 
 
+def plan_freeze_of_several_update_domains(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
+    """Return a planned Freeze, with this event id, of running VMs that are in different update domains.
+
+    It is one VM of each of up to `domains` update domains, the fault's VM first. The event is no work on a host,
+    because its VMs may be on several. Refused if the running VMs of the scope have fewer than two update domains. The
+    caller applies the planned event.
+    """
+    by_domain: dict[int, Vm] = {}
+    for vm in _vms_from_target(fault, scope):
+        by_domain.setdefault(vm.update_domain, vm)
+    chosen = list(by_domain.values())[: int(fault.parameter("domains"))]
+    if len(chosen) < 2:
+        raise Refused(
+            f"the running VMs in the scope of {fault.name} are in fewer than two update domains: name another scope",
+            Remedy.LIST_SCOPES,
+        )
+    first = _planned_freeze(fault, chosen[0], event_id)
+    return replace(first, vms=tuple(vm.name for vm in chosen), host="", crosses_update_domains=True)
+
+
 def _vms_from_target(fault: Fault, scope: Scope) -> list[Vm]:
     """Return the VMs of the scope that run, the fault's VM first if it does."""
     vms = list(scope.present_vms)

@@ -36,6 +36,8 @@ class FaultKind(StrEnum):
     SEVERAL_AT_ONCE = "several-at-once"  # several Freezes appear in one document
     NEIGHBOUR_ONLY = "neighbour-only"  # a Freeze of another VM of the scope appears
     INCARNATION_RESET = "incarnation-reset"  # the incarnation is 1 again, in a new epoch
+    UNSIGNED_401 = "unsigned-401"  # 401 to requests without a signature, as where metadata security is enforced
+    SEVERAL_UPDATE_DOMAINS = "several-update-domains"  # a Freeze of VMs of several update domains appears
 
 
 class FaultCategory(StrEnum):
@@ -96,6 +98,11 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
     FaultKind.UNKNOWN_VERSION_404: FaultDefinition(
         category=_ON_REQUESTS, symptom="404 instead of 400 for an api-version that does not exist"
     ),
+    FaultKind.UNSIGNED_401: FaultDefinition(
+        category=_ON_REQUESTS,
+        symptom="401 to a request without the header `x-ms-azure-host-authorization`, as where Azure enforces its "
+        "metadata security protocol",
+    ),
     FaultKind.SHORT_NOTICE: FaultDefinition(
         category=_ON_EVENTS, symptom="an event whose NotBefore is only `notice` ahead",
         parameters={"notice_s": FaultParameter(default=5, minimum=0, maximum=3600)},
@@ -114,6 +121,11 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
     ),
     FaultKind.INCARNATION_RESET: FaultDefinition(
         category=_AT_ONCE, symptom="DocumentIncarnation 1 again, with another ETag, as after a day without requests"
+    ),
+    FaultKind.SEVERAL_UPDATE_DOMAINS: FaultDefinition(
+        category=_AT_ONCE,
+        symptom="one Freeze whose Resources name VMs of up to `domains` update domains, one of each",
+        parameters={"domains": FaultParameter(default=2, minimum=2, maximum=20)},
     ),
 }  # fmt: skip
 
@@ -231,7 +243,7 @@ def parse_fault_kind(name: str) -> FaultKind:
 def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
     """Return a copy of the given parameters, without defaults. Rejected if one is unknown or out of range.
 
-    The parameter `events` must be a whole number.
+    The parameters `events` and `domains` must be whole numbers.
     """
     known = FAULT_DEFINITIONS[kind].parameters
     for name, value in given.items():
@@ -245,7 +257,7 @@ def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, f
                 f"parameter {name!r} of fault {kind} is {value:g}{unit}: give {range_.minimum:g} to "
                 f"{range_.maximum:g}{unit}"
             )
-        if name == "events" and value != int(value):
+        if not name.endswith("_s") and value != int(value):
             raise Rejected(f"parameter {name!r} of fault {kind} is {value:g}: give a whole number")
     return dict(given)
 

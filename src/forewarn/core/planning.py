@@ -138,7 +138,8 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} is no longer on host {planned.host!r}: there is nothing to {rules.verb}")
     # A VM may have been deleted and added in another update domain since this was planned (spec §7.3).
-    vms = [vm for vm in vms if vm.update_domain == vms[0].update_domain]
+    if not planned.crosses_update_domains:
+        vms = [vm for vm in vms if vm.update_domain == vms[0].update_domain]
     for vm in vms:
         _require_applicable(vm_on_arrival(scope, vm, planned.host) or vm, planned.cause)
 

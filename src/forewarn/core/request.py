@@ -205,4 +205,5 @@ class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     update_domain: int = 0  # of its VMs when it was planned
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it will wait for; "": none
+    crosses_update_domains: bool = False  # its VMs are in several update domains; only the fault for that makes one
     calendar: MaintenanceCalendar | None = None  # when it may start without an approval; None: at any time

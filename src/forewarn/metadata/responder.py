@@ -148,7 +148,7 @@ class Responder:
             return instance_response(read, view.facts)
         if isinstance(read, TokenRequest):
             return self._respond_to_token_request(caller, read, view)
-        refusal = None if vm_faults is None else vm_faults.refusal_response()
+        refusal = None if vm_faults is None else vm_faults.refusal_response(request)
         if refusal is not None:
             return refusal
         if not view.enabled:

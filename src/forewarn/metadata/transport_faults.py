@@ -19,12 +19,14 @@ from forewarn.metadata.published_documents import StaleDocuments
 from forewarn.metadata.responder import AnyResponse, HeldResponse, SlowResponse
 from forewarn.metadata.response_writer import INTERNAL_ERROR_RESPONSE
 from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, PollRequest
-from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse
+from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpRequest, HttpResponse
 from forewarn.protocol.responses import too_many_requests, version_not_found
 from forewarn.protocol.versions import UnknownVersionPolicy
 
 GONE_RESPONSE = HttpResponse(status=410, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Gone" }')
+UNAUTHORIZED_RESPONSE = HttpResponse(status=401, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Unauthorized" }')
 EMPTY_RESPONSE = HttpResponse(status=200, headers=(JSON_CONTENT_TYPE,))
+_SIGNATURE_HEADER = "x-ms-azure-host-authorization"  # of Azure's metadata security protocol; the value is not checked
 
 ServeNormally = Callable[[PollRequest | ApprovalRequest], AnyResponse]  # serve the request without faults
 RenderView = Callable[[PollRequest, GuestView], HttpResponse]  # the response with the view's document
@@ -199,12 +201,15 @@ class VmFaults:
         fault = self._first_active(FaultKind.UNKNOWN_VERSION_404)
         return fault is not None and self.consume(fault)
 
-    def refusal_response(self) -> HttpResponse | ResetConnection | None:
-        """Return the response of the oldest active fault that refuses requests, and consume that fault.
+    def refusal_response(self, request: HttpRequest) -> HttpResponse | ResetConnection | None:
+        """Return the response of the oldest active fault that refuses this request, and consume that fault.
 
-        That is 410, 429, 500 or a reset, as its kind says. None if no such fault is active.
+        That is 401 (if the request has no signature), 410, 429, 500 or a reset, as its kind says. None if no such fault
+        is active.
         """
         for fault in self._active_of_kinds(*_REFUSAL_RESPONSES):
+            if fault.kind is FaultKind.UNSIGNED_401 and request.header_values(_SIGNATURE_HEADER):
+                continue
             if self.consume(fault):
                 return _REFUSAL_RESPONSES[fault.kind](fault)
         return None
@@ -254,6 +259,7 @@ def _throttled_response(fault: Fault) -> HttpResponse:
 
 
 _REFUSAL_RESPONSES: dict[FaultKind, Callable[[Fault], HttpResponse | ResetConnection]] = {
+    FaultKind.UNSIGNED_401: lambda fault: UNAUTHORIZED_RESPONSE,
     FaultKind.GONE: lambda fault: GONE_RESPONSE,
     FaultKind.THROTTLED: _throttled_response,
     FaultKind.INTERNAL_ERROR: lambda fault: INTERNAL_ERROR_RESPONSE,
