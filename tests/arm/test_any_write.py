@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.arm import token_endpoint
+from forewarn.arm import maintenance_configurations, token_endpoint
 from forewarn.arm.routes import ROUTES
 from forewarn.core.access import Right, Role
 
-WRITING = [route for route in ROUTES if route.method in ("PUT", "PATCH", "POST") and route not in token_endpoint.ROUTES]
+ELSEWHERE = (*token_endpoint.ROUTES, *maintenance_configurations.ROUTES)
+WRITING = [route for route in ROUTES if route.method in ("PUT", "PATCH", "POST") and route not in ELSEWHERE]
 UPDATING = [route for route in WRITING if route.method in ("PUT", "PATCH")]
 
 NAMES = {"subscription": "sub", "group": "lab", "instance": "1", "event": "00000000-0000-4000-8000-000000000001"}

@@ -57,6 +57,9 @@ def target(arm: Any, route: ArmRoute) -> str:
         "operation": event.request_id,
         "event": event.id,
         "tenant": "tenant",
+        "configuration": "nightly",
+        "assignment": "one",
+        "update": "default",
     }
     return route.path.format_map(names)
 
@@ -69,8 +72,9 @@ def expected(route: ArmRoute) -> dict[str, str]:
     assert route.authorize.__name__ in OVER_THE_RESOURCE, (
         f"{label(route)} is over {route.authorize.__name__}: expect what?"
     )
+    places = {OWN, EVERYTHING} if "/resourceGroups/{group}" in route.path else {EVERYTHING}
     expected_by_role = {
-        f"{role} over {place}": ALLOWED if place != OTHER and route.right in ROLE_RIGHTS[role] else FORBIDDEN
+        f"{role} over {place}": ALLOWED if place in places and route.right in ROLE_RIGHTS[role] else FORBIDDEN
         for role in Role
         for place in PLACES
     }

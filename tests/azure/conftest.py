@@ -132,3 +132,17 @@ def compute_of(enter: Callable[[dict[str, str]], None]) -> Iterator[Callable[...
 @pytest.fixture
 def compute(console: WebService, compute_of: Callable[..., Any]) -> Any:
     return compute_of(console)
+
+
+@pytest.fixture
+def maintenance(console: WebService, enter: Callable[[dict[str, str]], None]) -> Iterator[Any]:
+    """A client of Microsoft.Maintenance, signed in as the administrator."""
+    from azure.identity import ClientSecretCredential
+    from azure.mgmt.maintenance import MaintenanceManagementClient
+
+    enter(console.trusting_environment)
+    with (
+        ClientSecretCredential("adfs", *console.admin_credentials, authority=console.base_url) as credential,
+        MaintenanceManagementClient(credential, SUBSCRIPTION, base_url=console.base_url) as client,
+    ):
+        yield client

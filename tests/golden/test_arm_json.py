@@ -64,7 +64,7 @@ GROUP = f"{IN_SUBSCRIPTION}/resourceGroups/shop"
 COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
 EVENTS = "providers/Microsoft.Maintenance/scheduledevents"
 UNKNOWN = "DEADBEEF-0000-4000-8000-000000000001"
-AREAS = ("discovery", "places", "vms", "scale-sets", "instances", "availability-sets", "operations")
+AREAS = ("discovery", "places", "vms", "scale-sets", "instances", "availability-sets", "operations", "maintenance")
 
 
 class Arm:
@@ -256,6 +256,69 @@ def operations(arm: Arm) -> None:
     arm("operations", "GET", template, None, "unknown", location="westeurope", operation=UNKNOWN.lower())
 
 
+def maintenance(arm: Arm) -> None:
+    """Maintenance configurations, and assignments to each kind of resource."""
+    area, provider = "maintenance", "providers/Microsoft.Maintenance"
+    groups = "/subscriptions/{subscription}/resourceGroups/{group}"
+    one = f"{groups}/{provider}/maintenanceConfigurations/{{configuration}}"
+    name = {"configuration": "weekly"}
+    arm(area, "PUT", one, CONFIGURATION, **name)
+    arm(area, "PUT", one, {**CONFIGURATION, "tags": {"a": "b"}}, "again", **name)
+    arm(area, "PATCH", one, {"properties": {"maintenanceWindow": {"duration": "03:00"}}}, **name)
+    arm(area, "PUT", one, {"location": "westeurope"}, "no scope", **name)
+    arm(area, "GET", one, **name)
+    arm(area, "GET", one, None, "unknown", configuration="nothing")
+    for place in (groups, "/subscriptions/{subscription}"):
+        arm(area, "GET", f"{place}/{provider}/maintenanceConfigurations")
+    arm(area, "GET", f"/subscriptions/{{subscription}}/{provider}/publicMaintenanceConfigurations")
+    arm(
+        area,
+        "GET",
+        f"/subscriptions/{{subscription}}/{provider}/publicMaintenanceConfigurations/{{configuration}}",
+        **name,
+    )
+
+    configuration = f"{GROUP}/{provider}/maintenanceConfigurations/weekly"
+    body = {"location": "westeurope", "properties": {"maintenanceConfigurationId": configuration}}
+    condition = {"filter": {"locations": ["westeurope"], "tagSettings": {"tags": {"team": ["shop"]}}}}
+    places = {
+        "…/virtualMachines/{vm}": {"vm": "web-12"},
+        "…/virtualMachineScaleSets/{set}": {"set": "pool"},
+        "…/virtualMachineScaleSets/{set}/virtualMachines/{instance}": {"set": "pool", "instance": "0"},
+        groups: {},
+        "/subscriptions/{subscription}": {},
+    }
+    for place, names in places.items():
+        assignment, of = f"{place}/{provider}/configurationAssignments/{{assignment}}", {**names, "assignment": "first"}
+        arm(area, "PUT", assignment, body, **of)
+        if not names:
+            arm(area, "PATCH", assignment, {"properties": condition}, **of)
+        arm(area, "GET", assignment, **of)
+        if names:
+            arm(area, "GET", f"{place}/{provider}/configurationAssignments", **names)
+    arm(area, "GET", f"/subscriptions/{{subscription}}/{provider}/configurationAssignments")
+    for place, names in places.items():
+        assignment = f"{place}/{provider}/configurationAssignments/{{assignment}}"
+        arm(area, "DELETE", assignment, **names, assignment="first")
+        arm(area, "DELETE", assignment, None, "again", **names, assignment="first")
+    arm(area, "DELETE", one, **name)
+    arm(area, "DELETE", one, None, "again", **name)
+
+
+CONFIGURATION = {
+    "location": "westeurope",
+    "properties": {
+        "maintenanceScope": "Host",
+        "maintenanceWindow": {
+            "startDateTime": "2099-01-01 02:00",
+            "duration": "02:00",
+            "timeZone": "W. Europe Standard Time",
+            "recurEvery": "Week Saturday",
+        },
+    },
+}
+
+
 def refusals(arm: Arm) -> None:
     """What a client gets that has a role over one VM only."""
     service = arm.console.service
@@ -287,6 +350,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
         availability_sets(arm)
         operations(arm)
         refusals(arm)
+        maintenance(arm)
         yield walk
 
 

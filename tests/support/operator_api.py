@@ -177,6 +177,8 @@ class Api:
             store.load("clock"),
             store.clients(),
             store.grants(),
+            store.configurations(),
+            store.assignments(),
         ]
 
     def restart_of(self, *names: str) -> list[dict[str, Any]]:

@@ -9,8 +9,15 @@ from forewarn.arm.targets import authorize_instances
 from forewarn.arm.updates import authorize_set_and_vms
 from forewarn.core.access import ROLE_RIGHTS, Right
 
+MAINTENANCE_SECTION = "Maintenance configurations"
 # The section of a route: the first whose segment is in its path.
 _SECTIONS: tuple[tuple[str, str], ...] = (
+    ("/maintenanceConfigurations", MAINTENANCE_SECTION),
+    ("/publicMaintenanceConfigurations", MAINTENANCE_SECTION),
+    ("/configurationAssignments", MAINTENANCE_SECTION),
+    ("/applyUpdates", MAINTENANCE_SECTION),
+    ("/Microsoft.Maintenance/updates", MAINTENANCE_SECTION),
+    ("/Microsoft.Maintenance/operations", MAINTENANCE_SECTION),
     ("/operations/", "Operations"),
     ("/availabilitySets", "Availability sets"),
     ("/virtualMachineScaleSets/{set}/virtualMachines", "Instances of scale sets"),
@@ -18,7 +25,8 @@ _SECTIONS: tuple[tuple[str, str], ...] = (
     ("/virtualMachines", "VMs"),
 )
 _ANONYMOUS_SECTION, _CONTAINERS_SECTION = "Discovery and sign-in", "Subscriptions and groups"
-_ORDER = (_ANONYMOUS_SECTION, _CONTAINERS_SECTION, *(title for _, title in reversed(_SECTIONS)))
+_TITLES = dict.fromkeys(title for _, title in reversed(_SECTIONS))
+_ORDER = (_ANONYMOUS_SECTION, _CONTAINERS_SECTION, *_TITLES)
 # Over what a right is needed, after the right's name.
 _RIGHT_SUFFIXES: dict[ArmAuthorizer, str] = {
     require_on_resource: "",
@@ -135,6 +143,8 @@ def section_of(route: ArmRoute) -> str:
 
 def success_statuses(route: ArmRoute) -> tuple[int, ...]:
     """The statuses of successful responses, the usual one first."""
+    if section_of(route) == MAINTENANCE_SECTION:
+        return {"PUT": (201, 200), "DELETE": (200, 204)}.get(route.method, (200,))
     if "/operations/" in route.path:
         return (200, 202)
     if route.method == "DELETE":

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from forewarn.arm.routing import COMPUTE_PATH, ArmRoute
-from tools.docs.azure_api import routes_by_section, section_of, success_statuses
+from tools.docs.azure_api import MAINTENANCE_SECTION, routes_by_section, section_of, success_statuses
 
 # Variables that the page sets at its top, and the paths they stand for; the first prefix of a path wins.
 _ID_VARIABLES = {
@@ -137,7 +137,8 @@ A request that is answered with 202 takes time: until its events are approved, o
 ## Calls
 
 Each call is shown twice: with the token from above, and with Az. The number is the status of a successful response.
-`Invoke-RestMethod` throws on an error; `ErrorDetails.Message` has forewarn's message.
+`Invoke-RestMethod` throws on an error; `ErrorDetails.Message` has forewarn's message. The routes of maintenance
+configurations are not shown here: [Azure's API](azure-api.md#maintenance-configurations) has their paths.
 
 {sections}"""
 
@@ -192,8 +193,8 @@ if ($state.status -ne 'Succeeded') { throw "the operation is $($state.status): $
 
 
 def powershell_markdown(routes: Sequence[ArmRoute]) -> str:
-    """The page docs/reference/powershell.md."""
-    authenticated = [route for route in routes if route.right is not None]
+    """The page docs/reference/powershell.md, without the routes of maintenance configurations."""
+    authenticated = [r for r in routes if r.right is not None and section_of(r) != MAINTENANCE_SECTION]
     sections = [_section(title, section) for title, section in routes_by_section(authenticated)]
     blocks = {"sign_in": _SIGN_IN, "az": _AZ, "names": _SET_NAMES, "wait": _WAIT}
     return _PAGE.format(sections="\n".join(sections), **blocks)

@@ -51,7 +51,7 @@ _AVAILABILITY_SETS_SEGMENT = f"{COMPUTE_PROVIDER}/availabilitySets"
 _INSTANCES_PATH = f"{SCALE_SET_PATH}/virtualMachines"
 
 
-def _paged_response(
+def paged_response(
     call: ArmCall, names: Sequence[str], render: Callable[[str], JsonObject], page_size: int = PAGE_SIZE
 ) -> ArmResponse:
     """One page of a list as `{"value": [...]}`, with a `nextLink` to the next page if there is one.
@@ -92,7 +92,7 @@ def _require_container(context: RequestContext, call: ArmCall) -> None:
         raise ArmError(
             404, "ResourceGroupNotFound", f"resource group {group!r} has no VM: `az group list` lists the groups"
         )
-    raise _subscription_not_found(call)
+    raise subscription_not_found(call)
 
 
 def _stored_vm(context: RequestContext, key: str) -> Vm:
@@ -148,7 +148,7 @@ async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
     if not groups:
         _require_container(context, call)
-    return _paged_response(call, groups, lambda group: _group_json(context, group))
+    return paged_response(call, groups, lambda group: _group_json(context, group))
 
 
 async def show_group(context: RequestContext, call: ArmCall) -> ArmResponse:
@@ -172,10 +172,11 @@ def _visible_subscription(context: RequestContext, call: ArmCall) -> str:
     for name in _visible_subscriptions(context):
         if name.casefold() == wanted:
             return name
-    raise _subscription_not_found(call)
+    raise subscription_not_found(call)
 
 
-def _subscription_not_found(call: ArmCall) -> ArmError:
+def subscription_not_found(call: ArmCall) -> ArmError:
+    """The error of a call that names a subscription without a VM: 404 with Azure's code."""
     name = call.path_params["subscription"]
     return ArmError(404, "SubscriptionNotFound", f"subscription {name!r} does not exist: `az account list` lists them")
 
@@ -280,7 +281,7 @@ async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
     _require_container(context, call)
     keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
     renderer = _VmRenderer(context, call)
-    return _paged_response(call, keys, lambda key: renderer.vm(_stored_vm(context, key)))
+    return paged_response(call, keys, lambda key: renderer.vm(_stored_vm(context, key)))
 
 
 async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
@@ -333,7 +334,7 @@ async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse
     """
     _require_container(context, call)
     sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
-    return _paged_response(call, sets, lambda resource: scale_set_json(all_vms_in(context, resource)), SET_PAGE_SIZE)
+    return paged_response(call, sets, lambda resource: scale_set_json(all_vms_in(context, resource)), SET_PAGE_SIZE)
 
 
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
@@ -363,7 +364,7 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
     if not instances and context.principal.may(Right.READ, call.resource):
         raise _scale_set_not_found(call)
     renderer = _VmRenderer(context, call)
-    return _paged_response(call, [vm.key for vm in instances], lambda key: renderer.instance(_stored_vm(context, key)))
+    return paged_response(call, [vm.key for vm in instances], lambda key: renderer.instance(_stored_vm(context, key)))
 
 
 async def show_instance(context: RequestContext, call: ArmCall) -> ArmResponse:
@@ -440,9 +441,7 @@ async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmR
     """
     _require_container(context, call)
     sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)
-    return _paged_response(
-        call, sets, lambda resource: _visible_availability_set_json(context, resource), SET_PAGE_SIZE
-    )
+    return paged_response(call, sets, lambda resource: _visible_availability_set_json(context, resource), SET_PAGE_SIZE)
 
 
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:

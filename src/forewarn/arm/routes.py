@@ -11,7 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from forewarn.arm import actions, approvals, discovery, operations, resources, token_endpoint, updates
+from forewarn.arm import (
+    actions,
+    approvals,
+    discovery,
+    maintenance_configurations,
+    operations,
+    resources,
+    token_endpoint,
+    updates,
+)
 from forewarn.arm.api_versions import require_known_version
 from forewarn.arm.errors import arm_error_response, make_arm_error
 from forewarn.arm.repeated_calls import CLIENT_REQUEST_ID_HEADER
@@ -28,6 +37,7 @@ ROUTES: tuple[ArmRoute, ...] = (
     *updates.ROUTES,
     *operations.ROUTES,
     *approvals.ROUTES,
+    *maintenance_configurations.ROUTES,
 )
 
 _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

@@ -17,10 +17,16 @@ from forewarn.conformance.store_rows import (
 )
 from forewarn.conformance.store_suite import LIVE_STATUSES, StoreSuite
 from forewarn.core.access import Grant, RegisteredClient, Role
+from forewarn.core.azure_windows import AzureWindow, MaintenanceScope, parse_azure_window
 from forewarn.core.commit import Commit
 from forewarn.core.event import EventState, Gate
 from forewarn.core.fleet import Host, HostHealth
 from forewarn.core.health import MAX_MEASUREMENTS
+from forewarn.core.maintenance_configuration import (
+    AssignmentFilter,
+    ConfigurationAssignment,
+    MaintenanceConfiguration,
+)
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import EventGridStatus, WebhookCursor, WebhookSchema, WebhookSubscription
 from forewarn.errors import Conflict
@@ -387,3 +393,35 @@ class StoreQueryTests(StoreSuite):
             assert store.webhooks() == [other]
 
         self.run_scenarios(first, second)
+
+    def test_maintenance_configurations_and_assignments_are_kept_by_key(self) -> None:
+        """A configuration or assignment replaces the one with the same id in any case; both are sorted by key."""
+        words = AzureWindow(start="2026-12-05 02:00", time_zone="UTC", duration="02:00", recur_every="Week Saturday")
+        nightly = MaintenanceConfiguration(
+            id="/subscriptions/S/b",
+            location="westeurope",
+            maintenance_scope=MaintenanceScope.HOST,
+            azure_window=words,
+            window=parse_azure_window(words, MaintenanceScope.HOST),
+            tags={"team": "shop"},
+            install_patches={"rebootSetting": "Always"},
+        )
+        other = replace_fields(nightly, id="/subscriptions/S/A")
+        filtered = AssignmentFilter(locations=("westeurope",), tags={"team": ("shop", "web")}, needs_all_tags=True)
+        first_one = ConfigurationAssignment(id="/x", target="/subscriptions/S", configuration_id=nightly.id)
+        second_one = replace_fields(first_one, id="/a", filter=filtered)
+
+        async def first(store: Store) -> None:
+            await store.commit(Commit(configurations=(nightly, other), assignments=(first_one, second_one)))
+            await store.commit(Commit(configurations=(replace_fields(nightly, id="/SUBSCRIPTIONS/s/B"),)))
+
+        async def second(store: Store) -> None:
+            assert store.configurations() == [other, replace_fields(nightly, id="/SUBSCRIPTIONS/s/B")]
+            assert store.assignments() == [second_one, first_one]
+            await store.commit(Commit(removed_configurations=(other.key, "none"), removed_assignments=("/x", "none")))
+
+        async def third(store: Store) -> None:
+            assert [configuration.key for configuration in store.configurations()] == [nightly.key]
+            assert store.assignments() == [second_one]
+
+        self.run_scenarios(first, second, third)

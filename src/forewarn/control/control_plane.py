@@ -18,6 +18,7 @@ from forewarn.control.fleet import FleetService
 from forewarn.control.guests import GuestService
 from forewarn.control.host_statements import HostStatementService
 from forewarn.control.lab_clock import LabClockService
+from forewarn.control.maintenance_configurations import MaintenanceConfigurationService
 from forewarn.control.placement_index import PlacementIndex
 from forewarn.control.reconciler import Reconciler
 from forewarn.control.replays import ReplayService
@@ -57,11 +58,12 @@ class ControlPlane:
     """All use cases on one store, with the reconciler and the webhook dispatcher.
 
     Use cases are attributes: `requests`, `host_statements`, `guests`, `fleet`, `access`, `webhooks`, `faults`,
-    `fault_storms`, `replays`, `rollouts`, `budgets`, `request_keys`, `unannounced_changes` and `lab_clock`. The caller
-    runs `reconciler.run()`, `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them, and calls
-    `close`. Use it from one event loop. The constructor reads the store, subscribes to its commits and queues the acts
-    that an earlier process left unfinished; nothing is performed before the reconciler runs. Store, clock and
-    hypervisor stay the caller's. `verbs` says which maintenance can be requested; None: what the hypervisor supports.
+    `fault_storms`, `replays`, `rollouts`, `budgets`, `maintenance_configurations`, `request_keys`,
+    `unannounced_changes` and `lab_clock`. The caller runs `reconciler.run()`, `webhook_delivery.run()` and
+    `unannounced_changes.run()` as tasks, ends them, and calls `close`. Use it from one event loop. The constructor
+    reads the store, subscribes to its commits and queues the acts that an earlier process left unfinished; nothing is
+    performed before the reconciler runs. Store, clock and hypervisor stay the caller's. `verbs` says which maintenance
+    can be requested; None: what the hypervisor supports.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class ControlPlane:
         )
         self.budgets = BudgetService(transactions)
         self.rollouts = RolloutService(transactions=transactions, new_id=new_id, budgets=self.budgets)
+        self.maintenance_configurations = MaintenanceConfigurationService(transactions=transactions)
         self.faults = FaultService(
             transactions=transactions, registry=registry, new_id=new_id, real_time=inputs.real_time
         )
@@ -148,6 +151,8 @@ class ControlPlane:
         self.placement.on_commit(applied)
         if self.budgets.is_used:
             self.budgets.on_commit(applied)  # before the reconciler, whose rollouts wait for budgets
+        if applied.commit.changes_configurations:
+            self.maintenance_configurations.forget()
         self._fault_registry.on_commit(applied)
         if self.unannounced_changes.fleet is not None:
             self.unannounced_changes.fleet.on_commit(applied)

@@ -14,6 +14,7 @@ from forewarn.core.event import Act, Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import Measurement
 from forewarn.core.history import HistoryEntry
+from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
@@ -48,7 +49,17 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     removed_webhooks: tuple[str, ...] = ()  # likewise
     cursors: tuple[WebhookCursor, ...] = ()  # new positions of webhooks; none moves back
     measurements: tuple[Measurement, ...] = ()  # of health checks, in this order; those of open rollouts only
+    configurations: tuple[MaintenanceConfiguration, ...] = ()  # new and changed ones
+    removed_configurations: tuple[str, ...] = ()  # keys; unknown ones are ignored
+    assignments: tuple[ConfigurationAssignment, ...] = ()  # new and changed ones
+    removed_assignments: tuple[str, ...] = ()  # likewise
     entries: tuple[HistoryEntry, ...] = ()  # appended to the history, in this order
+
+    @property
+    def changes_configurations(self) -> bool:
+        """Whether it adds, changes or removes maintenance configurations or assignments of them."""
+        changed = (self.configurations, self.removed_configurations, self.assignments, self.removed_assignments)
+        return any(changed)
 
 
 def scope_commit(old: Scope | None, new: Scope) -> Commit:

@@ -7,7 +7,7 @@ change; one that occurs twice is the first of the two. A window lasts its length
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
@@ -18,7 +18,12 @@ from forewarn.duration import format_duration, parse_duration
 
 DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_WINDOW_S = 7 * 86_400.0
+MAX_EVERY = 366  # of `MaintenanceWindow.every`
+MAX_OFFSET_DAYS = 6
+LAST_WEEK = -1  # of `MaintenanceWindow.week_of_month`
+_WEEK_NAMES = {1: "first", 2: "second", 3: "third", 4: "fourth", LAST_WEEK: "last"}
 _SEARCH_DAYS = 3 * 366  # how far ahead an opening is looked for
+_COMMON_SEARCH_S = 400 * 86_400.0  # how far ahead windows of several sets that are open together are looked for
 _DAY_S = 86_400.0
 _EXAMPLE = "'sat,sun 02:00 4h Europe/Berlin' or '2026-12-05T22:00 6h Europe/Berlin'"
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
@@ -30,9 +35,10 @@ Period = tuple[float, float]  # from its first instant to just before its end, i
 
 
 class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A time in which maintenance may start, every week or once. Stored.
+    """A time in which maintenance may start: every day, week or month, every few of them, or once. Stored.
 
-    `parse_window` makes one from text; `checked_window` checks one.
+    `parse_window` makes one from text; `checked_window` checks one. Weeks begin on Monday. With `month_days` or
+    `week_of_month` it opens by month, else with `days` by week, else by day.
     """
 
     start: str  # local time of day, such as `02:00`
@@ -40,6 +46,13 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     zone: str  # IANA name, such as `Europe/Berlin`
     days: tuple[int, ...] = ()  # weekdays on which it opens, from 0 (Monday), ascending; (): every day
     on: str = ""  # opens only on this date, such as `2026-12-05`; "": every week
+    every: int = 1  # 2: opens in every second day, week or month, counted from that of `first`
+    first: str = ""  # opens from this date on; "": always did, which only `every` 1 allows
+    month_days: tuple[int, ...] = ()  # days of a month on which it opens, from 1; a month without that day has none
+    week_of_month: int = 0  # opens on this one of the weekday `days` of a month: 1 to 4, or -1 for the last; 0: by week
+    offset_days: int = 0  # and that many days later, or earlier if negative; only with `week_of_month`
+    until: str = ""  # closed from this local time on, such as `2027-01-01T00:00`; "": never ends
+    skipped: tuple[float, ...] = ()  # openings that are left out, in seconds since 1970
 
 
 class BlackoutDates(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -52,12 +65,14 @@ class BlackoutDates(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class MaintenanceCalendar(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """When events may start without an approval: in windows, and from the deadline on. Stored.
 
-    On blackout dates no window is open.
+    On blackout dates no window is open. With several sets of windows, one of each set must be open at the same time.
     """
 
     windows: tuple[MaintenanceWindow, ...]  # at least one
     blackouts: tuple[BlackoutDates, ...] = ()
     deadline: float | None = None  # lab time from which windows no longer matter; None: they always do
+    other_sets: tuple[tuple[MaintenanceWindow, ...], ...] = ()  # further sets of windows, none of them empty
+    source: str = ""  # for people: whose windows these are, such as `configuration nightly`; "": the rollout's own
 
 
 def is_open(calendar: MaintenanceCalendar, at: float) -> bool:
@@ -80,8 +95,47 @@ def next_start(calendar: MaintenanceCalendar, at: float) -> float | None:
 
 
 def _next_opening(calendar: MaintenanceCalendar, at: float) -> float | None:
-    found = (_next_opening_of(window, calendar.blackouts, at) for window in calendar.windows)
+    if not calendar.other_sets:
+        return _next_opening_of_set(calendar.windows, calendar.blackouts, at)
+    return _next_common_opening((calendar.windows, *calendar.other_sets), calendar.blackouts, at)
+
+
+@lru_cache(maxsize=4096)
+def _next_common_opening(
+    sets: tuple[tuple[MaintenanceWindow, ...], ...], blackouts: tuple[BlackoutDates, ...], at: float
+) -> float | None:
+    """Return when a window of each set is open at the same time, at most about a year after `at`; or None."""
+    latest = at + _COMMON_SEARCH_S
+    while at <= latest:
+        opens = at
+        for windows in sets:
+            found = _next_opening_of_set(windows, blackouts, opens)
+            if found is None:
+                return None
+            opens = found
+        if opens == at:
+            return at
+        at = opens
+    return None
+
+
+def _next_opening_of_set(
+    windows: Iterable[MaintenanceWindow], blackouts: Iterable[BlackoutDates], at: float
+) -> float | None:
+    found = (_next_opening_of(window, blackouts, at) for window in windows)
     return min((opening for opening in found if opening is not None), default=None)
+
+
+def opening_at(window: MaintenanceWindow, at: float) -> Period | None:
+    """Return the period of a window that begins exactly at this time, also a skipped one, or None."""
+    whole = msgspec.structs.replace(window, skipped=())
+    found = next((period for period in _periods(whole, at) if period[0] >= at), None)
+    return found if found is not None and found[0] == at else None
+
+
+def openings(window: MaintenanceWindow, at: float) -> Iterator[Period]:
+    """Yield when the window is open, in order, for at least three years; at first a period open at `at`."""
+    return (period for period in _periods(window, at) if period[1] > at)
 
 
 def _next_opening_of(window: MaintenanceWindow, blackouts: Iterable[BlackoutDates], at: float) -> float | None:
@@ -102,12 +156,47 @@ def _periods(window: MaintenanceWindow, at: float) -> Iterator[Period]:
         yield begin, begin + window.length_s
         return
     first = datetime.fromtimestamp(at - window.length_s, zone).date() - timedelta(days=1)
+    if window.first:
+        first = max(first, date.fromisoformat(window.first))
+    closes = _instant(datetime.fromisoformat(window.until), zone) if window.until else _LATEST
+    opens_on = _day_rule(window)
     for offset in range(_SEARCH_DAYS):
         day = first + timedelta(days=offset)
-        if window.days and day.weekday() not in window.days:
+        if not opens_on(day):
             continue
         begin = _instant(datetime.combine(day, opens), zone)
-        yield begin, begin + window.length_s
+        if begin >= closes:
+            return
+        if begin not in window.skipped:
+            yield begin, min(begin + window.length_s, closes)
+
+
+def _day_rule(window: MaintenanceWindow) -> Callable[[date], bool]:
+    """Return the function that says whether the window opens on a date that is not before its first."""
+    first = date.fromisoformat(window.first) if window.first else date.min
+    days, every = frozenset(window.days), window.every
+
+    def is_month(day: date) -> bool:
+        return every == 1 or (day.year * 12 + day.month - first.year * 12 - first.month) % every == 0
+
+    def by_week_of_month(day: date) -> bool:
+        counted = day - timedelta(days=window.offset_days)
+        if counted.weekday() not in days or not is_month(counted):
+            return False
+        if window.week_of_month == LAST_WEEK:
+            return (counted + timedelta(days=7)).month != counted.month
+        return (counted.day - 1) // 7 + 1 == window.week_of_month
+
+    if window.week_of_month:
+        return by_week_of_month
+    if window.month_days:
+        return lambda day: day.day in window.month_days and is_month(day)
+    if every == 1:
+        return lambda day: not days or day.weekday() in days
+    if days:
+        monday = first.toordinal() - first.weekday()
+        return lambda day: day.weekday() in days and (day.toordinal() - monday) // 7 % every == 0
+    return lambda day: (day.toordinal() - first.toordinal()) % every == 0
 
 
 def _without_blackouts(period: Period, blackouts: Iterable[BlackoutDates], zone_name: str) -> list[Period]:
@@ -188,7 +277,35 @@ def checked_window(window: MaintenanceWindow) -> MaintenanceWindow:
         _parse_date(window.on)
         if window.days:
             raise ValueError(f"a window opens on {window.on} or on weekdays: give one of the two")
-    return msgspec.structs.replace(window, days=tuple(sorted(set(window.days))))
+    _check_recurrence(window)
+    days, month_days = tuple(sorted(set(window.days))), tuple(sorted(set(window.month_days)))
+    return msgspec.structs.replace(window, days=days, month_days=month_days)
+
+
+def _check_recurrence(window: MaintenanceWindow) -> None:
+    if window.first:
+        _parse_date(window.first)
+    if not 1 <= window.every <= MAX_EVERY:
+        raise ValueError(f"a window every {window.every} days, weeks or months is not possible: give 1 to {MAX_EVERY}")
+    if window.every > 1 and not window.first:
+        raise ValueError("a window that does not open each time needs a first date: give it")
+    if any(day not in range(1, 32) for day in window.month_days):
+        raise ValueError("a day of a month is 1 to 31")
+    if window.week_of_month not in (0, 1, 2, 3, 4, LAST_WEEK) or abs(window.offset_days) > MAX_OFFSET_DAYS:
+        raise ValueError("a window opens in the first to the fourth or the last week of a month, up to 6 days off")
+    if window.week_of_month and (len(window.days) != 1 or window.month_days):
+        raise ValueError("a window by weeks of a month needs one weekday, and no days of the month")
+    if window.month_days and window.days:
+        raise ValueError("a window opens on days of the month or on weekdays: give one of the two")
+    if window.until:
+        _check_local_time(window.until)
+
+
+def _check_local_time(text: str) -> None:
+    match = _DATE_TIME.fullmatch(text)
+    if match is None or not _TIME.fullmatch(match[2]):
+        raise ValueError(f"{text!r} is not a local time: write it like 2027-01-01T00:00")
+    _parse_date(match[1])
 
 
 @lru_cache(maxsize=1)
@@ -249,8 +366,12 @@ def make_calendar(
 
 
 def calendar_text(calendar: MaintenanceCalendar) -> str:
-    """Return the calendar for people: `sat 02:00 4h UTC; not on 2026-12-24; at the latest Thu …`."""
-    parts = [", ".join(map(window_text, calendar.windows))]
+    """Return the calendar for people: `sat 02:00 4h UTC; not on 2026-12-24; at the latest Thu …`.
+
+    Sets of windows that must be open at the same time are joined by `and`.
+    """
+    sets = (calendar.windows, *calendar.other_sets)
+    parts = [" and ".join(", ".join(map(window_text, windows)) for windows in sets)]
     if calendar.blackouts:
         parts.append("not on " + ", ".join(map(blackout_text, calendar.blackouts)))
     if calendar.deadline is not None:
@@ -259,11 +380,29 @@ def calendar_text(calendar: MaintenanceCalendar) -> str:
 
 
 def window_text(window: MaintenanceWindow) -> str:
-    """Return the window as `parse_window` reads it, such as `sat,sun 02:00 4h Europe/Berlin`."""
+    """Return the window for people, such as `sat,sun 02:00 4h Europe/Berlin`.
+
+    `parse_window` reads it, unless the window opens by month, not every time, or only for some time.
+    """
     start = f"{window.on}T{window.start}" if window.on else window.start
-    days = ",".join(DAY_NAMES[day] for day in window.days)
     length = format_duration(window.length_s, units=4).replace(" ", "")
-    return " ".join(part for part in (days, start, length, window.zone) if part)
+    begins = f"from {window.first}" if window.first else ""
+    ends = f"until {window.until.replace('T', ' ')}" if window.until else ""
+    parts = (_recurrence_text(window), start, length, window.zone, begins, ends)
+    return " ".join(part for part in parts if part)
+
+
+def _recurrence_text(window: MaintenanceWindow) -> str:
+    days = ",".join(DAY_NAMES[day] for day in window.days)
+    is_monthly = bool(window.week_of_month or window.month_days)
+    unit = "month" if is_monthly else "week" if days else "day"
+    each = f"every {window.every} {unit}s" if window.every > 1 else "every month" if is_monthly else ""
+    if window.month_days:
+        days = "on day " + ",".join(map(str, window.month_days))
+    elif window.week_of_month:
+        shift = f" {window.offset_days:+d}d" if window.offset_days else ""
+        days = f"on the {_WEEK_NAMES[window.week_of_month]} {days}{shift}"
+    return " ".join(part for part in (each, days) if part)
 
 
 def blackout_text(blackout: BlackoutDates) -> str:

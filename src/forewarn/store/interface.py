@@ -14,6 +14,7 @@ from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
@@ -278,6 +279,12 @@ class Store(Protocol):
         [] if it has none. Only the newest MAX_MEASUREMENTS (5000) of a rollout are kept; of more than `limit` (None: no
         limit), return the newest ones, still oldest first. Raises Unavailable.
         """
+
+    def configurations(self) -> list[MaintenanceConfiguration]:
+        """Return all maintenance configurations, sorted by key. Raises Unavailable."""
+
+    def assignments(self) -> list[ConfigurationAssignment]:
+        """Return all assignments of maintenance configurations, sorted by key. Raises Unavailable."""
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` wrote under this name, or None. Raises Unavailable."""

@@ -16,6 +16,7 @@ from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
@@ -277,6 +278,14 @@ class MemoryStore(Store):
     def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
         """Return the newest `limit` measurements (None: all) of a rollout (its request's id), oldest first."""
         return _newest(self._tables.measurements.get(request_id, []), limit)
+
+    def configurations(self) -> list[MaintenanceConfiguration]:
+        """Return all maintenance configurations, sorted by key."""
+        return [row for _, row in sorted(self._tables.configurations.items())]
+
+    def assignments(self) -> list[ConfigurationAssignment]:
+        """Return all assignments of maintenance configurations, sorted by key."""
+        return [row for _, row in sorted(self._tables.assignments.items())]
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` wrote under this name, or None."""

@@ -14,6 +14,7 @@ from forewarn.core.event import Event, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import MAX_MEASUREMENTS, Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
@@ -45,6 +46,8 @@ class MemoryTables:
     grants: dict[str, Grant] = field(default_factory=dict)
     webhooks: dict[str, WebhookSubscription] = field(default_factory=dict)
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)  # by request id; oldest first
+    configurations: dict[str, MaintenanceConfiguration] = field(default_factory=dict)  # by key
+    assignments: dict[str, ConfigurationAssignment] = field(default_factory=dict)  # by key
     saved: dict[str, bytes] = field(default_factory=dict)  # values of `Store.save`, by name
 
     def copy(self) -> MemoryTables:
@@ -67,6 +70,8 @@ class MemoryTables:
             grants=dict(self.grants),
             webhooks=dict(self.webhooks),
             measurements=dict(self.measurements),  # its lists are never changed in place
+            configurations=dict(self.configurations),
+            assignments=dict(self.assignments),
             saved=dict(self.saved),
         )
 
@@ -137,6 +142,10 @@ class MemoryTables:
         for measurement in commit.measurements:
             of_rollout = [*self.measurements.get(measurement.request_id, ()), measurement]
             self.measurements[measurement.request_id] = of_rollout[-MAX_MEASUREMENTS:]
+        self.configurations.update({configuration.key: configuration for configuration in commit.configurations})
+        _remove_keys(self.configurations, commit.removed_configurations)
+        self.assignments.update({assignment.key: assignment for assignment in commit.assignments})
+        _remove_keys(self.assignments, commit.removed_assignments)
         entries = self._append(commit.entries)
         return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 

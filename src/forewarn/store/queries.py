@@ -17,6 +17,7 @@ from sqlalchemy.sql import ClauseElement
 from forewarn.core.event import EventState
 from forewarn.store.schema import (
     clients,
+    configuration_assignments,
     deliveries,
     delivery_events,
     delivery_labels,
@@ -26,6 +27,7 @@ from forewarn.store.schema import (
     grants,
     history,
     hosts,
+    maintenance_configurations,
     measurements,
     planned,
     polls,
@@ -152,6 +154,8 @@ PLANNED_BEHIND = compile_sql(select(planned.c.gate_id).distinct().where(in_json_
 REQUEST = _select_by_key(requests.c.id, requests.c.body, requests.c.version)
 CLIENT = _select_by_key(clients.c.id, clients.c.body)
 CLIENTS = compile_sql(select(clients.c.body).order_by(clients.c.id))
+CONFIGURATIONS = compile_sql(select(maintenance_configurations.c.body).order_by(maintenance_configurations.c.id))
+ASSIGNMENTS = compile_sql(select(configuration_assignments.c.body).order_by(configuration_assignments.c.id))
 WEBHOOKS = compile_sql(select(webhooks.c.body, webhooks.c.cursor).order_by(webhooks.c.position))
 ENTRIES_AFTER = compile_sql(
     _with_limit(select(history.c.body, history.c.seq).where(history.c.seq > bindparam("after")).order_by(history.c.seq))

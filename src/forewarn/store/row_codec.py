@@ -13,6 +13,7 @@ from forewarn.core.event import Event, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
@@ -29,6 +30,8 @@ read_last_poll = Decoder(LastPoll).decode
 read_client = Decoder(RegisteredClient).decode
 read_grant = Decoder(Grant).decode
 read_measurement = Decoder(Measurement).decode
+read_configuration = Decoder(MaintenanceConfiguration).decode
+read_assignment = Decoder(ConfigurationAssignment).decode
 _read_host = Decoder(Host).decode
 _read_gate = Decoder(Gate).decode
 _read_request = Decoder(MaintenanceRequest).decode
@@ -226,6 +229,11 @@ def grant_row(grant: Grant) -> SqlRow:
 def webhook_row(webhook: WebhookSubscription) -> SqlRow:
     """Return the row of a webhook as column → value, without its position, which the database gives."""
     return {"id": webhook.id, "cursor": webhook.cursor, "body": _encode(webhook)}
+
+
+def configuration_row(value: MaintenanceConfiguration | ConfigurationAssignment) -> SqlRow:
+    """Return the row of a maintenance configuration, or of an assignment of one, as column → value."""
+    return {"id": value.key, "body": _encode(value)}
 
 
 def cursor_row(cursor: WebhookCursor) -> SqlRow:

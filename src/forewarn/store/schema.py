@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy import Integer as Int
 
 APPLICATION_ID = 0x4657524E  # "FWRN", in the header of every store file
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")  # ids of the migrations, oldest first
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")  # ids of the migrations, oldest first
 REVISION = REVISIONS[-1]  # of a store that is up to date; also the user_version of the file
 
 # 64 bits on both engines: an epoch is a time in seconds, and 32 bits end in 2038.
@@ -241,6 +241,20 @@ measurements = Table(
     Column("request_id", String, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Index("measurements_by_request", "request_id", "position"),
+)
+
+maintenance_configurations = Table(
+    "maintenance_configurations",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+configuration_assignments = Table(
+    "configuration_assignments",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
 )
 
 # Only in SQLite, and empty unless the store is a copy of a record (see `record`): the last group that the copy has.

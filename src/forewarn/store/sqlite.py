@@ -16,6 +16,7 @@ from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.health import MAX_MEASUREMENTS, Measurement
 from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
 from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
@@ -349,6 +350,14 @@ class SqliteStore(Store):
         """
         rows = self._newest_rows(queries.MEASUREMENTS, MAX_MEASUREMENTS if limit is None else limit, row_id=request_id)
         return [row_codec.read_measurement(body) for (body,) in rows]
+
+    def configurations(self) -> list[MaintenanceConfiguration]:
+        """Return all maintenance configurations, sorted by key. Raises Unavailable."""
+        return [row_codec.read_configuration(body) for (body,) in self._rows(queries.CONFIGURATIONS)]
+
+    def assignments(self) -> list[ConfigurationAssignment]:
+        """Return all assignments of maintenance configurations, sorted by key. Raises Unavailable."""
+        return [row_codec.read_assignment(body) for (body,) in self._rows(queries.ASSIGNMENTS)]
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` wrote under this name, or None. Raises Unavailable."""

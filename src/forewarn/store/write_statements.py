@@ -28,6 +28,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from forewarn.store.queries import compile_sql, in_json_list
 from forewarn.store.schema import (
     clients,
+    configuration_assignments,
     deliveries,
     delivery_events,
     delivery_labels,
@@ -37,6 +38,7 @@ from forewarn.store.schema import (
     grants,
     history,
     hosts,
+    maintenance_configurations,
     measurements,
     planned,
     polls,
@@ -231,4 +233,8 @@ REMOVE_GRANT = _delete_by_key(grants, "id")
 PUT_WEBHOOK = _upsert(webhooks, "id")
 REMOVE_WEBHOOK = _delete_by_key(webhooks, "id")
 UPDATE_CURSOR = _update_cursor()
+PUT_CONFIGURATION = _upsert(maintenance_configurations, "id")
+REMOVE_CONFIGURATION = _delete_by_key(maintenance_configurations, "id")
+PUT_ASSIGNMENT = _upsert(configuration_assignments, "id")
+REMOVE_ASSIGNMENT = _delete_by_key(configuration_assignments, "id")
 PUT_SAVED = _upsert(saved, "name")

@@ -60,6 +60,10 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     _execute_each(db, write_statements.ADD_MEASUREMENT, commit.measurements, row_codec.measurement_row)
     for request_id in {measurement.request_id for measurement in commit.measurements}:
         db.execute(write_statements.REMOVE_OLD_MEASUREMENTS, {"row_id": request_id, "kept": MAX_MEASUREMENTS})
+    _execute_each(db, write_statements.PUT_CONFIGURATION, commit.configurations, row_codec.configuration_row)
+    _execute_each(db, write_statements.REMOVE_CONFIGURATION, commit.removed_configurations, _id_row)
+    _execute_each(db, write_statements.PUT_ASSIGNMENT, commit.assignments, row_codec.configuration_row)
+    _execute_each(db, write_statements.REMOVE_ASSIGNMENT, commit.removed_assignments, _id_row)
     entries = tuple(_append_entry(db, entry) for entry in commit.entries)
     seq = entries[-1].seq if entries else _read_last_seq(db)
     return AppliedCommit(commit=replace(commit, entries=entries), seq=seq)

@@ -1,0 +1,152 @@
+"""Maintenance windows as Azure writes them: start, duration, time zone, recurrence, expiration."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime
+from enum import StrEnum
+
+import msgspec
+
+from forewarn.core.windows import LAST_WEEK, MAX_OFFSET_DAYS, MaintenanceWindow, checked_window
+from forewarn.core.windows_time_zones import iana_time_zone
+
+NO_EXPIRATION = "9999-12-31 23:59:59"  # what Azure shows for a configuration that does not expire
+_FIRST_ENDLESS_YEAR = 9000  # an expiration in this year or later is none
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_WEEKS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "last": LAST_WEEK}
+_DATE_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d)(?::\d\d)?", re.ASCII)
+_DURATION = re.compile(r"(\d\d):([0-5]\d)", re.ASCII)
+_RECURRENCE = re.compile(r"(\d{1,3})?\s*(day|week|month)s?(?:\s+(\S.*))?", re.ASCII | re.IGNORECASE)
+_MONTH_DAY = re.compile(r"day([1-9]|[12]\d|3[01])", re.ASCII | re.IGNORECASE)
+_WEEK_OF_MONTH = re.compile(r"(\w+)\s+(\w+)(?:\s+offset([+-]?\d))?", re.ASCII | re.IGNORECASE)
+_LONGEST_PERIOD = {"day": 366, "week": 52, "month": 12}  # of the other scopes than Host
+_LONGEST_HOST_PERIOD = {"day": 35, "week": 5, "month": 1}  # Azure applies updates of hosts within 35 days
+_RECURRENCE_EXAMPLES = "'Day', '2Weeks Saturday,Sunday', 'Month day1,day15' or 'Month Third Sunday Offset2'"
+
+
+class MaintenanceScope(StrEnum):
+    """What a maintenance configuration is about. Azure's names; the others of Azure are refused."""
+
+    HOST = "Host"  # maintenance of the platform: what rollouts do
+    OS_IMAGE = "OSImage"  # automatic upgrades of OS images, which never happen here
+    IN_GUEST_PATCH = "InGuestPatch"  # patches of the guest's OS, which never happen here
+
+
+# Shortest, longest and default duration in minutes.
+_DURATIONS_MIN = {
+    MaintenanceScope.HOST: (120, 24 * 60, 120),
+    MaintenanceScope.OS_IMAGE: (300, 24 * 60, 300),
+    MaintenanceScope.IN_GUEST_PATCH: (90, 235, 235),
+}
+
+
+class AzureWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A maintenance window in Azure's words, as a user wrote it. Stored, and shown to Azure's clients."""
+
+    start: str  # local time, such as `2026-12-05 02:00`
+    time_zone: str  # a name of Windows, such as `W. Europe Standard Time`
+    duration: str = ""  # hours and minutes, such as `02:00`; "": the default of its scope
+    recur_every: str = ""  # such as `Week Saturday`; "": opens once
+    expires: str = ""  # local time; "": never
+
+
+def with_default_duration(window: AzureWindow, scope: MaintenanceScope) -> AzureWindow:
+    """Return the window with the duration that Azure gives to this scope, if it has none."""
+    if window.duration:
+        return window
+    minutes = _DURATIONS_MIN[scope][2]
+    return msgspec.structs.replace(window, duration=f"{minutes // 60:02}:{minutes % 60:02}")
+
+
+def parse_azure_window(window: AzureWindow, scope: MaintenanceScope) -> MaintenanceWindow:
+    """Return the window that these words mean; ValueError with a sentence that names the wrong member.
+
+    Checks Azure's limits of the scope: how long a window lasts, and how rarely one opens. Whether it lies in the past
+    is not checked.
+    """
+    start, at = _parse_date_time("startDateTime", window.start)
+    length_s = _parse_duration(with_default_duration(window, scope).duration, scope)
+    zone = iana_time_zone(window.time_zone)
+    fields = _parse_recurrence(window.recur_every, start, scope)
+    until = _parse_expiration(window.expires)
+    if until and until <= f"{start}T{at}":
+        raise ValueError(f"expirationDateTime {window.expires!r} is not after startDateTime: give a later one")
+    return checked_window(msgspec.structs.replace(fields, start=at, length_s=length_s, zone=zone, until=until))
+
+
+def _parse_date_time(member: str, text: str) -> tuple[date, str]:
+    match = _DATE_TIME.fullmatch(text.strip())
+    try:
+        if match is None:
+            raise ValueError
+        parsed = datetime.fromisoformat(f"{match[1]}T{match[2]}")
+    except ValueError:
+        raise ValueError(f"{member} {text[:40]!r} is not a local time: write it like '2026-12-05 02:00'") from None
+    return parsed.date(), f"{parsed:%H:%M}"
+
+
+def _parse_duration(text: str, scope: MaintenanceScope) -> float:
+    shortest, longest, _ = _DURATIONS_MIN[scope]
+    match = _DURATION.fullmatch(text.strip())
+    minutes = int(match[1]) * 60 + int(match[2]) if match else 0
+    if not shortest <= minutes <= longest:
+        limits = f"{shortest // 60:02}:{shortest % 60:02} to {longest // 60:02}:{longest % 60:02}"
+        raise ValueError(f"duration {text[:40]!r} is not possible for scope {scope}: give hours and minutes, {limits}")
+    return minutes * 60.0
+
+
+def _parse_expiration(text: str) -> str:
+    if not text:
+        return ""
+    day, at = _parse_date_time("expirationDateTime", text)
+    return f"{day}T{at}" if day.year < _FIRST_ENDLESS_YEAR else ""
+
+
+def _parse_recurrence(text: str, start: date, scope: MaintenanceScope) -> MaintenanceWindow:
+    """Return a window with only the fields that say on which days it opens."""
+    once = MaintenanceWindow(start="00:00", length_s=60, zone="UTC", on=start.isoformat())
+    if not text.strip():
+        return once
+    match = _RECURRENCE.fullmatch(text.strip())
+    if match is None:
+        raise _bad_recurrence(text)
+    every, unit, rest = int(match[1] or 1), match[2].lower(), (match[3] or "").strip()
+    longest = (_LONGEST_HOST_PERIOD if scope is MaintenanceScope.HOST else _LONGEST_PERIOD)[unit]
+    if not 1 <= every <= longest:
+        raise ValueError(f"recurEvery {text[:60]!r} is not possible for scope {scope}: give 1 to {longest} {unit}s")
+    window = msgspec.structs.replace(once, on="", first=start.isoformat(), every=every)
+    if unit == "week":
+        return msgspec.structs.replace(window, days=_parse_weekdays(rest, text) if rest else (start.weekday(),))
+    if unit == "month":
+        return _monthly(window, rest, start, text)
+    if rest:
+        raise _bad_recurrence(text)
+    return window
+
+
+def _parse_weekdays(words: str, text: str) -> tuple[int, ...]:
+    names = [word.strip().lower() for word in words.split(",")]
+    if any(name not in _WEEKDAYS for name in names):
+        raise _bad_recurrence(text)
+    return tuple(sorted({_WEEKDAYS.index(name) for name in names}))
+
+
+def _monthly(window: MaintenanceWindow, rest: str, start: date, text: str) -> MaintenanceWindow:
+    if not rest:
+        return msgspec.structs.replace(window, month_days=(start.day,))
+    matches = [_MONTH_DAY.fullmatch(word.strip()) for word in rest.split(",")]
+    if all(matches):
+        return msgspec.structs.replace(window, month_days=tuple(sorted({int(match[1]) for match in matches if match})))
+    week = _WEEK_OF_MONTH.fullmatch(rest)
+    if week is None or week[1].lower() not in _WEEKS or week[2].lower() not in _WEEKDAYS:
+        raise _bad_recurrence(text)
+    offset = int(week[3] or 0)
+    if abs(offset) > MAX_OFFSET_DAYS:
+        raise ValueError(f"recurEvery {text[:60]!r} has an offset beyond {MAX_OFFSET_DAYS} days: give -6 to 6")
+    day = _WEEKDAYS.index(week[2].lower())
+    return msgspec.structs.replace(window, week_of_month=_WEEKS[week[1].lower()], days=(day,), offset_days=offset)
+
+
+def _bad_recurrence(text: str) -> ValueError:
+    return ValueError(f"recurEvery {text[:60]!r} is not a recurrence: write it like {_RECURRENCE_EXAMPLES}")

@@ -1,0 +1,204 @@
+"""Maintenance configurations, their assignments, and the windows that VMs get from them (spec §13.3)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from forewarn.core.azure_windows import AzureWindow, MaintenanceScope
+from forewarn.core.fleet import Vm
+from forewarn.core.resource_ids import group_resource_id, scale_set_resource_id, vm_resource_id
+from forewarn.core.windows import MaintenanceCalendar, MaintenanceWindow, next_start, window_text
+from forewarn.wording import first_names
+
+VM_TYPE = "microsoft.compute/virtualmachines"
+SCALE_SET_TYPE = "microsoft.compute/virtualmachinescalesets"
+_MAX_NAMED_CONFIGURATIONS = 3  # more of them are counted instead of named
+
+
+class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A maintenance configuration: when the resources that it is assigned to may be maintained. Stored."""
+
+    id: str  # its resource id, as its creator spelled it
+    location: str
+    maintenance_scope: MaintenanceScope
+    azure_window: AzureWindow  # as its creator wrote it
+    window: MaintenanceWindow  # the same, as decisions use it
+    tags: dict[str, str] = {}  # name → value
+    namespace: str = ""  # stored and shown, without effect
+    extension_properties: dict[str, str] = {}  # likewise
+    install_patches: dict[str, Any] = {}  # likewise: nothing here patches guests
+    created_by: str = ""  # a name
+    created_at: float = 0  # lab time
+    changed_by: str = ""
+    changed_at: float = 0  # lab time
+
+    @property
+    def key(self) -> str:
+        """Its unique key: its resource id in lower case."""
+        return self.id.casefold()
+
+    @property
+    def name(self) -> str:
+        """The last part of its resource id."""
+        return self.id.rpartition("/")[2]
+
+
+class AssignmentFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """Which VMs of a group or subscription an assignment is for; an empty field allows all. Stored.
+
+    Names are compared without case, values of tags with it.
+    """
+
+    resource_types: tuple[str, ...] = ()  # `Microsoft.Compute/virtualMachines` or `…/virtualMachineScaleSets`
+    resource_groups: tuple[str, ...] = ()
+    os_types: tuple[str, ...] = ()
+    locations: tuple[str, ...] = ()
+    tags: dict[str, tuple[str, ...]] = {}  # name → values, of which a VM must have one; (): any value
+    needs_all_tags: bool = False  # a VM must match all the names in `tags`, not just one
+
+    def allows(self, vm: Vm) -> bool:
+        """Return whether the filter allows this VM; an instance of a scale set has the type of the set."""
+        vm_type = SCALE_SET_TYPE if vm.scale_set else VM_TYPE
+        values = (
+            (vm_type, self.resource_types),
+            (vm.resource_group, self.resource_groups),
+            (vm.os_type, self.os_types),
+            (vm.location, self.locations),
+        )
+        if any(allowed and not _is_among(value, allowed) for value, allowed in values):
+            return False
+        return self._allows_tags({name.casefold(): value for name, value in vm.tags.items()})
+
+    def _allows_tags(self, tags: dict[str, str]) -> bool:
+        if not self.tags:
+            return True
+        found = (_has_tag(tags, name, values) for name, values in self.tags.items())
+        return all(found) if self.needs_all_tags else any(found)
+
+
+def _is_among(value: str, allowed: Iterable[str]) -> bool:
+    return any(value.casefold() == other.casefold() for other in allowed)
+
+
+def _has_tag(tags: dict[str, str], name: str, values: tuple[str, ...]) -> bool:
+    value = tags.get(name.casefold())
+    return value is not None and (not values or value in values)
+
+
+class ConfigurationAssignment(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """The assignment of a configuration to a VM, scale set, resource group or subscription. Stored."""
+
+    id: str  # its resource id, below that of its target, as its creator spelled it
+    target: str  # the resource id of what it is assigned to
+    configuration_id: str  # the resource id of the configuration
+    location: str = ""
+    filter: AssignmentFilter | None = None  # only for a resource group or subscription; None: all VMs of the target
+    created_by: str = ""  # a name
+    created_at: float = 0  # lab time
+    changed_by: str = ""
+    changed_at: float = 0  # lab time
+
+    @property
+    def key(self) -> str:
+        """Its unique key: its resource id in lower case."""
+        return self.id.casefold()
+
+    @property
+    def name(self) -> str:
+        """The last part of its resource id."""
+        return self.id.rpartition("/")[2]
+
+
+class HostConfigurations:
+    """The configurations of scope Host that are assigned to anything, to be looked up by VM.
+
+    Assignments of configurations that are not among `configurations` count as none.
+    """
+
+    def __init__(
+        self,
+        configurations: Iterable[MaintenanceConfiguration] = (),
+        assignments: Iterable[ConfigurationAssignment] = (),
+    ) -> None:
+        known = {c.key: c for c in configurations if c.maintenance_scope is MaintenanceScope.HOST}
+        self._by_target: defaultdict[str, list[tuple[AssignmentFilter | None, MaintenanceConfiguration]]]
+        self._by_target = defaultdict(list)
+        for assignment in assignments:
+            if (found := known.get(assignment.configuration_id.casefold())) is not None:
+                self._by_target[assignment.target.casefold()].append((assignment.filter, found))
+
+    def __bool__(self) -> bool:
+        """Return whether any configuration of scope Host is assigned to anything."""
+        return bool(self._by_target)
+
+    def of_vm(self, vm: Vm) -> tuple[MaintenanceConfiguration, ...]:
+        """Return the configurations for this VM, each once, sorted by key; () without any.
+
+        They are assigned to the VM, its scale set, its resource group or its subscription.
+        """
+        if not self._by_target:
+            return ()
+        places = [vm_resource_id(vm), group_resource_id(vm.subscription_id, vm.resource_group)]
+        places.append(f"/subscriptions/{vm.subscription_id}")
+        if vm.scale_set:
+            places.append(scale_set_resource_id(vm))
+        found = {
+            configuration.key: configuration
+            for place in places
+            for condition, configuration in self._by_target.get(place.casefold(), ())
+            if condition is None or condition.allows(vm)
+        }
+        return tuple(found[key] for key in sorted(found))
+
+    def calendar_for(self, vms: Iterable[Vm], own: MaintenanceCalendar | None, at: float) -> MaintenanceCalendar | None:
+        """Return when events of these VMs may start together without an approval; None: at any time.
+
+        `own` is the calendar of the rollout. A VM with configurations has their windows instead of the rollout's, if
+        one of them opens at `at` (lab time) or later; blackout dates and the deadline of the rollout hold for it too.
+        Windows of several VMs must be open at the same time.
+        """
+        if not self._by_target:
+            return own
+        sets: set[tuple[MaintenanceWindow, ...]] = set()
+        names: dict[str, str] = {}
+        opens = _OpeningMemory(at)
+        for vm in vms:
+            found = [c for c in self.of_vm(vm) if opens.has_opening(c)]
+            names.update({c.key: c.name for c in found})
+            if found:
+                sets.add(tuple(c.window for c in found))
+            elif own is not None:
+                sets.add(own.windows)
+        if not names:
+            return own
+        first, *others = sorted(sets, key=lambda windows: [window_text(window) for window in windows])
+        return MaintenanceCalendar(
+            windows=first,
+            other_sets=tuple(others),
+            blackouts=own.blackouts if own is not None else (),
+            deadline=own.deadline if own is not None else None,
+            source=_source_text([names[key] for key in sorted(names)]),
+        )
+
+
+class _OpeningMemory:
+    """Says whether configurations have a window at some time or later; computes it once for each."""
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+        self._known: dict[str, bool] = {}  # by key
+
+    def has_opening(self, configuration: MaintenanceConfiguration) -> bool:
+        if configuration.key not in self._known:
+            calendar = MaintenanceCalendar(windows=(configuration.window,))
+            self._known[configuration.key] = next_start(calendar, self._at) is not None
+        return self._known[configuration.key]
+
+
+def _source_text(names: list[str]) -> str:
+    noun = "configuration" if len(names) == 1 else "configurations"
+    return f"{noun} {first_names(names, _MAX_NAMED_CONFIGURATIONS)}"
