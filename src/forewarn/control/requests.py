@@ -402,7 +402,7 @@ def new_request(
 
 
 def requested_entry(request: MaintenanceRequest) -> HistoryEntry:
-    """Return the history entry of a new request: who requested what, of which targets (at most five names).
+    """Return the history entry of a new request: who requested what, of which targets (at most five).
 
     The entry belongs to a VM only if the request is an operation on that VM alone.
     """
