@@ -1,12 +1,14 @@
 """`python -m bench.node_tasks`: many host nodes in one process, each with a connection to NATS and all its messages.
 
-They have no sockets for VMs. When standard input ends, the process writes when it showed which document, by the clock
-that all processes of this machine share, and ends.
+They have no sockets for VMs. Each also takes plain messages on its connection, which show what NATS alone needs. The
+first line of standard input says that all nodes have joined. When the input ends, the process writes when it showed
+which document and got which plain message, by the clock that all processes of this machine share, and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -17,7 +19,7 @@ import msgspec
 
 from bench.process import raise_file_limit
 from forewarn import __version__
-from forewarn.cluster.bus import Subjects
+from forewarn.cluster.bus import BusMessage, Subjects
 from forewarn.cluster.host_node import HostNode, HostNodeConfig
 from forewarn.cluster.messages import HostFact, HostScope, NodeInfo
 from forewarn.cluster.nats_bus import NatsBus, NatsSettings
@@ -26,14 +28,29 @@ from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.workers.frontend import FrontendConfig
 from forewarn.workers.worker import event_loop_factory
 
+PLAIN_DIGITS = 12  # at the beginning of a plain message: its number
+_GC_THRESHOLD = 20_000  # as in a service
 
-class ShownDocument(msgspec.Struct, frozen=True, array_like=True):
+
+def plain_subject(host: str) -> str:
+    """The subject of plain messages to the node of this host."""
+    return f"bench.plain.{host}"
+
+
+class ShownDocument(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A host shows the document of a scope from this time on."""
 
     host: str
     scope_id: str
     incarnation: int
     at: float
+
+
+class TaskResult(msgspec.Struct, frozen=True):
+    """What the nodes of a process noted."""
+
+    shown: list[ShownDocument]
+    plain: dict[int, float]  # number of a plain message → when the last of its receivers here got it
 
 
 class _Terms:
@@ -60,7 +77,7 @@ class _TimedNode(HostNode):
                 self.shown.append(ShownDocument(self.config.host, fact.update.scope_id, document.incarnation, now))
 
 
-async def _run_node(url: str, host: str, shown: list[ShownDocument]) -> None:
+async def _run_node(url: str, host: str, result: TaskResult) -> None:
     subjects = Subjects()
     bus = await NatsBus.connect(NatsSettings(url=url), name=f"node of host {host}", inbox=subjects.inbox(host))
     hypervisor = SimulatedHypervisor(EffectLedger.open(None))
@@ -68,19 +85,33 @@ async def _run_node(url: str, host: str, shown: list[ShownDocument]) -> None:
     node = _TimedNode(
         bus, HostNodeConfig(host=host, info=info, frontend=FrontendConfig()), hypervisor=hypervisor, terms=_Terms()
     )
-    node.shown = shown
+    node.shown = result.shown
+
+    def on_plain(message: BusMessage) -> None:
+        result.plain[int(message.payload[:PLAIN_DIGITS])] = time.monotonic()
+
     try:
+        await bus.subscribe(plain_subject(host), on_plain)
         await node.run()
     finally:
         await bus.close()
         await hypervisor.close()
 
 
+def collect_rarely() -> None:
+    """Let garbage collections leave out what exists now, and be rare, as in a service that has started."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
+
+
 async def _run(url: str, hosts: list[str], output: Path) -> None:
-    shown: list[ShownDocument] = []
-    tasks = [asyncio.create_task(_run_node(url, host, shown)) for host in hosts]
+    result = TaskResult([], {})
+    tasks = [asyncio.create_task(_run_node(url, host, result)) for host in hosts]
+    await asyncio.to_thread(sys.stdin.readline)
+    collect_rarely()
     await asyncio.to_thread(sys.stdin.read)
-    output.write_bytes(msgspec.json.encode(shown))
+    output.write_bytes(msgspec.json.encode(result))
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -86,6 +86,7 @@ TARGETS: tuple[Target, ...] = (
     Target(name="record-rate", title="durable commits, 64 callers, PostgreSQL with a standby : SQLite alone"),
     Target(name="record-alone", title="the same, one caller"),
     Target(name="nodes-shown", title="commit → shown by the last of ten of 300 host nodes, p99", unit="ms", at_most=10),
+    Target(name="nodes-shown-overhead", title="the same : plain NATS messages to ten of 300 subscribers, p99"),
     Target(name="nodes-caught-up", title="NATS away for 5 s: all nodes caught up, no poll failed", unit="s", at_most=2),
     Target(name="failover-time", title="active node killed → approval at the other, 1,000 VMs", unit="s", at_most=4),
     Target(name="failover-worst", title="the same, the slowest", unit="s", at_most=6),

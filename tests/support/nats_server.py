@@ -36,6 +36,12 @@ class NatsServer:
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        assert self._child is not None
+        return self._child.pid
+
     def configure(self, config: str) -> None:
         """Use this configuration from the next start, or the next `reload`, on."""
         self._file.write_text(f'listen: "127.0.0.1:{self.port}"\n{config}\n', encoding="utf-8")

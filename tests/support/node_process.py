@@ -89,14 +89,7 @@ class NodeProcess:
         self, address: str, method: str, target: str, body: str | None = None, headers: Mapping[str, str] | None = None
     ) -> HttpAnswer:
         """Send a request as the VM with this address; raises OSError if nobody answers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15, source_address=(address, 0))
-        try:
-            default = {"Metadata": "true", "Content-Type": "application/json"}
-            connection.request(method, target, body, default | dict(headers or {}))
-            answer = connection.getresponse()
-            return HttpAnswer(answer.status, answer.read(), dict(answer.getheaders()))
-        finally:
-            connection.close()
+        return send_as_vm(self.port, address, method, target, body, headers)
 
     def poll(self, address: str) -> Any:
         """The document that the VM with this address receives; None for an unknown VM."""
@@ -108,6 +101,25 @@ class NodeProcess:
         """Approve events as the VM with this address; returns the status."""
         body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
         return self.send(address, "POST", POLL, body).status
+
+
+def send_as_vm(
+    port: int,
+    address: str,
+    method: str,
+    target: str,
+    body: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> HttpAnswer:
+    """Send a request to a node on this port as the VM with this address; raises OSError if nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15, source_address=(address, 0))
+    try:
+        default = {"Metadata": "true", "Content-Type": "application/json"}
+        connection.request(method, target, body, default | dict(headers or {}))
+        answer = connection.getresponse()
+        return HttpAnswer(answer.status, answer.read(), dict(answer.getheaders()))
+    finally:
+        connection.close()
 
 
 def wait_until(condition: Callable[[], Any], *, within_s: float = 30.0) -> float:

@@ -56,7 +56,8 @@ from forewarn.workers.messages import BeginServing, ObservationReport
 from forewarn.workers.network_listeners import NetworkListeners
 
 log = logging.getLogger(__name__)
-_TICK_S = 0.05
+_TICK_S = 0.05  # while it asks for the state
+_FOLLOWING_TICK_S = 0.25  # while it follows the stream
 _SILENT_S = 1.0  # without a heartbeat; then the active node counts as silent
 _REQUEST_S = 2.0  # of one join or part request
 _DRAIN_S = 5.0
@@ -234,6 +235,7 @@ class HostNode:
         except NoResponders:
             if isinstance(message, JoinRequest):
                 self.follower.on_join_unanswered()
+                self._loop.call_later(_TICK_S, self._tick)
         except NoAnswer:
             pass
         return None
@@ -293,11 +295,15 @@ class HostNode:
 
     async def _tick_forever(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
-            self._do(self.follower.on_tick(self._loop.time()))
+            await asyncio.sleep(_TICK_S if self.follower.is_joining else _FOLLOWING_TICK_S)
+            self._tick()
             if self._bus.problem and self.follower.position is None:
                 self._finish(Refused(self._bus.problem))
             self._check_silence()
+
+    def _tick(self) -> None:
+        if not self._finished.done():
+            self._do(self.follower.on_tick(self._loop.time()))
 
     def _check_silence(self) -> None:
         if not self.is_serving or self._server is None:

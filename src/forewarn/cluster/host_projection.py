@@ -32,11 +32,18 @@ def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
     return {host: tuple(vms) for host, vms in found.items()}
 
 
-def host_scope(scope: Scope, published: PublishedScope, vms: Collection[str]) -> HostScope:
+def vm_addresses(scope: Scope) -> dict[str, str]:
+    """Return VM key → source address of the scope's VMs that have one."""
+    return {vm.key: vm.address for vm in scope.present_vms if vm.address}
+
+
+def host_scope(
+    scope: Scope, published: PublishedScope, vms: Collection[str], addresses: Mapping[str, str]
+) -> HostScope:
     """Return the fact about this scope for a host with these VMs (keys); only for `encode_bus_message`.
 
-    `published` is what all VMs of the scope see. Its facts are plain dictionaries, see `scope_message`.
+    `published` is what all VMs of the scope see, `addresses` are theirs (`vm_addresses`). Its facts are plain
+    dictionaries, see `scope_message`. Costs the same for a scope of any size.
     """
     update = scope_message(published, only=vms)
-    addresses: Mapping[str, str] = {vm.key: vm.address for vm in scope.present_vms if vm.address and vm.key in vms}
-    return HostScope(update, scope.version, dict(addresses))
+    return HostScope(update, scope.version, {vm: addresses[vm] for vm in vms if vm in addresses})

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import msgspec
 
 from forewarn.cluster.bus import Bus, BusMessage, NoAnswer, Subjects
-from forewarn.cluster.host_projection import host_id, host_scope, vms_by_host
+from forewarn.cluster.host_projection import host_id, host_scope, vm_addresses, vms_by_host
 from forewarn.cluster.messages import (
     HEARTBEAT_INTERVAL_S,
     DenialReason,
@@ -152,7 +152,7 @@ class HostStreams:
         self._faults = encode_bus_message(FaultsUpdate(()))
         self._calls: dict[tuple[str, bytes], list[BusMessage]] = {}  # in progress, by host and content
         self._join_ids = count(1)
-        self._is_flush_scheduled = False
+        self._hosts_to_flush: dict[str, None] = {}  # with pending facts, in the order in which they got them
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsubscribe: list[Callable[[], None]] = []
         self._other_session = ""  # of another process with this term, once it was heard
@@ -204,16 +204,17 @@ class HostStreams:
             self._placements[scope.id] = placements
             now = self._loop.time()
             self._left.update(dict.fromkeys(before - placements, now))
+        addresses = vm_addresses(scope)
         for host in {host for host, _ in placements | before}:
             stream = self._streams.get(host)
             if stream is not None:
                 vms = by_host.get(host, ())
-                fact = encode_bus_message(host_scope(scope, published, vms))
+                fact = encode_bus_message(host_scope(scope, published, vms, addresses))
                 stream.pending.append(fact)
                 if stream.facts is not None:
                     stream.facts.pop(scope.id, None)
                     stream.facts |= {scope.id: fact} if vms else {}
-                self._schedule_flush()
+                self._schedule_flush(host)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
         """Replace the active faults on all hosts; those that are not transport faults are ignored.
@@ -222,9 +223,9 @@ class HostStreams:
         """
         transport = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         self._faults = encode_bus_message(FaultsUpdate(transport))
-        for stream in self._streams.values():
+        for host, stream in self._streams.items():
             stream.pending.append(self._faults)
-            self._schedule_flush()
+            self._schedule_flush(host)
 
     async def wait_until_published(self) -> None:
         """Wait until the bus has taken everything that was published, for at most a second."""
@@ -242,16 +243,20 @@ class HostStreams:
         if scope is None:
             return ()
         vms = vms_by_host(scope).get(host_key, ())
-        return _raw([encode_bus_message(host_scope(scope, self._fleet.published(scope), vms))])
+        return _raw([self._encoded_fact(scope, vms)])
 
-    def _schedule_flush(self) -> None:
-        if not self._is_flush_scheduled:
-            self._is_flush_scheduled = True
+    def _encoded_fact(self, scope: Scope, vms: tuple[str, ...]) -> bytes:
+        return encode_bus_message(host_scope(scope, self._fleet.published(scope), vms, vm_addresses(scope)))
+
+    def _schedule_flush(self, host: str) -> None:
+        if not self._hosts_to_flush:
             self._loop.call_soon(self._flush)
+        self._hosts_to_flush[host] = None
 
     def _flush(self) -> None:
-        self._is_flush_scheduled = False
-        for host, stream in self._streams.items():
+        hosts, self._hosts_to_flush = self._hosts_to_flush, {}
+        for host in hosts:
+            stream = self._streams[host]
             if stream.pending:
                 self._flush_stream(host, stream)
 
@@ -341,7 +346,7 @@ class HostStreams:
     def _state_of(self, host: str) -> Iterator[tuple[str, bytes]]:
         for scope in self._fleet.scopes_on(host):
             vms = vms_by_host(scope).get(host, ())
-            yield scope.id, encode_bus_message(host_scope(scope, self._fleet.published(scope), vms))
+            yield scope.id, self._encoded_fact(scope, vms)
 
     def _answer_part(self, host: str, request: StatePartRequest) -> StatePart | NodeDenied:
         stream = self._streams.get(host)

@@ -6,6 +6,7 @@ SIGINT and SIGTERM stop it; SIGHUP replaces its workers, if it has any.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -35,6 +36,7 @@ from forewarn.workers.worker import event_loop_factory
 log = logging.getLogger(__name__)
 NODE_STATE_FILE = "node.json"
 _RELOAD_TIMEOUT_S = 5.0
+_GC_THRESHOLD = 20_000  # new objects before a garbage collection: what some hundred requests at once create
 
 
 def run_host_node(settings: Settings, announce: Callable[[dict[str, Any]], None]) -> None:
@@ -124,6 +126,9 @@ class _NodeProcess:
     def _on_serving(self) -> None:
         settings, node = self._settings, self._node
         assert node is not None
+        # What exists now is not garbage, and searching it would delay answers.
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
         self._announce(
             {
                 "host": settings.host,
