@@ -32,6 +32,7 @@ TESTED_BY = {
     ("docs/how-to/faults.md", "sh"): "tests/faults/test_command.py",
     ("docs/how-to/fleet.md", ""): "tests/core/test_fleet_file_examples.py",
     ("docs/how-to/fleet.md", "toml"): "tests/core/test_fleet_file_examples.py",
+    ("docs/how-to/maintenance-configurations.md", "python"): "tests/azure/test_sdk_maintenance.py",
     ("docs/how-to/monitoring.md", "yaml"): "tests/metrics/test_alerts.py",
     ("docs/how-to/network.md", "toml"): "tests/service/test_listener_settings.py",
     ("docs/how-to/record-replay.md", "console"): "tests/replay/test_commands.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from azure.mgmt.maintenance.models import (
     TagSettingsProperties,
 )
 
-from tests.support.web_service import SUBSCRIPTION
+from tests.support.markdown_pages import ROOT, blocks
+from tests.support.service_process import eventually
+from tests.support.web_service import SUBSCRIPTION, WebService
 
 pytestmark = pytest.mark.azure
 GROUP = "shop"
@@ -141,3 +144,44 @@ def test_an_unknown_configuration_cannot_be_assigned(maintenance: Any) -> None:
         maintenance.configuration_assignments.create_or_update(
             GROUP, COMPUTE, "virtualMachines", "web-39", "first", an_assignment(unknown)
         )
+
+
+def kinds(console: WebService, vm: str) -> list[tuple[str, str]]:
+    return [(event["EventType"], event["EventStatus"]) for event in console.events(vm)]
+
+
+def start_rollout(console: WebService, vm: str) -> datetime:
+    """Starts a rollout over the VM alone; returns the NotBefore of its event."""
+    shown = console.service.api("POST", "/rollouts", {"impact": "reboot", "scope": vm})
+    assert shown
+    eventually(lambda: kinds(console, vm) == [("Reboot", "Scheduled")])
+    return parsedate_to_datetime(console.events(vm)[0]["NotBefore"])
+
+
+def test_a_platform_event_starts_in_the_window_of_its_configuration(
+    console: WebService, maintenance: Any, vm: str
+) -> None:
+    configuration = maintenance.maintenance_configurations.create_or_update(
+        GROUP, "effective", a_configuration(time_zone="UTC", start_date_time=START)
+    )
+    maintenance.configuration_assignments.create_or_update(
+        GROUP, COMPUTE, "virtualMachines", vm, "first", an_assignment(configuration)
+    )
+    not_before = start_rollout(console, vm)
+    assert (not_before.weekday(), not_before.hour) == (5, 2)
+
+
+def test_the_program_of_the_page_runs(console: WebService, enter: Any) -> None:
+    """docs/how-to/maintenance-configurations.md, with the names of this lab."""
+    from azure.identity import ClientSecretCredential
+
+    enter(console.trusting_environment)
+    page = ROOT / "docs" / "how-to" / "maintenance-configurations.md"
+    with ClientSecretCredential("adfs", *console.admin_credentials, authority=console.base_url) as credential:
+        names = {"credential": credential, "subscription": SUBSCRIPTION, "lab": console.base_url}
+        for block in blocks(page):
+            exec(block.text.replace('"lab"', f'"{GROUP}"').replace('"web-0"', '"web-38"'), names)  # noqa: S102
+        assigned = {found.name for found in names["maintenance"].configuration_assignments_within_subscription.list()}
+        assert {"weekend", "databases"} <= assigned
+        names["maintenance"].maintenance_configurations.delete(GROUP, "weekend")
+        names["maintenance"].close()

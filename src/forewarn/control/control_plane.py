@@ -24,6 +24,7 @@ from forewarn.control.reconciler import Reconciler
 from forewarn.control.replays import ReplayService
 from forewarn.control.request_keys import RequestKeys
 from forewarn.control.requests import RequestService
+from forewarn.control.rollout_calendars import RolloutCalendars
 from forewarn.control.rollout_requests import RolloutRequestService
 from forewarn.control.rollouts import RolloutService
 from forewarn.control.scope_transactions import ScopeTransactions
@@ -95,8 +96,11 @@ class ControlPlane:
             limits=limits,
         )
         self.budgets = BudgetService(transactions)
-        self.rollouts = RolloutService(transactions=transactions, new_id=new_id, budgets=self.budgets)
         self.maintenance_configurations = MaintenanceConfigurationService(transactions=transactions)
+        self.rollout_calendars = RolloutCalendars(transactions, self.maintenance_configurations)
+        self.rollouts = RolloutService(
+            transactions=transactions, new_id=new_id, budgets=self.budgets, calendars=self.rollout_calendars
+        )
         self.faults = FaultService(
             transactions=transactions, registry=registry, new_id=new_id, real_time=inputs.real_time
         )

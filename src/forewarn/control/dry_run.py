@@ -86,7 +86,8 @@ async def dry_run_rollout(
     if len(vms) > MAX_SIMULATED_VMS:
         members = wave_phase(request.rollout, vms, (), (), request.at).members
         ledger = control.budgets.ledger()
-        wave = next_wave(request, vms, (), (), _placeholder_ids(), among=members, budgets=ledger)
+        windows = control.rollout_calendars.windows_at(request.at + request.notice_s)
+        wave = next_wave(request, vms, (), (), _placeholder_ids(), among=members, budgets=ledger, windows=windows)
         return preview_from_first_wave(wave.planned, now=control.clock.now(), vms=len(vms))
 
     async def start(copy: ControlPlane) -> MaintenanceRequest:
@@ -140,6 +141,8 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
             gates=tuple(replace(gate, version=0) for gate in gates.values() if gate is not None),
             requests=tuple(replace(request, version=0) for request in rollouts),
             planned=planned,
+            configurations=tuple(store.configurations()),
+            assignments=tuple(store.assignments()),
         ),
         running_acts=_running_acts(
             store, [event for scope in scopes.values() for event in scope.live_events(EventState.STARTED)]

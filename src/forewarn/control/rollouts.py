@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.control.budgets import BudgetService
+from forewarn.control.rollout_calendars import RolloutCalendars
 from forewarn.control.rollout_vms import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
 from forewarn.core import lifecycle
@@ -32,7 +33,6 @@ from forewarn.core.request import (
 )
 from forewarn.core.rollout import (
     count_rollout_vms,
-    has_window_left,
     next_rollout_state,
     next_wave,
     rollout_end_reason,
@@ -70,9 +70,17 @@ class RolloutService:
     `on_commit` is called with it.
     """
 
-    def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str], budgets: BudgetService) -> None:
+    def __init__(
+        self,
+        *,
+        transactions: ScopeTransactions,
+        new_id: Callable[[], str],
+        budgets: BudgetService,
+        calendars: RolloutCalendars,
+    ) -> None:
         self._transactions = transactions
         self._budgets = budgets
+        self._calendars = calendars
         self._shortages: dict[str, tuple[BudgetShortage, ...]] = {}  # request id → the budgets that it waits for
         self._store = transactions.store
         self._new_id = new_id
@@ -156,6 +164,7 @@ class RolloutService:
         An event that is published or starts needs no check, because the rollout has counted its VMs already.
         """
         commit = applied.commit
+        self._calendars.has_changed |= commit.changes_configurations
         if self._shortages:
             self._wake_waiting_for_budgets()
         for request in commit.requests:
@@ -196,11 +205,11 @@ class RolloutService:
         return self._budgets.wait_texts(self._shortages.get(request_id, ()))
 
     def _index_targets(self, request: MaintenanceRequest) -> None:
-        if request.is_open and request.rollout is not None and request.rollout.calendar is not None:
+        rollout = request.rollout
+        if request.is_open and rollout is not None and (rollout.calendar is not None or self._calendars.are_used):
             self._with_windows.add(request.id)
         else:
             self._with_windows.discard(request.id)
-        rollout = request.rollout
         if rollout is None:
             return
         if request.is_open and not rollout.hosts and not rollout.scope_id:
@@ -229,6 +238,10 @@ class RolloutService:
         self._check_unblocked(acts_are_due)
         async with self._hold_lock:
             did = await self._finish_lifting()
+        if self._calendars.has_changed:
+            for checked in await self._calendars.reconcile():
+                self._index_targets(checked)
+                self._changed.add(checked.id)
         for request_id in self._changed_in_order():
             self._changed.discard(request_id)
             request = self._store.request(request_id)
@@ -273,7 +286,8 @@ class RolloutService:
         phase = wave_phase(rollout, vms, events, planned, self._now())
         self._settling.pop(request.id, None)
         left = len(phase.remaining) + len(planned)
-        has_window = has_window_left(rollout, self._now() + request.notice_s)
+        waiting = phase.members or phase.remaining
+        has_window = self._calendars.has_window(rollout, waiting, self._now() + request.notice_s)
         is_settling = phase.step is WaveStep.SETTLE
         progress = next_rollout_state(
             rollout, events, left, has_window=has_window, now=self._now(), is_settling=is_settling
@@ -309,8 +323,10 @@ class RolloutService:
     ) -> bool:
         async with self._budgets.lock:
             gates, ledger = self._closed_gates(events), self._budgets.ledger()
-            among = phase.members
-            wave = next_wave(request, vms, events, planned, self._new_id, gates, among=among, budgets=ledger)
+            among, windows = phase.members, self._calendars.windows_at(self._now() + request.notice_s)
+            wave = next_wave(
+                request, vms, events, planned, self._new_id, gates, among=among, budgets=ledger, windows=windows
+            )
             if wave.shortages:
                 self._shortages[request.id] = wave.shortages
             if not wave.planned:

@@ -154,20 +154,29 @@ class HostConfigurations:
         }
         return tuple(found[key] for key in sorted(found))
 
-    def calendar_for(self, vms: Iterable[Vm], own: MaintenanceCalendar | None, at: float) -> MaintenanceCalendar | None:
+
+class TargetWindows:
+    """Says when events may start whose notice ends at one time, by the configurations of their VMs.
+
+    `at` is that time (lab time). It remembers what it has computed, so make a new one when either changes.
+    """
+
+    def __init__(self, configurations: HostConfigurations, at: float) -> None:
+        self._configurations = configurations
+        self._at = at
+        self._starts: dict[MaintenanceCalendar, bool] = {}  # whether it has a start at `at` or later
+
+    def calendar_for(self, vms: Iterable[Vm], own: MaintenanceCalendar | None) -> MaintenanceCalendar | None:
         """Return when events of these VMs may start together without an approval; None: at any time.
 
-        `own` is the calendar of the rollout. A VM with configurations has their windows instead of the rollout's, if
-        one of them opens at `at` (lab time) or later; blackout dates and the deadline of the rollout hold for it too.
-        Windows of several VMs must be open at the same time.
+        `own` is the calendar of the rollout. A VM with configurations has their windows instead of the rollout's, as
+        long as one of them opens again; blackout dates and the deadline of the rollout hold for it too. Windows of
+        several VMs must be open at the same time.
         """
-        if not self._by_target:
-            return own
         sets: set[tuple[MaintenanceWindow, ...]] = set()
         names: dict[str, str] = {}
-        opens = _OpeningMemory(at)
         for vm in vms:
-            found = [c for c in self.of_vm(vm) if opens.has_opening(c)]
+            found = [c for c in self._configurations.of_vm(vm) if self._opens(c.window)]
             names.update({c.key: c.name for c in found})
             if found:
                 sets.add(tuple(c.window for c in found))
@@ -184,19 +193,16 @@ class HostConfigurations:
             source=_source_text([names[key] for key in sorted(names)]),
         )
 
+    def _opens(self, window: MaintenanceWindow) -> bool:
+        return self.can_start(MaintenanceCalendar(windows=(window,)))
 
-class _OpeningMemory:
-    """Says whether configurations have a window at some time or later; computes it once for each."""
-
-    def __init__(self, at: float) -> None:
-        self._at = at
-        self._known: dict[str, bool] = {}  # by key
-
-    def has_opening(self, configuration: MaintenanceConfiguration) -> bool:
-        if configuration.key not in self._known:
-            calendar = MaintenanceCalendar(windows=(configuration.window,))
-            self._known[configuration.key] = next_start(calendar, self._at) is not None
-        return self._known[configuration.key]
+    def can_start(self, calendar: MaintenanceCalendar | None) -> bool:
+        """Return whether an event with this calendar (None: without windows) could start without an approval."""
+        if calendar is None:
+            return True
+        if calendar not in self._starts:
+            self._starts[calendar] = next_start(calendar, self._at) is not None
+        return self._starts[calendar]
 
 
 def _source_text(names: list[str]) -> str:

@@ -20,7 +20,7 @@ from forewarn.core.fleet import PowerState, Priority, Vm
 from forewarn.core.host_failure import end_acts_on_failed_hosts, needs_recovery
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
 from forewarn.core.scope import Scope, hours_text, scope_title
-from forewarn.core.windows import is_open, local_time_text, next_start
+from forewarn.core.windows import is_open, local_time_text, next_start, window_source
 from forewarn.duration import duration_text, exact_duration_text
 from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import Kind
@@ -215,8 +215,8 @@ def _window_note(planned: PlannedEvent, notice_ends: float, not_before: float) -
         return ""
     when = local_time_text(planned.calendar, not_before)
     if is_open(planned.calendar, not_before):
-        return f"its maintenance window is open from {when}"
-    return f"its deadline, {when}, comes before its next maintenance window"
+        return f"its maintenance window{window_source(planned.calendar)} is open from {when}"
+    return f"its deadline, {when}, comes before its next maintenance window{window_source(planned.calendar)}"
 
 
 def _arrival_note(planned: PlannedEvent, vm: Vm) -> str:

@@ -11,7 +11,7 @@ from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import ROLLOUT_CAUSES
 from forewarn.core.scope import Scope
-from forewarn.core.windows import local_time_text, next_start
+from forewarn.core.windows import local_time_text, next_start, window_source
 from forewarn.protocol.document import Kind
 from forewarn.wording import first_names
 
@@ -106,10 +106,12 @@ def _window_wait(event: Event, context: DecisionContext) -> StartWait | None:
         return None
     opens = next_start(event.calendar, context.now)
     if opens is None:
-        return StartWait(reason=WaitReason.WINDOW, text="an approval: it has no maintenance window left")
+        source = window_source(event.calendar)
+        return StartWait(reason=WaitReason.WINDOW, text=f"an approval: it has no maintenance window{source} left")
     if opens <= context.now:
         return None
-    text = f"an approval, or its next maintenance window, {local_time_text(event.calendar, opens)}"
+    when = local_time_text(event.calendar, opens)
+    text = f"an approval, or its next maintenance window{window_source(event.calendar)}, {when}"
     return StartWait(reason=WaitReason.WINDOW, text=text, until=opens)
 
 

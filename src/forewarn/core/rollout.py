@@ -17,8 +17,9 @@ from forewarn.core.budgets import BudgetGroup, BudgetLedger, BudgetShortage
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Ending, Event, EventState, Gate
 from forewarn.core.fleet import Vm
+from forewarn.core.maintenance_configuration import TargetWindows
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
-from forewarn.core.windows import local_time_text, next_start, window_text
+from forewarn.core.windows import MaintenanceCalendar, local_time_text, next_start, window_text
 from forewarn.duration import duration_text
 from forewarn.errors import Rejected
 from forewarn.wording import first_clauses
@@ -49,6 +50,7 @@ def next_wave(
     *,
     among: Sequence[Vm] | None = None,
     budgets: BudgetLedger | None = None,
+    windows: TargetWindows | None = None,
 ) -> RolloutWave:
     """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
 
@@ -58,6 +60,8 @@ def next_wave(
     the remaining VMs of its current wave (`wave_phase`); None: all remaining ones.
     `budgets` get a reservation for each VM that is published; what does not fit is left out, and all VMs that wait for
     one gate go together or not at all (spec §13.2). None: there are no budgets.
+    `windows` are those of maintenance configurations; VMs that could never start in them together are left out. None:
+    only the rollout's own windows count.
     The result is ordered by host: by the lowest update domain on it, then its name. Whether the rollout is paused or
     has ended is not checked.
     """
@@ -72,6 +76,8 @@ def next_wave(
         for vm_group in _publishable_groups(rollout, group):
             if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
+            if windows is not None and not windows.can_start(windows.calendar_for(vm_group, rollout.calendar)):
+                continue
             if budgets is not None:
                 vm_group = _take_within_budgets(budgets, rollout, host, vm_group, shortages)
                 if not vm_group:
@@ -79,7 +85,8 @@ def next_wave(
             busy.update({vm.scope_id: vm.update_domain for vm in vm_group})
             gate = closed_gates.get(host) or _gate_for(request, host, vm_group, new_id)
             gates.extend([gate] if gate else [])
-            wave_planned.extend(_planned_events(request, host, vm_group, gate, new_id))
+            calendar = windows.calendar_for(vm_group, rollout.calendar) if windows is not None else rollout.calendar
+            wave_planned.extend(_planned_events(request, host, vm_group, gate, calendar, new_id))
     return RolloutWave(planned=tuple(wave_planned), gates=tuple(gates), shortages=tuple(shortages.values()))
 
 
@@ -163,7 +170,12 @@ def _gate_for(request: MaintenanceRequest, host: str, vm_group: list[Vm], new_id
 
 
 def _planned_events(
-    request: MaintenanceRequest, host: str, vm_group: list[Vm], gate: Gate | None, new_id: Callable[[], str]
+    request: MaintenanceRequest,
+    host: str,
+    vm_group: list[Vm],
+    gate: Gate | None,
+    calendar: MaintenanceCalendar | None,
+    new_id: Callable[[], str],
 ) -> list[PlannedEvent]:
     rollout = _rollout_of(request)
     by_scope: dict[str, list[Vm]] = defaultdict(list)
@@ -181,7 +193,7 @@ def _planned_events(
             update_domain=members[0].update_domain,
             host=host,
             gate_id=gate.id if gate else "",
-            calendar=rollout.calendar,
+            calendar=calendar,
         )
         for scope_id, members in by_scope.items()
     ]
@@ -193,6 +205,15 @@ def has_window_left(rollout: Rollout, at: float) -> bool:
     Always, if the rollout has no maintenance windows, or a deadline.
     """
     return rollout.calendar is None or next_start(rollout.calendar, at) is not None
+
+
+def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: TargetWindows) -> bool:
+    """Return whether configurations let any of the remaining VMs start without an approval."""
+    return any(
+        windows.can_start(windows.calendar_for(vm_group, rollout.calendar))
+        for _, group in hosts_in_order(remaining)
+        for vm_group in _publishable_groups(rollout, group)
+    )
 
 
 def require_usable_calendar(rollout: Rollout, now: float, notice_s: float) -> None:

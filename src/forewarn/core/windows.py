@@ -379,6 +379,11 @@ def calendar_text(calendar: MaintenanceCalendar) -> str:
     return "; ".join(parts)
 
 
+def window_source(calendar: MaintenanceCalendar) -> str:
+    """Return ` of configuration nightly` for windows of configurations, "" for those of a rollout."""
+    return f" of {calendar.source}" if calendar.source else ""
+
+
 def window_text(window: MaintenanceWindow) -> str:
     """Return the window for people, such as `sat,sun 02:00 4h Europe/Berlin`.
 

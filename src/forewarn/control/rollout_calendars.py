@@ -1,0 +1,121 @@
+"""Gives events of rollouts the windows of the maintenance configurations of their VMs (spec §13.3)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from forewarn.control.maintenance_configurations import MaintenanceConfigurationService
+from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.core.commit import Commit
+from forewarn.core.decision import DecisionContext
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import Vm
+from forewarn.core.maintenance_configuration import TargetWindows
+from forewarn.core.reconcile import reconcile_scope
+from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout
+from forewarn.core.rollout import can_any_group_start, has_window_left
+from forewarn.core.scope import Scope
+from forewarn.core.windows import MaintenanceCalendar
+
+
+class RolloutCalendars:
+    """Knows when events of rollouts may start: in windows of rollouts or maintenance configurations.
+
+    `reconcile` gives the events that have not started the windows that follow now, after a start of the service, and
+    after the owner has set `has_changed` because configurations or assignments have changed.
+    """
+
+    def __init__(self, transactions: ScopeTransactions, configurations: MaintenanceConfigurationService) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
+        self._configurations = configurations
+        self.has_changed = bool(self._store.requests(open_only=True))  # whether `reconcile` has to look at events
+
+    def windows_at(self, at: float) -> TargetWindows | None:
+        """Return the windows for events whose notice ends at `at` (lab time); None without configurations."""
+        hosts = self._configurations.hosts
+        return TargetWindows(hosts, at) if hosts else None
+
+    def has_window(self, rollout: Rollout, remaining: Sequence[Vm], at: float) -> bool:
+        """Return whether an event of any of these VMs could start without an approval after its notice.
+
+        `remaining` are the VMs of the rollout that no event has listed, `at` is the end of their notice (lab time).
+        Without any it is True, as long as the rollout's own windows are not over.
+        """
+        windows = self.windows_at(at)
+        if windows is None or not remaining:
+            return has_window_left(rollout, at)
+        return can_any_group_start(rollout, remaining, windows)
+
+    @property
+    def are_used(self) -> bool:
+        """Whether a configuration is assigned to anything, so that any rollout may have windows."""
+        return bool(self._configurations.hosts)
+
+    async def reconcile(self) -> list[MaintenanceRequest]:
+        """Give the scheduled and planned events of open rollouts their windows, if these may have changed.
+
+        Returns the open rollouts whose events were looked at; [] if nothing has changed.
+        """
+        if not self.has_changed:
+            return []
+        self.has_changed = False
+        checked = [request for request in self._store.requests(open_only=True) if request.rollout is not None]
+        try:
+            for request in checked:
+                await self._update_events(request)
+        except BaseException:
+            self.has_changed = True
+            raise
+        return checked
+
+    async def _update_events(self, request: MaintenanceRequest) -> None:
+        assert request.rollout is not None
+        own = request.rollout.calendar
+        windows = TargetWindows(self._configurations.hosts, self._transactions.clock.now())
+        scheduled = [e for e in self._store.events(request_id=request.id) if e.status is EventState.SCHEDULED]
+        planned = self._store.planned(request_id=request.id)
+        groups: defaultdict[str, list[Event | PlannedEvent]] = defaultdict(list)  # those that start together
+        for event in scheduled:
+            groups[event.gate_id or event.id].append(event)
+        for item in planned:
+            groups[item.gate_id or item.event_id].append(item)
+        calendars: dict[str, MaintenanceCalendar | None] = {}  # event id → its new calendar
+        for members in groups.values():
+            calendar = windows.calendar_for(self._vms_of(members), own)
+            calendars |= {_event_id(member): calendar for member in members if member.calendar != calendar}
+        changed = [replace(p, calendar=calendars[p.event_id]) for p in planned if p.event_id in calendars]
+        if changed:
+            await self._store.commit(Commit(requests=(request,), planned=tuple(changed)))
+        stale = [event for event in scheduled if event.id in calendars]
+        for scope_id, events in group_by_scope(stale, lambda event: event.scope_id).items():
+            gates = Commit(wake_gates=tuple(sorted({event.gate_id for event in events if event.gate_id})))
+            await self._transactions.run(scope_id, _calendar_decision(calendars), extra_commit=gates)
+
+    def _vms_of(self, members: Iterable[Event | PlannedEvent]) -> list[Vm]:
+        found = ((self._store.scope(member.scope_id), member.vms) for member in members)
+        vms = [scope.vm(name) for scope, names in found if scope is not None for name in names]
+        return [vm for vm in vms if vm is not None]
+
+
+def _event_id(member: Event | PlannedEvent) -> str:
+    return member.id if isinstance(member, Event) else member.event_id
+
+
+def _calendar_decision(
+    calendars: Mapping[str, MaintenanceCalendar | None],
+) -> Callable[[Scope, DecisionContext], Scope]:
+    """Return a decision that gives the scheduled events of a scope among these ids a new calendar."""
+
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
+        for event in scope.live_events(EventState.SCHEDULED):
+            if event.id in calendars:
+                calendar = calendars[event.id]
+                note = f"it starts in a window of {calendar.source}" if calendar and calendar.source else ""
+                scope = scope.with_event(replace(event, calendar=calendar, note=note))
+        return reconcile_scope(scope, context)
+
+    return decision
