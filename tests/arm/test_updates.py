@@ -454,3 +454,26 @@ def test_a_concurrent_change_is_not_lost(arm: Any) -> None:
 def test_an_unavailable_store_changes_nothing_and_sends_retry_after(arm: Any) -> None:
     arm.world.store.fail_next(Unavailable("the disk is full: make room"))
     assert arm.refused("PATCH", DB, {"tags": {"a": "b"}})[:2] == (503, "ServiceUnavailable")
+
+
+def test_newer_members_of_the_policy_are_stored_and_shown(arm: Any) -> None:
+    """Spec §14.2, §14.3."""
+    target = {"eventGridAndResourceGraph": {"enable": True, "scheduledEventsApiVersion": "2019-08-01"}}
+    down = {"automaticallyApprove": False}
+    policy = {"allInstancesDown": down, "scheduledEventsAdditionalPublishingTargets": target}
+    shown = update(arm, "PATCH", DB, of_vm(scheduledEventsPolicy=policy))["properties"]["scheduledEventsPolicy"]
+    assert (shown["allInstancesDown"], shown["scheduledEventsAdditionalPublishingTargets"]) == (down, target)
+    update(arm, "PATCH", DB, of_vm(scheduledEventsPolicy={"userInitiatedReboot": {"automaticallyApprove": True}}))
+    vm = arm.world.vm("db")
+    assert (vm.approves_all_down, vm.publish_version, vm.auto_approve.restart) == (False, "2019-08-01", True)
+    update(arm, "PATCH", DB, of_vm(scheduledEventsPolicy=None))
+    vm = arm.world.vm("db")
+    assert (vm.approves_all_down, vm.publish_version) == (True, "")
+
+
+def test_a_scheduled_events_version_that_does_not_exist_is_rejected(arm: Any) -> None:
+    target = {"eventGridAndResourceGraph": {"scheduledEventsApiVersion": "2018-01-01"}}
+    body = of_vm(scheduledEventsPolicy={"scheduledEventsAdditionalPublishingTargets": target})
+    status, code, message = arm.refused("PATCH", DB, body)[:3]
+    assert (status, code) == (400, "InvalidParameter")
+    assert 'is "2018-01-01": give one of 2017-03-01' in message

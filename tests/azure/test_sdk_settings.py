@@ -87,6 +87,40 @@ def test_the_policy_of_a_vm_makes_its_restarts_need_no_approval(console: WebServ
     poller.result(timeout=30)
 
 
+def test_a_reimage_gives_notice_after_the_profile_enables_it(console: WebService, compute: Any, vm: str) -> None:
+    """Spec §14.1."""
+    chosen = models.OSImageNotificationProfile(enable=True, not_before_timeout="PT15M")
+    profile = models.ScheduledEventsProfile(os_image_notification_profile=chosen)
+    changed = models.VirtualMachineUpdate(scheduled_events_profile=profile)
+    compute.virtual_machines.begin_update(GROUP, vm, changed).result(timeout=30)
+    poller = compute.virtual_machines.begin_reimage(GROUP, vm)
+    (event,) = console.events(vm)
+    assert (event["EventType"], event["EventSource"]) == ("Reboot", "User")
+    console.approve_all(vm)
+    console.service.advance(300)
+    poller.result(timeout=60)
+
+
+def test_policy_leaves_the_last_running_vm_to_an_approval(console: WebService, compute: Any, vm: str) -> None:
+    """Spec §14.2, §14.3."""
+    policy = automatic()
+    policy.all_instances_down = models.AllInstancesDown(automatically_approve=False)
+    target = models.EventGridAndResourceGraph(enable=True, scheduled_events_api_version="2020-07-01")
+    policy.scheduled_events_additional_publishing_targets = models.ScheduledEventsAdditionalPublishingTargets(
+        event_grid_and_resource_graph=target
+    )
+    changed = models.VirtualMachineUpdate(scheduled_events_policy=policy)
+    shown = compute.virtual_machines.begin_update(GROUP, vm, changed).result(timeout=30).scheduled_events_policy
+    assert shown.all_instances_down.automatically_approve is False
+    targets = shown.scheduled_events_additional_publishing_targets
+    assert targets.event_grid_and_resource_graph.scheduled_events_api_version == "2020-07-01"
+    poller = compute.virtual_machines.begin_restart(GROUP, vm)
+    assert len(console.scheduled_event_ids(vm)) == 1
+    console.approve_all(vm)
+    console.service.advance(300)
+    poller.result(timeout=60)
+
+
 def test_a_whole_vm_is_put_back_with_another_tag_and_profile(compute: Any, vm: str) -> None:
     whole = compute.virtual_machines.get(GROUP, vm)
     whole.tags = {**(whole.tags or {}), "owner": "ann"}

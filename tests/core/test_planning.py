@@ -43,6 +43,7 @@ ROWS = {
     Cause.USER_REDEPLOY: (Kind.REDEPLOY, U, REDEPLOYED, -1, 10 * MIN, True),
     Cause.USER_DELETE: (Kind.TERMINATE, U, "", -1, 0, False),
     Cause.SCALE_IN: (Kind.TERMINATE, P, "", -1, 0, False),
+    Cause.ANNOUNCED_REIMAGE: (Kind.REBOOT, U, "", -1, 0, False),
 }
 AT_ONCE = [Cause.POWER_OFF, Cause.START, Cause.DEALLOCATE, Cause.REAPPLY, Cause.REIMAGE]
 
@@ -235,7 +236,7 @@ def test_a_removed_vm_is_left_out_of_the_event() -> None:
     assert apply_planned_event(scope_of(vms[0], replace(vms[1], removed_at=NOW)), both, CONTEXT).events[0].vms == ("a",)
 
 
-BY_USER = {Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.USER_DELETE}
+BY_USER = {Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.USER_DELETE, Cause.ANNOUNCED_REIMAGE}
 
 
 @pytest.mark.parametrize("cause", ROWS)

@@ -112,6 +112,17 @@ def test_a_message_id_depends_only_on_event_status_and_resource() -> None:
     assert len(ids) == 5
 
 
+def test_a_notification_shows_the_event_in_the_version_that_the_vms_owner_chose() -> None:
+    """Spec §14.3."""
+    newest, older = (notification_message(notification_of(a_vm("web", publish_version=v))) for v in ("", "2019-04-01"))
+    shown = older.data["resourceInfo"]["properties"]
+    assert shown["ScheduledEventApiVersion"] == "2019-04-01"
+    hidden = newest.data["resourceInfo"]["properties"].keys() - shown.keys()
+    assert hidden == {"EventSource", "DurationInSeconds"}
+    spot = a_vm("web", publish_version="2017-08-01")
+    assert notification_for(an_entry(), an_event(spot, cause=Cause.EVICTION), [spot]) is None
+
+
 EVENT_GRID = (
     b'[{"id":"52b3351d-1cd4-5d12-b00d-cf21498f8fa9","topic":"/subscriptions/sub",'
     b'"subject":"/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachineScaleSets/pool'

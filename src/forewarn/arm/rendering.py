@@ -138,12 +138,15 @@ def _scheduled_events_profile(vm: Vm) -> JsonObject:
 def _scheduled_events_policy(vm: Vm) -> JsonObject:
     """A VM's automatic approvals and publishing as the value of `scheduledEventsPolicy`; empty if all off."""
     approve = vm.auto_approve
-    if not (approve.restart or approve.redeploy or vm.publish_outside):
+    if not (approve.restart or approve.redeploy or vm.publish_outside or vm.publish_version) and vm.approves_all_down:
         return {}
+    version = {"scheduledEventsApiVersion": vm.publish_version} if vm.publish_version else {}
+    target = {"enable": vm.publish_outside, **version}
     return {
         "userInitiatedReboot": {"automaticallyApprove": approve.restart},
         "userInitiatedRedeploy": {"automaticallyApprove": approve.redeploy},
-        "scheduledEventsAdditionalPublishingTargets": {"eventGridAndResourceGraph": {"enable": vm.publish_outside}},
+        **({} if vm.approves_all_down else {"allInstancesDown": {"automaticallyApprove": False}}),
+        "scheduledEventsAdditionalPublishingTargets": {"eventGridAndResourceGraph": target},
     }
 
 

@@ -18,6 +18,7 @@ from forewarn.core.vm_settings import (
     OS_IMAGE_NOTICE_MIN,
     VmSettingsChange,
 )
+from forewarn.protocol.versions import VERSIONS
 from forewarn.web.request_parsing import split_validation_error
 
 MemberPath = tuple[str, ...]  # the names from the root of a JSON body to a member
@@ -168,9 +169,13 @@ class _AutomaticApproval(_SettingsPart, frozen=True, kw_only=True):
     automatically_approve: bool = False
 
 
+class _AllInstancesDown(_SettingsPart, frozen=True, kw_only=True):
+    automatically_approve: bool = True  # Azure's default
+
+
 class _PublishingTarget(_SettingsPart, frozen=True, kw_only=True):
     enable: bool = False
-    scheduled_events_api_version: str = ""  # ignored: webhooks always get everything
+    scheduled_events_api_version: str = ""  # "": the newest
 
 
 class _PublishingTargets(_SettingsPart, frozen=True, kw_only=True):
@@ -180,8 +185,7 @@ class _PublishingTargets(_SettingsPart, frozen=True, kw_only=True):
 class _ScheduledEventsPolicy(_SettingsPart, frozen=True, kw_only=True):
     user_initiated_reboot: _AutomaticApproval = _AutomaticApproval()
     user_initiated_redeploy: _AutomaticApproval = _AutomaticApproval()
-    # Accepted without effect: forewarn never waits for a VM that is down.
-    all_instances_down: _AutomaticApproval = _AutomaticApproval()
+    all_instances_down: _AllInstancesDown = _AllInstancesDown()
     scheduled_events_additional_publishing_targets: _PublishingTargets = _PublishingTargets()
 
 
@@ -211,15 +215,26 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
     """The settings of a `scheduledEventsPolicy`: approval of restart and redeploy, and publishing.
 
-    A setting that is left out is off; `value` None switches all off. Returns a change of only these settings. Raises
-    ArmError, naming `path`, for an unknown member or a wrong type.
+    A setting that is left out is off, except that `allInstancesDown` is on; `value` None sets all to that. Returns a
+    change of only these settings. Raises ArmError, naming `path`, for an unknown member, a wrong type, or a
+    `scheduledEventsApiVersion` that does not exist.
     """
     policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets
+    version = targets.event_grid_and_resource_graph.scheduled_events_api_version
+    if version and version not in VERSIONS:
+        member = (
+            "scheduledEventsAdditionalPublishingTargets",
+            "eventGridAndResourceGraph",
+            "scheduledEventsApiVersion",
+        )
+        raise _invalid_member((*path, *member), f"is {_json_text(version)}: give one of {', '.join(VERSIONS)}")
     return VmSettingsChange(
         approve_restart=policy.user_initiated_reboot.automatically_approve,
         approve_redeploy=policy.user_initiated_redeploy.automatically_approve,
+        approve_all_down=policy.all_instances_down.automatically_approve,
         publish_outside=targets.event_grid_and_resource_graph.enable,
+        publish_version=version,
     )
 
 

@@ -47,6 +47,7 @@ class Cause(StrEnum):
     DEALLOCATE = "deallocate"
     REAPPLY = "reapply"
     REIMAGE = "reimage"
+    ANNOUNCED_REIMAGE = "announced reimage"  # of a VM whose OS image notification is on: with notice (spec §14.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class CauseRules:
     verb: Verb
     description: str = ""  # as documents show it
     duration_s: int = -1  # of the interruption, as documents show it; -1: not known
-    minimum_notice_s: int = 0  # spec §6.3; for a Terminate, the setting of the VM counts instead
+    minimum_notice_s: int = 0  # spec §6.3; for a Terminate and an announced reimage, the VM's setting counts instead
     planned: bool = False  # planned maintenance: one update domain of a scope at a time (spec §6.2)
     whole_host: bool = False  # waits for the other scopes on its host (spec §6.2)
     by_user: bool = False  # an operation of the user: performed at once while the scope is disabled (spec §8.2)
@@ -119,4 +120,7 @@ CAUSE_RULES: dict[Cause, CauseRules] = {
     Cause.DEALLOCATE: _rules_without_event(Verb.DEALLOCATE),
     Cause.REAPPLY: _rules_without_event(Verb.REAPPLY),
     Cause.REIMAGE: _rules_without_event(Verb.REIMAGE),
+    Cause.ANNOUNCED_REIMAGE: CauseRules(
+        kind=Kind.REBOOT, source=EventSource.USER, verb=Verb.REIMAGE, by_user=True, limited=True
+    ),
 }  # fmt: skip

@@ -120,9 +120,11 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     priority: Priority = Priority.REGULAR
     eviction_policy: EvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notice_min: int = 0  # minutes; 0: no terminate notification
-    os_image_notice_min: int = 0  # minutes; only stored: replacing an image publishes no event (spec §6.4)
+    os_image_notice_min: int = 0  # minutes; 0: a reimage is performed at once, without an event (spec §14.1)
     auto_approve: AutoApproval = AutoApproval()
+    approves_all_down: bool = True  # False: policy approves nothing that stops the last running VM of its scope
     publish_outside: bool = False  # its owner wants webhooks to receive its events
+    publish_version: str = ""  # the api-version whose form webhooks receive its events in; "": the newest
     tags: dict[str, str] = {}  # name → value
     program: tuple[str, ...] = ()  # command line of the program in a namespace VM; (): none
     environment: dict[str, str] = {}  # of the program, in addition to the service's environment

@@ -44,8 +44,8 @@ OPERATION_CAUSES: dict[RequestedOperation, Cause] = {
 # Which pending events of a VM a new user operation replaces (spec §8.4).
 REPLACED_CAUSES: dict[Cause, frozenset[Cause]] = {
     Cause.USER_REDEPLOY: frozenset({Cause.USER_RESTART}),
-    Cause.USER_DELETE: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY}),
-    Cause.SCALE_IN: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY}),
+    Cause.USER_DELETE: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.ANNOUNCED_REIMAGE}),
+    Cause.SCALE_IN: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.ANNOUNCED_REIMAGE}),
 }
 _USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, rules in CAUSE_RULES.items() if rules.by_user)})
 
@@ -62,16 +62,16 @@ def plan_events_for_vms(
     below the minimum without `short_notice`, or if the operation never gives notice; Refused if a VM to be deleted has
     no terminate notification.
     """
-    cause = OPERATION_CAUSES[request.ask]
+    operation_cause = OPERATION_CAUSES[request.ask]
     return tuple(
         PlannedEvent(
             event_id=new_id(),
             request_id=request.id,
             scope_id=vm.scope_id,
-            cause=cause,
+            cause=(cause := _cause_for_vm(operation_cause, vm)),
             who=request.who,
             vms=(vm.name,),
-            notice_s=_notice_seconds(request, CAUSE_RULES[cause], vm),
+            notice_s=_notice_seconds(request, cause, vm),
             update_domain=vm.update_domain,
             host=host,
         )
@@ -79,14 +79,23 @@ def plan_events_for_vms(
     )
 
 
-def _notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> float:
+def _cause_for_vm(cause: Cause, vm: Vm) -> Cause:
+    """Return the cause of an operation's event for this VM: its OS image notification announces a reimage."""
+    return Cause.ANNOUNCED_REIMAGE if cause is Cause.REIMAGE and vm.os_image_notice_min else cause
+
+
+def _notice_seconds(request: MaintenanceRequest, cause: Cause, vm: Vm) -> float:
     """Return the notice that this VM gets in seconds: the requested one, else the minimum (spec §6.3).
 
-    The minimum of a Terminate is the VM's setting, 0 without one; of others, that of the rules. With `short_notice` it
-    is what was requested, even 0. Otherwise Rejected if it is shorter than the minimum. With a notice or `short_notice`
-    in the request, Rejected if the operation gives no notice, Refused if the VM has no terminate notification to give.
+    The minimum of a Terminate or an announced reimage is the VM's setting, 0 without one; of others, that of the rules.
+    With `short_notice` it is what was requested, even 0. Otherwise Rejected if it is shorter than the minimum. With a
+    notice or `short_notice` in the request, Rejected if the operation gives no notice, Refused if the VM has no
+    terminate notification to give.
     """
+    rules = CAUSE_RULES[cause]
     minimum = vm.terminate_notice_min * 60 if rules.kind is Kind.TERMINATE else rules.minimum_notice_s
+    if cause is Cause.ANNOUNCED_REIMAGE:
+        minimum = vm.os_image_notice_min * 60
     if not request.notice_s and not request.short_notice:
         return minimum
     if rules.kind is Kind.TERMINATE and not minimum:
@@ -252,7 +261,7 @@ def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: Decis
         if move is not None and event.rules.moves_vm:
             raise Refused(f"VM {move.name!r} is being moved to host {move.to_host!r}: try again when it has arrived")
         return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
-    if _is_preapproved(event.cause, vms):
+    if _is_preapproved(event.cause, vms) and (vms[0].approves_all_down or not _stops_last_vm(scope, vms)):
         approved = replace(event, approved_at=context.now, approved_by="policy", note="approved by policy")
         if move is not None:
             return lifecycle.announce(scope, approved)  # it starts when the VM has arrived
@@ -268,6 +277,16 @@ def _is_preapproved(cause: Cause, vms: list[Vm]) -> bool:
     if cause is Cause.USER_RESTART:
         return all(vm.auto_approve.restart for vm in vms)
     return cause is Cause.USER_REDEPLOY and all(vm.auto_approve.redeploy for vm in vms)
+
+
+def _stops_last_vm(scope: Scope, vms: list[Vm]) -> bool:
+    """Return whether no other VM of the scope would run while these are down (spec §14.2).
+
+    A VM runs if its power state says so and no started event with an impact on it is in progress.
+    """
+    down = {vm.key for vm in vms}
+    down.update(act.vm for event in scope.live_events(EventState.STARTED) for act in event.unfinished_acts)
+    return all(vm.key in down for vm in scope.present_vms if vm.power is PowerState.RUNNING)
 
 
 def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:

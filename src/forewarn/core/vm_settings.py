@@ -28,7 +28,9 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     os_image_notice_min: int | None = None  # minutes: 0 or 15 (not checked here)
     approve_restart: bool | None = None  # whether policy approves restarts by users
     approve_redeploy: bool | None = None  # whether policy approves redeploys by users
+    approve_all_down: bool | None = None  # whether policy approves what stops the last running VM of the scope too
     publish_outside: bool | None = None  # whether webhooks for opted-in VMs receive its events
+    publish_version: str | None = None  # the api-version whose form webhooks receive its events in; "": the newest
     tags: dict[str, str] | None = None  # to add or replace
     untagged: tuple[str, ...] = ()  # exact names of tags to remove; a VM need not have them
 
@@ -40,7 +42,8 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     @property
     def _changes_policy(self) -> bool:
         """Whether it names approval or publishing, which all VMs of a set have in common."""
-        return (self.approve_restart, self.approve_redeploy, self.publish_outside) != (None, None, None)
+        policy = (self.approve_restart, self.approve_redeploy, self.approve_all_down)
+        return (*policy, self.publish_outside, self.publish_version) != (None,) * 5
 
 
 def current_settings(vm: Vm) -> VmSettingsChange:
@@ -50,7 +53,9 @@ def current_settings(vm: Vm) -> VmSettingsChange:
         os_image_notice_min=vm.os_image_notice_min,
         approve_restart=vm.auto_approve.restart,
         approve_redeploy=vm.auto_approve.redeploy,
+        approve_all_down=vm.approves_all_down,
         publish_outside=vm.publish_outside,
+        publish_version=vm.publish_version,
     )
 
 
@@ -66,7 +71,9 @@ def _apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
         terminate_notice_min=_new_or_old(change.terminate_notice_min, vm.terminate_notice_min),
         os_image_notice_min=_new_or_old(change.os_image_notice_min, vm.os_image_notice_min),
         auto_approve=approve,
+        approves_all_down=_new_or_old(change.approve_all_down, vm.approves_all_down),
         publish_outside=_new_or_old(change.publish_outside, vm.publish_outside),
+        publish_version=_new_or_old(change.publish_version, vm.publish_version),
         tags=kept | (change.tags or {}),
     )
 
@@ -131,8 +138,12 @@ def _described_parts(change: VmSettingsChange) -> Iterator[tuple[str, str]]:
         yield "automatic approval of restarts", _on_or_off(change.approve_restart)
     if change.approve_redeploy is not None:
         yield "automatic approval of redeploys", _on_or_off(change.approve_redeploy)
+    if change.approve_all_down is not None:
+        yield "automatic approval of what stops the last running VM", _on_or_off(change.approve_all_down)
     if change.publish_outside is not None:
         yield "publishing of events outside", _on_or_off(change.publish_outside)
+    if change.publish_version is not None:
+        yield "api-version of events outside", change.publish_version or "the newest"
     if change.tags is not None:
         yield "tags", _tags_text(change.tags)
 

@@ -20,7 +20,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.resource_ids import is_within_resource, scope_resource_id, vm_resource_id
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.protocol.dates import http_date
-from forewarn.protocol.versions import NEWEST_VERSION
+from forewarn.protocol.versions import NEWEST_VERSION, event_fields, version_lists_kind
 
 EVENT_TYPE = "Microsoft.ResourceNotifications.MaintenanceResources.ScheduledEventEmitted"  # of Event Grid
 
@@ -47,6 +47,7 @@ class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
     resource: str  # the resource id of its scope in Azure: a VM, availability set, scale set or cloud service
     subscription_id: str  # of the scope's VMs
     location: str  # of the scope's VMs
+    version: str = NEWEST_VERSION  # the api-version whose form it shows the event in
 
     @property
     def id(self) -> str:
@@ -83,15 +84,19 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
     """Return the notification of a history entry about its event; None if no webhook gets one.
 
     `vms` are the VMs, also removed ones, that the event lists; one of them, in the event's scope if possible, says
-    resource, subscription and location. None if `may_notify` is False for the entry, if the event is not listed, and
-    if `vms` is empty.
+    resource, subscription, location and api-version. None if `may_notify` is False for the entry, if the event is not
+    listed, if the api-version does not list its kind, and if `vms` is empty.
     """
     status = _STATUS_BY_ENTRY_KIND.get(entry.what)
     if status is None or not event.listed or not vms:
         return None
     # A VM may have been deleted and added to another scope since; prefer one that is still in the event's scope.
     vm = next((vm for vm in vms if vm.scope_id == event.scope_id), vms[0])
+    version = vm.publish_version or NEWEST_VERSION
+    if event.rules.kind is None or not version_lists_kind(version, event.rules.kind):
+        return None
     return EventNotification(
+        version=version,
         status=status,
         at=entry.at,
         event=event,
@@ -195,7 +200,7 @@ def _message_data(notification: EventNotification) -> dict[str, Any]:
 def _event_properties(notification: EventNotification) -> dict[str, Any]:
     event, rules = notification.event, notification.event.rules
     has_started = notification.status in (EventGridStatus.STARTED, EventGridStatus.COMPLETED)
-    return {
+    properties = {
         "DurationInSeconds": rules.duration_s,
         "Description": rules.description,
         "EventId": event.id.lower(),
@@ -205,8 +210,10 @@ def _event_properties(notification: EventNotification) -> dict[str, Any]:
         "NotBefore": "" if has_started else http_date(event.not_before),
         "Resources": event.vms,
         "ResourceType": "VirtualMachine",
-        "ScheduledEventApiVersion": NEWEST_VERSION,
+        "ScheduledEventApiVersion": notification.version,
     }
+    listed = (*event_fields(notification.version), "ScheduledEventApiVersion")
+    return {name: value for name, value in properties.items() if name in listed}
 
 
 def _iso_time(at: float) -> str:
