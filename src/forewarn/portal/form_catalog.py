@@ -100,7 +100,8 @@ VM_FORMS = (
         danger="Each VM stops without notice, leaves its host and loses its temporary disk."),
     _vm_request_form("reapply", "Reapply VMs", "Reapply", _WITHOUT_EVENT),
     _vm_request_form("reimage", "Reimage VMs", "Reimage",
-        f"{_WITHOUT_EVENT} A VM with an OS image notification gets a Reboot event first. The data on the VM's disk is lost.",
+        f"{_WITHOUT_EVENT} A VM with an OS image notification gets a Reboot event first. The data on the VM's disk is "
+        "lost.",
         danger="The data on the disk of each VM is lost and cannot be brought back."),
     Form(
         name="perform-maintenance",
