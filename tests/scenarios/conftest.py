@@ -30,6 +30,7 @@ from forewarn.control.fleet import FleetChange
 from forewarn.core.decision import Policy
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host, Vm
+from forewarn.core.health import CheckOutcome, HealthCheck
 from forewarn.core.projection import document_for
 from forewarn.core.release import start_wait
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutState
@@ -40,6 +41,7 @@ from forewarn.hypervisor.simulated import BehaviourRule, SimulatedBehaviour
 from forewarn.protocol.document import EventNotice
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import LastPoll
+from tests.support.fake_prober import FakeProber
 from tests.support.world import LAB_POLICY, World, a_host, a_vm
 
 NOTHING = "(nothing)"
@@ -151,7 +153,7 @@ class ScenarioPlayer:
     def do_rollout(self, names: list[str], facts: Facts) -> list[str]:
         """`rollout update h1 h2` or `rollout reboot scope_id=…`; with `canary=2 shares=10,50 settle=10m`.
 
-        A `window` has `_` for blanks: `window=02:00_1h`.
+        A `window` has `_` for blanks: `window=02:00_1h`. `checks=shop;cart:bad_limit=3` adds health checks.
         """
         impact, *hosts = names
         notice_s = _seconds(facts.pop("notice", "0s"))
@@ -159,12 +161,31 @@ class ScenarioPlayer:
         waves = make_waves(facts.pop("canary", ""), shares)
         windows = [text.replace("_", " ") for text in facts.pop("window", "").split(";") if text]
         settle_s = _seconds(facts.pop("settle", "0s"))
+        checks = tuple(map(_check, facts.pop("checks", "").split(";"))) if "checks" in facts else ()
         rollout = msgspec.convert({"impact": impact, "hosts": hosts, **facts}, Rollout, strict=False)
         rollout = msgspec.structs.replace(
-            rollout, waves=waves, settle_s=settle_s, calendar=make_calendar(windows, (), None)
+            rollout, waves=waves, settle_s=settle_s, calendar=make_calendar(windows, (), None), checks=checks
         )
         self.world.do(self.world.control.rollout_requests.start(rollout, who="ops", notice_s=notice_s))
         return []
+
+    def do_check(self, _names: list[str], facts: Facts) -> list[str]:
+        """`check shop=bad`: what a health check finds from now on; `shop=bad,good`: the next ones, then as before."""
+        prober = self.world.prober
+        assert isinstance(prober, FakeProber)
+        for name, text in facts.items():
+            found = [CheckOutcome(word) for word in text.split(",")]
+            if len(found) == 1:
+                prober.outcomes[name] = found[0]
+            else:
+                prober.coming[name] = found
+        return []
+
+    def do_measured(self, names: list[str], _facts: Facts) -> list[str]:
+        """Show the latest measurement of each check of a rollout, and how many there are."""
+        found = self.world.store.measurements(self._request(names[0]).id)
+        latest = {m.check: f"{m.check} is {m.outcome}: {m.text}" for m in found}
+        return [f"{len(found)} measurements", *latest.values()]
 
     def do_add(self, names: list[str], facts: Facts) -> list[str]:
         added = tuple(_with(a_vm(name), facts) for name in names)
@@ -242,6 +263,14 @@ def _request_options(facts: Facts) -> dict[str, Any]:
     return {**asking, **{f"{key}_s": _seconds(value) for key, value in facts.items()}}
 
 
+def _check(text: str) -> HealthCheck:
+    """A health check from its name, and fields such as `shop:bad_limit=3:interval_s=30`."""
+    name, *fields = text.split(":")
+    url = f"http://{name}.example"
+    given = dict(field.split("=", 1) for field in fields)
+    return msgspec.convert({"name": name, "kind": "http", "url": url, **given}, HealthCheck, strict=False)
+
+
 def _clock(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%d %H:%M:%S}"
 
@@ -283,7 +312,7 @@ def _world(setup: list[str]) -> World:
             vms += [_with(a_vm(name), facts) for name in names]
         else:
             raise ValueError(f"a scenario begins with policy, host and vm lines, not with {line!r}")
-    return World(hosts=hosts, vms=vms, policy=policy)
+    return World(hosts=hosts, vms=vms, policy=policy, prober=FakeProber())
 
 
 def played(text: str) -> str:

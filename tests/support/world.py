@@ -21,6 +21,7 @@ from forewarn.control.act_limits import ActLimits
 from forewarn.control.control_plane import ControlInputs, ControlPlane
 from forewarn.control.executor import ActRetryPolicy
 from forewarn.control.fleet import FleetChange
+from forewarn.control.health_probes import HealthProber
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, Vm
@@ -82,11 +83,13 @@ class World:
         retry: ActRetryPolicy = DEFAULT_RETRY,
         limits: ActLimits = DEFAULT_LIMITS,
         hypervisor: SimulatedHypervisor | None = None,
+        prober: HealthProber | None = None,
     ) -> None:
         self.runner = asyncio.Runner()
         self.policy = policy
         self.retry = retry
         self.limits = limits
+        self.prober = prober
         self.ids = sequential_ids()
         self.hypervisor = hypervisor or SimulatedHypervisor(EffectLedger.open(None))
         self.ledger = self.hypervisor.ledger
@@ -107,6 +110,7 @@ class World:
                 polls=self.store.last_polls,
                 real_time=lambda: 0.0,
                 http_client=HttpClient(local_targets=LocalTargets.LOOPBACK),
+                prober=self.prober,
             ),
             policy=self.policy,
             retry=self.retry,

@@ -16,6 +16,7 @@ from forewarn.control.fault_storms import FaultStormService
 from forewarn.control.faults import FaultService
 from forewarn.control.fleet import FleetService
 from forewarn.control.guests import GuestService
+from forewarn.control.health_probes import HealthProber
 from forewarn.control.host_statements import HostStatementService
 from forewarn.control.lab_clock import LabClockService
 from forewarn.control.maintenance_configurations import MaintenanceConfigurationService
@@ -50,7 +51,9 @@ class ControlInputs:
     polls: Callable[[], list[LastPoll]] = field(default=list)  # returns the latest poll of each VM; default: no polls
     lab_addresses: bool = False  # give each VM an address on the loopback network, by which a lab knows it
     real_time: Callable[[], float] = read_real_time  # in seconds since 1970, for transport faults and webhooks
-    http_client: HttpClient = field(default_factory=HttpClient)  # for webhooks
+    http_client: HttpClient = field(default_factory=HttpClient)  # for webhooks and health checks
+    allow_command_checks: bool = False  # health checks of rollouts may run commands
+    prober: HealthProber | None = None  # performs health checks; None: a new one with `http_client`
     was_interrupted: bool = True  # VMs could not poll before this start, if an earlier process used the store
     may_act: Callable[[], bool] = lambda: True  # no act begins while it returns False
 
@@ -99,7 +102,12 @@ class ControlPlane:
         self.maintenance_configurations = MaintenanceConfigurationService(transactions=transactions)
         self.rollout_calendars = RolloutCalendars(transactions, self.maintenance_configurations)
         self.rollouts = RolloutService(
-            transactions=transactions, new_id=new_id, budgets=self.budgets, calendars=self.rollout_calendars
+            transactions=transactions,
+            new_id=new_id,
+            budgets=self.budgets,
+            calendars=self.rollout_calendars,
+            prober=inputs.prober or HealthProber(inputs.http_client, allow_commands=inputs.allow_command_checks),
+            wake=wake_event.set,
         )
         self.faults = FaultService(
             transactions=transactions, registry=registry, new_id=new_id, real_time=inputs.real_time
@@ -125,7 +133,11 @@ class ControlPlane:
         store, clock, new_id = self.store, self.clock, inputs.new_id
         self.requests = RequestService(transactions=transactions, new_id=new_id, verbs=self.verbs)
         self.rollout_requests = RolloutRequestService(
-            transactions=transactions, new_id=new_id, find_host=self.requests.host, verbs=self.verbs
+            transactions=transactions,
+            new_id=new_id,
+            find_host=self.requests.host,
+            verbs=self.verbs,
+            prober=self.rollouts.health.prober,
         )
         self.request_keys = RequestKeys(store)
         transactions.destination_hints = lambda: destination_hints(hypervisor, self.unreachable_hosts())
@@ -170,10 +182,11 @@ class ControlPlane:
         return self.placement.unreachable_hosts() | self.executor.progress.unreachable_hosts()
 
     async def close(self) -> None:
-        """Stop listening to the store and cancel running acts; the store and the hypervisor stay open.
+        """Stop listening to the store, and cancel running acts and health checks.
 
-        End the tasks of its `run()` methods before. The next control plane on this store performs the
-        cancelled acts. May be called twice.
+        The store and the hypervisor stay open. End the tasks of its `run()` methods before. The next control plane on
+        this store performs the cancelled acts. May be called twice.
         """
         self._unsubscribe()
+        await self.rollouts.health.close()
         await self.executor.close()

@@ -90,8 +90,10 @@ async def dry_run_rollout(
         wave = next_wave(request, vms, (), (), _placeholder_ids(), among=members, budgets=ledger, windows=windows)
         return preview_from_first_wave(wave.planned, now=control.clock.now(), vms=len(vms))
 
+    without_checks = replace(rollout, checks=())  # nothing is asked: a preview shows what happens if all is well
+
     async def start(copy: ControlPlane) -> MaintenanceRequest:
-        return await copy.rollout_requests.start(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+        return await copy.rollout_requests.start(without_checks, who=who, notice_s=notice_s, short_notice=short_notice)
 
     return await dry_run_request(control, start, vms)
 
@@ -139,7 +141,7 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
             events=tuple(sorted(events.values(), key=_start_order)),
             hosts=tuple(replace(host, version=0) for host in store.hosts()),
             gates=tuple(replace(gate, version=0) for gate in gates.values() if gate is not None),
-            requests=tuple(replace(request, version=0) for request in rollouts),
+            requests=tuple(_without_checks(request) for request in rollouts),
             planned=planned,
             configurations=tuple(store.configurations()),
             assignments=tuple(store.assignments()),
@@ -157,6 +159,12 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
         verbs=control.verbs,
         hints=deepcopy(control.transactions.destination_hints()),  # the simulation runs in another thread
     )
+
+
+def _without_checks(request: MaintenanceRequest) -> MaintenanceRequest:
+    """Return a rollout's request for the copy: new there, and without health checks, which are real."""
+    assert request.rollout is not None
+    return replace(request, version=0, rollout=replace(request.rollout, checks=()))
 
 
 async def _connected_scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:

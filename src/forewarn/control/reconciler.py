@@ -162,9 +162,12 @@ class Reconciler:
         while True:
             if await self.reconcile():
                 continue
-            if not self._executor.answering_acts:
+            if self._rollouts.health.is_measuring:
+                await self._rollouts.health.wait_for_any()
+            elif self._executor.answering_acts:
+                await self._executor.wait_for_any()
+            else:
                 return
-            await self._executor.wait_for_any()
 
     async def reconcile(self) -> bool:
         """Run one pass: do what is due now, and start acts; return True if there was any: call it again.
@@ -197,7 +200,7 @@ class Reconciler:
         return did or self._has_new_failures  # if a host failed during this pass, the acts there must end
 
     def next_wake_at(self) -> float | None:
-        """Return the lab time, perhaps past, when a scope, gate, act, wave, replay or fault is due next.
+        """Return the lab time, perhaps past, when a scope, gate, act, wave, check, replay or fault is due.
 
         None if nothing is due by time alone. Planned events and rollouts that wait for a pass do not count.
         """

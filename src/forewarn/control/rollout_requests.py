@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from forewarn.control.health_probes import HealthProber
 from forewarn.control.requests import new_request, requested_entry
 from forewarn.control.rollout_vms import checked_rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, retry_on_conflict
@@ -45,8 +46,8 @@ class RolloutRequestService:
     """Accepts requests of users for rollouts. `RolloutService` carries them out.
 
     A change is durable when its method returns. `new_id` returns a new GUID at each call, `find_host` returns the host
-    with a name in any case or raises NotFound, `verbs` says what the hypervisor can do. `who` is the caller's name. All
-    changes raise Unavailable if the store cannot be written.
+    with a name in any case or raises NotFound, `verbs` says what the hypervisor can do, `prober` which health
+    checks can be used. `who` is the caller's name. All changes raise Unavailable if the store cannot be written.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class RolloutRequestService:
         new_id: Callable[[], str],
         find_host: Callable[[str], Host],
         verbs: VerbSupport,
+        prober: HealthProber,
     ) -> None:
         self._transactions = transactions
         self._store = transactions.store
         self._new_id = new_id
         self._find_host = find_host
         self._verbs = verbs
+        self._prober = prober
 
     async def start(
         self,
@@ -96,6 +99,7 @@ class RolloutRequestService:
         rules = CAUSE_RULES[rollout.cause]
         self._verbs.require(rules.verb)
         notice_s = allowed_notice(rules, rules.minimum_notice_s, notice_s=notice_s, short_notice=short_notice)
+        rollout = replace(rollout, checks=self._prober.require_usable(rollout.checks))
         rollout = self._with_declared_host_names(rollout)
         scope = self._transactions.load(rollout.scope_id) if rollout.scope_id else None
         vms = checked_rollout_vms(self._store, rollout)
@@ -125,7 +129,10 @@ class RolloutRequestService:
                 raise Refused(f"rollout {request.id} is {_state_change_error(state, progress)}")
             what, verb = _STATE_CHANGE_ENTRIES[progress]
             why = f"{who} ended it" if progress is RolloutState.ABORTED else ""
-            changed = replace(request, rollout=replace(request.rollout, progress=progress, why=why))
+            rollout = replace(request.rollout, progress=progress, why=why, unclear="")
+            if progress is RolloutState.RUNNING:
+                rollout = replace(rollout, check_round=rollout.check_round + 1)
+            changed = replace(request, rollout=rollout)
             text = f"rollout {request.id} {verb} by {who}"
             entry = HistoryEntry(
                 at=self._transactions.clock.now(), what=what, who=who, text=text, request_id=request.id

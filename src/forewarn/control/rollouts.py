@@ -11,6 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.control.budgets import BudgetService
+from forewarn.control.health_checks import HealthCheckService
+from forewarn.control.health_probes import HealthProber
 from forewarn.control.rollout_calendars import RolloutCalendars
 from forewarn.control.rollout_vms import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
@@ -20,6 +22,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
+from forewarn.core.health import CheckOutcome, HealthDecision, health_verdict
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
 from forewarn.core.request import (
@@ -37,6 +40,7 @@ from forewarn.core.rollout import (
     next_wave,
     rollout_end_reason,
 )
+from forewarn.core.rollout_health import after_verdict
 from forewarn.core.scope import Scope
 from forewarn.core.waves import (
     WavePhase,
@@ -67,7 +71,8 @@ class RolloutService:
 
     A rollout is a request that publishes its events in waves, update domain by update domain. The constructor finds the
     open ones in the store. `new_id` returns a new GUID at each call. `budgets` must have seen a commit before
-    `on_commit` is called with it.
+    `on_commit` is called with it. The attribute `health` performs health checks, with `prober`, and calls `wake` when
+    one has ended.
     """
 
     def __init__(
@@ -77,6 +82,8 @@ class RolloutService:
         new_id: Callable[[], str],
         budgets: BudgetService,
         calendars: RolloutCalendars,
+        prober: HealthProber,
+        wake: Callable[[], None],
     ) -> None:
         self._transactions = transactions
         self._budgets = budgets
@@ -92,6 +99,10 @@ class RolloutService:
         self._settling: dict[str, float] = {}  # request id → when the wave of an open rollout has settled
         for request in self._store.requests(open_only=True):
             self._index_targets(request)
+        self.health = HealthCheckService(
+            store=self._store, clock=transactions.clock, prober=prober, wake=wake, vms_of=self.vms_of
+        )
+        self._awaits_checks: set[str] = set()  # ids of the rollouts that publish nothing because of their checks
         self._hold_lock = asyncio.Lock()  # a new hold waits until the last one is lifted completely
         raw = self._store.load(ROLLOUT_HOLD_NAME)
         self._stored_hold = msgspec.json.decode(raw, type=RolloutHold | None) if raw is not None else None
@@ -167,6 +178,10 @@ class RolloutService:
         self._calendars.has_changed |= commit.changes_configurations
         if self._shortages:
             self._wake_waiting_for_budgets()
+        self.health.on_commit(applied)
+        for measurement in commit.measurements:
+            if measurement.outcome is not CheckOutcome.GOOD or measurement.request_id in self._awaits_checks:
+                self._changed.add(measurement.request_id)
         for request in commit.requests:
             self._index_targets(request)
             if request.is_open:
@@ -236,8 +251,9 @@ class RolloutService:
         ten seconds of lab time, so that it is checked once for many events that end together.
         """
         self._check_unblocked(acts_are_due)
+        did = await self.health.reconcile()
         async with self._hold_lock:
-            did = await self._finish_lifting()
+            did |= await self._finish_lifting()
         if self._calendars.has_changed:
             for checked in await self._calendars.reconcile():
                 self._index_targets(checked)
@@ -259,8 +275,12 @@ class RolloutService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return the lab time, perhaps past, at which a wave of a rollout has settled; None if none settles."""
-        return min(self._settling.values(), default=None)
+        """Return the lab time at which a wave has settled or a health check is due; None if none.
+
+        Raises Unavailable.
+        """
+        due = (self.health.next_due_at(), *self._settling.values())
+        return min((at for at in due if at is not None), default=None)
 
     def _changed_in_order(self) -> list[str]:
         """Return the ids of the changed requests, the oldest request first: it gets what budgets allow."""
@@ -299,14 +319,43 @@ class RolloutService:
             return True
         if progress in _END_STATES:
             return await self._wind_down(request, rollout, events, planned)
+        if rollout.has_paused_itself:
+            return await self._withdraw_unstarted(request, rollout, events, planned)
         if phase.settles_until is not None:
             self._settling[request.id] = phase.settles_until
-        if progress is RolloutState.RUNNING and self.hold is None:
-            if is_settling:
-                return await self._save_wave_end(request, rollout, phase)
-            if has_window:
-                return await self._publish_next_wave(request, rollout, phase, vms, events, planned)
+        if progress is not RolloutState.RUNNING:
+            return False
+        if is_settling and self.hold is None and await self._save_wave_end(request, rollout, phase):
+            return True
+        if rollout.checks:
+            begins_wave = phase.step is WaveStep.BEGIN
+            if (did := await self._follow_checks(request, rollout, events, begins_wave)) is not None:
+                return did
+        if self.hold is None and has_window and not is_settling:
+            return await self._publish_next_wave(request, rollout, phase, vms, events, planned)
         return False
+
+    async def _follow_checks(
+        self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], begins_wave: bool
+    ) -> bool | None:
+        """Pause the rollout, or let it wait, if its health checks demand that (spec §13.5).
+
+        Returns None if it goes on, else whether anything was stored. `begins_wave`: the next events are the first of a
+        wave, so each check must have been good since the last event ended.
+        """
+        now = self._now()
+        ended = [event.over_at for event in events if event.over_at is not None]
+        good_since = max(ended, default=0.0) if begins_wave else None
+        counting = self.health.counting(request.id, rollout)
+        verdict = health_verdict(rollout.checks, counting, now, good_since=good_since)
+        changed, entry = after_verdict(request, rollout, verdict, now)
+        self._awaits_checks.discard(request.id)
+        if verdict.decision in (HealthDecision.WAIT, HealthDecision.MEASURE):
+            self._awaits_checks.add(request.id)
+        if changed is not rollout:
+            await self._save_rollout(request, changed, entry)
+            return True
+        return None if verdict.decision is HealthDecision.GO_ON else False
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
         """Return the present VMs that a rollout covers now, as `rollout_vms` does; [] if there are none."""
@@ -359,14 +408,21 @@ class RolloutService:
         gates = (self._store.gate(gate_id) for gate_id in sorted(waiting))
         return {gate.host: gate for gate in gates if gate is not None and gate.released_at is None}
 
-    async def _wind_down(
+    async def _withdraw_unstarted(
         self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], planned: list[PlannedEvent]
     ) -> bool:
+        """Withdraw the events that have not started, and drop planned ones; return whether there were any."""
         if planned:
             await self._store.commit(Commit(requests=(request,), unplanned=tuple(p.event_id for p in planned)))
         scheduled = [event for event in events if event.status is EventState.SCHEDULED]
         for scope_id, members in group_by_scope(scheduled, lambda event: event.scope_id).items():
-            await self._transactions.run(scope_id, _withdraw_decision([e.id for e in members], rollout.progress))
+            await self._transactions.run(scope_id, _withdraw_decision([e.id for e in members], rollout))
+        return bool(planned or scheduled)
+
+    async def _wind_down(
+        self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], planned: list[PlannedEvent]
+    ) -> bool:
+        await self._withdraw_unstarted(request, rollout, events, planned)
         # One of them may have started before it could be withdrawn.
         if not any(event.is_live for event in self._store.events(request_id=request.id)):
             await self._save_rollout(
@@ -404,17 +460,20 @@ class RolloutService:
         return self._transactions.clock.now()
 
 
-def _withdraw_decision(event_ids: list[str], progress: RolloutState) -> Callable[[Scope, DecisionContext], Scope]:
+def _withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
     """Return a decision that withdraws these events of a scope together.
 
-    So none of them starts because another one no longer blocks it.
+    So none of them starts because another one no longer blocks it. If a health check paused the rollout, they are only
+    postponed.
     """
+    is_postponed = rollout.has_paused_itself
+    reason = f"its rollout was {rollout.progress}" + (f" ({rollout.why})" if is_postponed else "")
 
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event_id in event_ids:
             event = scope.event(event_id)
             if event is not None and event.status is EventState.SCHEDULED:
-                reason = f"its rollout was {progress}"
+                event = replace(event, is_postponed=is_postponed)
                 scope = lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now)
         return reconcile_scope(scope, context)
 

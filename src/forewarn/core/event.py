@@ -96,6 +96,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     replaces: tuple[str, ...] = ()  # ids of the pending events that it replaced
     faults: tuple[str, ...] = ()  # ids of the faults that changed it
     calendar: MaintenanceCalendar | None = None  # when it may start without an approval; None: at any time
+    is_postponed: bool = False  # withdrawn because a check paused its rollout: its VMs get new events when that resumes
 
     @property
     def rules(self) -> CauseRules:

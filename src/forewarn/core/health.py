@@ -114,7 +114,8 @@ class Measurement(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     outcome: CheckOutcome
     value: float | None = None  # that was compared; None: there is none
     text: str = ""  # for people: what was seen
-    wave: int = 0  # index of the rollout's wave at that time, from 0
+    wave: int = 0  # index of the rollout's wave when it began, from 0
+    check_round: int = 0  # how often the rollout had been resumed then
 
 
 class CheckResult(NamedTuple):
@@ -267,7 +268,9 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
-def measurement_of(check: HealthCheck, result: CheckResult, *, request_id: str, wave: int, at: float) -> Measurement:
+def measurement_of(
+    check: HealthCheck, result: CheckResult, *, request_id: str, wave: int = 0, check_round: int = 0, at: float
+) -> Measurement:
     """Return the measurement to store for this result, with a text of at most 300 characters.
 
     `at` is lab time. A value that JSON cannot hold (an infinity) is left out.
@@ -281,6 +284,7 @@ def measurement_of(check: HealthCheck, result: CheckResult, *, request_id: str, 
         value=value,
         text=_shortened(result.text),
         wave=wave,
+        check_round=check_round,
     )
 
 

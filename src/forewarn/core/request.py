@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.cause import Cause
+from forewarn.core.health import HealthCheck
 from forewarn.core.replay import Replay
 from forewarn.core.windows import MaintenanceCalendar
 
@@ -58,7 +59,7 @@ class RolloutState(StrEnum):
     """The state of a rollout: running, paused, stopped (by failures), aborted (by a user) or completed."""
 
     RUNNING = "running"
-    PAUSED = "paused"  # by a user; it publishes nothing until it is resumed
+    PAUSED = "paused"  # by a user, or by a health check; it publishes nothing until it is resumed
     STOPPED = "stopped"  # by itself, because too many VMs failed
     ABORTED = "aborted"  # by a user
     COMPLETED = "completed"  # no VM is left, and all its events are over
@@ -111,8 +112,9 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
     waves: tuple[WaveSpec, ...] = ()  # the last is the rest; (): one wave with all VMs
     settle_s: float = 0  # lab time that must pass after the last event of each wave
+    checks: tuple[HealthCheck, ...] = ()  # its health checks; (): none
     progress: RolloutState = RolloutState.RUNNING
-    why: str = ""  # for people: why it ended
+    why: str = ""  # for people: why it ended, or paused itself; "": neither, or a user paused it
     closed: bool = False  # nothing is left to publish, withdraw or wait for
     tally: RolloutTally | None = None  # set when it closes, because its events are pruned later; None before
     wave: int = 0  # index of the wave that is being published, or settles
@@ -120,6 +122,13 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     wave_size: int = 0  # how many VMs the wave had when it began; 0: it has no fixed number (a tag, or the rest)
     wave_base: int = 0  # how many VMs the rollout had handled when the wave began
     wave_over_at: float | None = None  # lab time at which the last event of the wave ended; None: it goes on
+    check_round: int = 0  # how often it was resumed: only measurements of the same round count
+    unclear: str = ""  # for people: why its checks let it publish nothing; "": they do
+
+    @property
+    def has_paused_itself(self) -> bool:
+        """Whether a health check paused it; then its events that have not started are withdrawn."""
+        return self.progress is RolloutState.PAUSED and bool(self.why)
 
     @property
     def cause(self) -> Cause:

@@ -126,6 +126,8 @@ def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[Pla
 
 
 def _handled_vms(rollout: Rollout, event: Event) -> Iterable[str]:
+    if event.is_postponed:
+        return ()
     if not rollout.hosts or event.status is EventState.SCHEDULED or event.ending is Ending.WITHDRAWN:
         return event.vms
     return [act.name for act in event.acts]
@@ -320,6 +322,8 @@ def rollout_vm_states(event: Event) -> Iterator[tuple[str, str]]:
             yield name, "failed"
         elif event.status is EventState.SCHEDULED:
             yield name, "scheduled"
+        elif event.is_postponed:
+            yield name, "waiting"
         elif event.ending is Ending.WITHDRAWN:
             yield name, "withdrawn"
         elif name not in acted:

@@ -120,6 +120,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     oidc_client_id: str = ""  # the portal's client id at that issuer; "": no sign-in to the portal there
     oidc_client_secret_file: str = ""  # the portal's secret at that issuer; "": a public client without one
     local_targets: LocalTargets = LocalTargets.NONE  # local addresses of webhooks and issuers; in a lab `loopback`
+    allow_command_checks: bool = False  # health checks of rollouts may run commands, as the user of the service
     strict_api_versions: bool = False  # reject calls of Azure's API with an unknown api-version
     hypervisor: HypervisorKind | None = None  # None: not chosen, and only a lab has a default, which is `process`
     simulate: tuple[dict[str, Any], ...] = ()  # rules for how the simulated hypervisor misbehaves: its `from_rules`
@@ -139,13 +140,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def nats(self) -> NatsSettings:
         """How to connect to the bus, from the settings `bus` and `bus_…`; its `url` is "" without a bus."""
-        return NatsSettings(
-            url=self.bus,
-            credentials=self.bus_credentials,
-            ca=self.bus_ca,
-            certificate=self.bus_certificate,
-            key=self.bus_key,
-        )
+        certificate = {"certificate": self.bus_certificate, "key": self.bus_key}
+        return NatsSettings(url=self.bus, credentials=self.bus_credentials, ca=self.bus_ca, **certificate)
 
     @property
     def directory(self) -> Path:

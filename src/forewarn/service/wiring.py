@@ -160,6 +160,7 @@ async def open_control(
             polls=storage.store.last_polls,
             lab_addresses=settings.lab,
             http_client=settings.http_client,
+            allow_command_checks=settings.allow_command_checks,
             was_interrupted=storage.was_interrupted,
             may_act=storage.may_act,
         ),
@@ -191,6 +192,7 @@ async def start_service(
     """
     names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
     publisher = MetadataPublisher.open(publisher_config(settings), control)
+    control.rollouts.health.pace = lambda: publisher.frontend.observations.pace
     service = Service(
         settings=settings,
         control=control,

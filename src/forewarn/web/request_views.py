@@ -74,6 +74,11 @@ def budget_waits(context: RequestContext, request: MaintenanceRequest) -> tuple[
     return context.control.rollouts.budget_waits(request.id) if context.can_see_everything() else ()
 
 
+def health_waits(rollout: Rollout) -> tuple[str, ...]:
+    """Why its health checks keep a rollout from publishing more, as a clause; () if they do not."""
+    return (f"its health checks must be clear ({rollout.unclear})",) if rollout.unclear else ()
+
+
 def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
     """Why parts of a request that is over did not become events, from its history."""
     entries = context.store.history(request_id=request.id)
@@ -127,7 +132,11 @@ def _waits(view_builder: ViewBuilder, status: RequestStatus) -> Iterator[str]:
         yield f"{len(status.planned)} {are} not published yet"
     rollout = status.request.rollout
     yield from (f"more events: {wait}" for wait in status.budget_waits)
-    if rollout is not None and rollout.progress is RolloutState.PAUSED:
+    if rollout is not None:
+        yield from (f"more events: {wait}" for wait in health_waits(rollout))
+    if rollout is not None and rollout.has_paused_itself:
+        yield f"the rollout has paused itself ({rollout.why}): it publishes no events until it is resumed"
+    elif rollout is not None and rollout.progress is RolloutState.PAUSED:
         yield "the rollout is paused: it publishes no events until it is resumed"
 
 
@@ -197,7 +206,7 @@ def rollout_fields_from_snapshot(
         "hold": "" if rollout.closed else context.control.transactions.hold_reason(),
         "windows": calendar_text(rollout.calendar) if rollout.calendar else "",
         "tally": context.control.rollouts.tally_of(request, rollout, snapshot),
-        "waits_for": budget_waits(context, request),
+        "waits_for": (*budget_waits(context, request), *health_waits(rollout)),
         "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),
     }
 

@@ -1,0 +1,187 @@
+"""Performs due health checks of rollouts, and stores every measurement (spec §13.4).
+
+What is due follows from the stored rollouts and measurements alone, so a crash loses at most a measurement that was
+under way. Checks run as tasks beside the reconciler, which only starts them and stores their results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from forewarn.clock import Clock
+from forewarn.control.health_figures import PaceLookup, measure_figure, pace_from_store
+from forewarn.control.health_probes import HealthProber
+from forewarn.core.commit import Commit
+from forewarn.core.fleet import Vm
+from forewarn.core.health import (
+    MAX_MEASUREMENTS,
+    CheckKind,
+    CheckOutcome,
+    CheckResult,
+    HealthCheck,
+    Measurement,
+    measurement_of,
+    next_measurement_at,
+)
+from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
+from forewarn.errors import ForewarnError
+from forewarn.store.interface import AppliedCommit, Store
+
+log = logging.getLogger(__name__)
+_MAX_CONCURRENT = 8  # checks under way at a time; the others wait
+
+CheckKey = tuple[str, str]  # the id of the rollout's request, and the name of the check
+
+
+class HealthCheckService:
+    """Measures the health checks of all open rollouts that are running.
+
+    `reconcile` stores what was measured and starts what is due; `vms_of` returns the VMs that a rollout covers. The
+    attribute `pace` returns a lookup of how VMs poll; it may be replaced. Use it from one event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        prober: HealthProber,
+        wake: Callable[[], None],
+        vms_of: Callable[[Rollout], list[Vm]],
+    ) -> None:
+        self._store, self._clock = store, clock
+        self.prober = prober
+        self._wake = wake
+        self._vms_of = vms_of
+        self.pace: Callable[[], PaceLookup] = lambda: pace_from_store(store, clock.now)
+        self._open: dict[str, MaintenanceRequest] = {}  # those with checks
+        self._measured: dict[str, list[Measurement]] = {}  # request id → its measurements, oldest first
+        self._tasks: dict[CheckKey, asyncio.Task[None]] = {}
+        self._results: dict[CheckKey, Measurement] = {}  # not stored yet
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
+        for request in store.requests(open_only=True):
+            self._index(request)
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether a check is under way."""
+        return bool(self._tasks)
+
+    def on_commit(self, applied: AppliedCommit) -> None:
+        """Remember the rollouts and measurements of a commit. Called for every commit, in order."""
+        for request in applied.commit.requests:
+            self._index(request)
+        for measurement in applied.commit.measurements:
+            if (known := self._measured.get(measurement.request_id)) is not None:
+                known.append(measurement)
+                del known[:-MAX_MEASUREMENTS]
+
+    def counting(self, request_id: str, rollout: Rollout) -> list[Measurement]:
+        """Return the measurements that count now, oldest first: of the rollout's wave, since it resumed.
+
+        Raises Unavailable if they must be read from the store, and cannot be.
+        """
+        known = self._measured.get(request_id)
+        if known is None:
+            known = self._store.measurements(request_id)
+            if request_id in self._open:
+                self._measured[request_id] = known = list(known)
+        return [m for m in known if (m.wave, m.check_round) == (rollout.wave, rollout.check_round)]
+
+    async def reconcile(self) -> bool:
+        """Store measurements that have ended, and start checks that are due; return whether any was stored.
+
+        Does not wait for checks. Raises Unavailable if the store cannot be used; the measurements are kept.
+        """
+        results = dict(self._results)
+        if results:
+            await self._store.commit(Commit(measurements=tuple(results.values())))
+            for key in results:
+                del self._results[key]
+        now = self._clock.now()
+        for key, due_at in self._due_times().items():
+            if due_at <= now:
+                self._start(key)
+        return bool(results)
+
+    def next_due_at(self) -> float | None:
+        """Return the lab time, perhaps past, at which the next check is due; None if none is.
+
+        Checks that are under way do not count. Raises Unavailable.
+        """
+        return min(self._due_times().values(), default=None)
+
+    async def wait_for_any(self) -> None:
+        """Wait until one of the checks under way has ended; return at once if there is none."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
+
+    async def try_once(self, check: HealthCheck, rollout: Rollout) -> CheckResult:
+        """Perform a check once for a rollout, which need not be stored, and return what it found."""
+        return await self._measure(check, rollout, "")
+
+    async def close(self) -> None:
+        """Cancel the checks under way, and kill their commands."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _index(self, request: MaintenanceRequest) -> None:
+        rollout = request.rollout
+        if request.is_open and rollout is not None and rollout.checks:
+            self._open[request.id] = request
+        else:
+            self._open.pop(request.id, None)
+            self._measured.pop(request.id, None)
+
+    def _due_times(self) -> dict[CheckKey, float]:
+        """Return when each check is due that is not under way and has no result to be stored."""
+        due: dict[CheckKey, float] = {}
+        for request in self._open.values():
+            rollout = request.rollout
+            if rollout is None or rollout.progress is not RolloutState.RUNNING:
+                continue
+            counting = self.counting(request.id, rollout)
+            for check in rollout.checks:
+                key = (request.id, check.name)
+                if key not in self._tasks and key not in self._results:
+                    due[key] = next_measurement_at(check, counting)
+        return due
+
+    def _start(self, key: CheckKey) -> None:
+        request = self._open[key[0]]
+        assert request.rollout is not None
+        check = next(check for check in request.rollout.checks if check.name == key[1])
+        self._tasks[key] = asyncio.create_task(self._perform(key, check, request.rollout))
+
+    async def _perform(self, key: CheckKey, check: HealthCheck, rollout: Rollout) -> None:
+        try:
+            async with self._slots:
+                result = await self._measure(check, rollout, key[0])
+            self._results[key] = measurement_of(
+                check,
+                result,
+                request_id=key[0],
+                wave=rollout.wave,
+                check_round=rollout.check_round,
+                at=self._clock.now(),
+            )
+        finally:
+            del self._tasks[key]
+            self._wake()
+
+    async def _measure(self, check: HealthCheck, rollout: Rollout, request_id: str) -> CheckResult:
+        try:
+            if check.kind is not CheckKind.FIGURE:
+                return await self.prober.probe(check)
+            events = self._store.events(request_id=request_id) if request_id else []
+            vms = self._vms_of(rollout)
+            return measure_figure(check, self._store, vms, events, self.pace(), self._clock.now())
+        except ForewarnError as error:
+            return CheckResult(CheckOutcome.ERROR, str(error))
+        except Exception as error:
+            log.exception("check %r failed with an internal error", check.name)
+            return CheckResult(CheckOutcome.ERROR, f"forewarn failed with an internal error ({type(error).__name__})")

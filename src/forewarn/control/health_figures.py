@@ -1,0 +1,101 @@
+"""The service's own figures about the VMs of a rollout, which a health check may demand (spec §13.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from forewarn.core.cause import CAUSE_RULES
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import PowerState, Vm, vm_key_in_scope
+from forewarn.core.health import CheckOutcome, CheckResult, HealthCheck, OwnFigure, judge_values
+from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState, polling_state, vms_given_before_start
+from forewarn.store.interface import LastPoll, Store
+from forewarn.wording import first_names
+
+RETURN_LIMIT_S = 300.0  # lab time within which a VM polls again after its maintenance, or counts as not back
+_MAX_NAMES = 3
+
+PaceLookup = Callable[[str], PollingPace | None]  # by VM key; None for a VM that never polled
+
+
+def measure_figure(
+    check: HealthCheck, store: Store, vms: Sequence[Vm], events: Sequence[Event], pace: PaceLookup, now: float
+) -> CheckResult:
+    """Return what the figure of this check is now, and what that means for it.
+
+    `vms` are the VMs that the rollout covers, `events` all its events; `pace` says how a VM polls, by its key; `now`
+    is lab time. Reads deliveries and polls from the store. Raises Unavailable.
+    """
+    assert check.figure is not None
+    match check.figure:
+        case OwnFigure.FAILED_ACTS:
+            names = [act.name for event in events for act in event.failed_acts]
+        case OwnFigure.WITHOUT_HANDLER:
+            names = vms_without_handler(vms, pace)
+        case OwnFigure.UNDELIVERED:
+            names = [name for event in events if _was_undelivered(store, event) for name in event.vms]
+        case OwnFigure.NOT_BACK:
+            waiting, names = _vms_not_back(store, events, now)
+            if waiting and not names:
+                text = f"{_count_text(waiting)} not polled yet since their maintenance"
+                return CheckResult(CheckOutcome.UNCLEAR, text, float(len(waiting)))
+    found = judge_values(check.condition, [("", float(len(names)))])
+    text = f"{found.text} ({first_names(names, _MAX_NAMES)})" if names else found.text
+    return CheckResult(found.outcome, text, found.value)
+
+
+def vms_without_handler(vms: Iterable[Vm], pace: PaceLookup) -> list[str]:
+    """Return the names of the running VMs that have not polled within the last 60 s, or never."""
+    silent = (PollingState.NEVER, PollingState.STOPPED)
+    return [vm.name for vm in vms if vm.power is PowerState.RUNNING and polling_state(pace(vm.key)) in silent]
+
+
+def pace_from_store(store: Store, now: Callable[[], float]) -> PaceLookup:
+    """Return a lookup of how VMs poll, by VM key, from the polls in the store alone, in lab time.
+
+    It reads them once, at the first call, so use it for one look at the fleet. Raises Unavailable.
+    """
+    known: dict[str, LastPoll] | None = None
+
+    def pace(key: str) -> PollingPace | None:
+        nonlocal known
+        if known is None:
+            known = {poll.vm: poll for poll in store.last_polls()}
+        poll = known.get(key)
+        return None if poll is None else PollingPace(silent_s=max(0.0, now() - poll.at - poll.wait_s))
+
+    return pace
+
+
+def _was_undelivered(store: Store, event: Event) -> bool:
+    """Return whether the event started, and no VM of its scope was given it while it was scheduled."""
+    if event.started_at is None or not event.listed:
+        return False
+    return not vms_given_before_start(store.deliveries(event_id=event.id))
+
+
+def _vms_not_back(store: Store, events: Sequence[Event], now: float) -> tuple[list[str], list[str]]:
+    """Return the VMs that polled before their maintenance and not since: within the limit, and beyond.
+
+    A VM that has never polled has no handler that could come back, so it does not count.
+    """
+    over = [event for event in events if event.status is EventState.OVER and CAUSE_RULES[event.cause].verb]
+    ended = {
+        vm_key_in_scope(event.scope_id, act.name): (act.name, act.outcome.at)
+        for event in over
+        for act in event.acts
+        if act.outcome is not None and act.outcome.ok
+    }
+    polls = {poll.vm: poll for scope_id in {e.scope_id for e in over} for poll in store.last_polls(scope_id=scope_id)}
+    absent = [
+        (name, at)
+        for key, (name, at) in ended.items()
+        if key in polls and polls[key].at + min(polls[key].wait_s, SILENCE_LIMIT_S) < at
+    ]
+    waiting = [name for name, at in absent if now - at <= RETURN_LIMIT_S]
+    return waiting, [name for name, at in absent if now - at > RETURN_LIMIT_S]
+
+
+def _count_text(names: Sequence[str]) -> str:
+    have = "VM has" if len(names) == 1 else "VMs have"
+    return f"{len(names)} {have}"

@@ -1,0 +1,192 @@
+"""Performs one health check: asks Prometheus or an HTTP server, or runs a command (spec §13.4).
+
+A probe never raises because of what it meets: it says good, bad, unclear or error, with a text for people. It follows
+no redirects, reads a bounded part of a response, and ends within the check's timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from forewarn.core.health import (
+    CheckKind,
+    CheckOutcome,
+    CheckResult,
+    HealthCheck,
+    judge_values,
+    make_check,
+    require_distinct_checks,
+)
+from forewarn.errors import Refused, Rejected
+from forewarn.http_client import ClientResponse, HttpClient, HttpLimits, HttpRequestFailed
+from forewarn.hypervisor.command_run import CommandRun, kill_process_group
+
+_MAX_BODY_BYTES = 256 * 1024
+_MAX_ANSWER_BYTES = 2 * 1024 * 1024  # of Prometheus
+_MAX_ERROR_TEXT = 200
+_TEMPORARY_FAILURE = 75  # EX_TEMPFAIL of sysexits.h: the command could not find out
+_REAP_S = 5.0  # until a killed command must have ended
+_MAX_SAMPLES = 10_000
+
+
+class HealthProber:
+    """Performs health checks of the kinds Prometheus, HTTP and command, one at a time per call of `probe`.
+
+    `allow_commands` says whether commands are run at all; without, such a check is an error.
+    """
+
+    def __init__(self, client: HttpClient, *, allow_commands: bool = False) -> None:
+        self._client = client
+        self.allow_commands = allow_commands
+
+    def require_usable(self, checks: Sequence[HealthCheck]) -> tuple[HealthCheck, ...]:
+        """Return these checks of one rollout with their defaults filled in; asks and runs nothing.
+
+        Raises Rejected for one that `make_check` does not accept, two of the same name, or an address that the service
+        may not call; Refused for a command if commands are not allowed.
+        """
+        try:
+            usable = tuple(map(make_check, checks))
+            require_distinct_checks(usable)
+        except ValueError as error:
+            raise Rejected(str(error)) from error
+        for check in usable:
+            if check.kind is CheckKind.COMMAND and not self.allow_commands:
+                raise Refused(
+                    f"check {check.name!r} is a command, which this service does not run: set 'allow_command_checks' "
+                    "in its settings, or use another kind of check"
+                )
+            if check.url:
+                self._client.require_allowed(check.url)
+        return usable
+
+    async def probe(self, check: HealthCheck) -> CheckResult:
+        """Perform a check once, within its timeout, and return what it found.
+
+        Never raises for what it meets. Raises ValueError for a figure, which only the service itself knows.
+        """
+        match check.kind:
+            case CheckKind.PROMETHEUS:
+                return await self._ask_prometheus(check)
+            case CheckKind.HTTP:
+                return await self._call(check)
+            case CheckKind.COMMAND:
+                return await self._run(check)
+            case CheckKind.FIGURE:
+                raise ValueError(f"check {check.name!r} is a figure, which no probe knows")
+
+    async def _ask_prometheus(self, check: HealthCheck) -> CheckResult:
+        query = urlencode({"query": check.query, "timeout": f"{math.ceil(check.timeout_s)}s"})
+        url = f"{check.url.rstrip('/')}/api/v1/query?{query}"
+        try:
+            response = await self._send(check, url, _MAX_ANSWER_BYTES)
+        except HttpRequestFailed as error:
+            return CheckResult(CheckOutcome.ERROR, f"Prometheus: {error}")
+        return judge_prometheus(check.condition, response)
+
+    async def _call(self, check: HealthCheck) -> CheckResult:
+        try:
+            response = await self._send(check, check.url, _MAX_BODY_BYTES)
+        except HttpRequestFailed as error:
+            return CheckResult(CheckOutcome.ERROR, str(error))
+        value = float(response.status)
+        if response.status != check.status:
+            redirect = ", and redirects are not followed" if 300 <= response.status < 400 else ""
+            return CheckResult(CheckOutcome.BAD, f"it answered {response.status}, not {check.status}{redirect}", value)
+        if check.body and check.body.encode() not in response.body:
+            if not response.is_complete:
+                return CheckResult(CheckOutcome.UNCLEAR, "its body broke off or is too long to search", value)
+            return CheckResult(CheckOutcome.BAD, f"its body does not contain {check.body!r}", value)
+        return CheckResult(CheckOutcome.GOOD, f"it answered {response.status}", value)
+
+    async def _send(self, check: HealthCheck, url: str, max_bytes: int) -> ClientResponse:
+        limits = HttpLimits(timeout_s=check.timeout_s, body_timeout_s=check.timeout_s, max_body_bytes=max_bytes)
+        # The client does not decompress what it reads.
+        return await self._client.send("GET", url, headers={"Accept-Encoding": "identity"}, limits=limits)
+
+    async def _run(self, check: HealthCheck) -> CheckResult:
+        if not self.allow_commands:
+            return CheckResult(CheckOutcome.ERROR, "this service runs no commands: set 'allow_command_checks'")
+        with tempfile.TemporaryDirectory(prefix="forewarn-check-", ignore_cleanup_errors=True) as folder:
+            environment = {"PATH": os.environ.get("PATH", os.defpath), "FOREWARN_CHECK": check.name}
+            output = Path(folder) / "output"
+            try:
+                run = CommandRun.start(check.command, environment=environment, stdin=b"", output=output)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                return CheckResult(CheckOutcome.ERROR, f"{check.command[0]} cannot be started: {reason}")
+            try:
+                ended = await run.wait(within_s=check.timeout_s)
+            except asyncio.CancelledError:
+                kill_process_group(run.pid)
+                await run.wait(within_s=_REAP_S)
+                raise
+        last_line = ended.output.splitlines()[-1] if ended.output else ""
+        said = f": {last_line}" if last_line else ""
+        if ended.code is None:
+            return CheckResult(CheckOutcome.ERROR, f"it did not end within {check.timeout_s:g} s{said}")
+        if ended.code < 0:
+            return CheckResult(CheckOutcome.ERROR, f"signal {-ended.code} ended it{said}")
+        text = f"it ended with {ended.code}{said}"
+        if ended.code == check.exit_status:
+            return CheckResult(CheckOutcome.GOOD, text, ended.code)
+        if ended.code == _TEMPORARY_FAILURE:
+            return CheckResult(CheckOutcome.UNCLEAR, text, ended.code)
+        return CheckResult(CheckOutcome.BAD, f"{text}, not {check.exit_status}", ended.code)
+
+
+class _PrometheusData(msgspec.Struct, frozen=True):
+    """The field `data` of Prometheus's answer to an instant query."""
+
+    result_type: str = msgspec.field(name="resultType")
+    result: Any
+
+
+class _PrometheusAnswer(msgspec.Struct, frozen=True):
+    """Prometheus's answer to an instant query; `error` is set if it refused it."""
+
+    status: str
+    data: _PrometheusData | None = None
+    error: str = ""
+
+
+def judge_prometheus(condition: str, response: ClientResponse) -> CheckResult:
+    """Return what Prometheus's answer to an instant query means for a check with this condition.
+
+    Every sample of a vector, or the scalar, must meet it; an empty vector is unclear. An answer of any other form, or
+    one that says why the query was refused, is an error.
+    """
+    try:
+        answer = msgspec.json.decode(response.body, type=_PrometheusAnswer)
+    except msgspec.DecodeError:
+        return CheckResult(CheckOutcome.ERROR, f"Prometheus answered {response.status} without a result")
+    if answer.status != "success" or answer.data is None:
+        reason = answer.error[:_MAX_ERROR_TEXT] or f"it answered {response.status}"
+        return CheckResult(CheckOutcome.ERROR, f"Prometheus refused the query: {reason}")
+    try:
+        return judge_values(condition, _samples(answer.data))
+    except (ValueError, KeyError, TypeError, IndexError):
+        return CheckResult(CheckOutcome.ERROR, f"a query with a {answer.data.result_type!r} result cannot be compared")
+
+
+def _samples(data: _PrometheusData) -> list[tuple[str, float]]:
+    """Return each sample with its labels as text; ValueError if the result is no vector or scalar."""
+    if data.result_type == "scalar":
+        return [("", float(data.result[1]))]
+    if data.result_type != "vector" or len(data.result) > _MAX_SAMPLES:
+        raise ValueError("not a vector")
+    return [(_labels_text(sample["metric"]), float(sample["value"][1])) for sample in data.result]
+
+
+def _labels_text(metric: dict[str, str]) -> str:
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(metric.items()) if name != "__name__")
+    return metric.get("__name__", "") + (f"{{{labels}}}" if labels else "")

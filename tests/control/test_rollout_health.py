@@ -1,0 +1,195 @@
+"""Health checks of rollouts (spec §13.4, §13.5): before a wave, on bad, on unclear, and across restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.event import Ending, EventState
+from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
+from forewarn.core.history import EntryKind
+from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
+from forewarn.errors import Refused, Rejected
+from tests.support.fake_prober import FakeProber
+from tests.support.world import World, a_host, a_vm
+
+SHOP = HealthCheck(name="shop", kind=CheckKind.HTTP, url="http://127.0.0.1/health")
+ON_BOTH = Rollout(impact=RolloutImpact.REBOOT, hosts=("h0", "h1"), checks=(SHOP,))
+
+
+@pytest.fixture
+def prober() -> FakeProber:
+    return FakeProber()
+
+
+@pytest.fixture
+def world(prober: FakeProber) -> Iterator[World]:
+    """Two update domains of one scope, on two hosts."""
+    vms = [a_vm(f"web-{n}", host=f"h{n}", availability_set="web", update_domain=n) for n in (0, 1)]
+    world = World(hosts=[a_host("h0"), a_host("h1")], vms=vms, prober=prober)
+    yield world
+    world.close()
+
+
+def start(world: World, rollout: Rollout = ON_BOTH) -> MaintenanceRequest:
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
+    world.settle()
+    return request
+
+
+def rollout_of(world: World, request: MaintenanceRequest) -> Rollout:
+    now = world.store.request(request.id)
+    assert now is not None
+    assert now.rollout is not None
+    return now.rollout
+
+
+def change(world: World, request: MaintenanceRequest, progress: RolloutState) -> None:
+    world.do(world.control.rollout_requests.change_state(request.id, progress, who="ann"))
+    world.settle()
+
+
+def scheduled(world: World) -> list[str]:
+    return [name for event in world.store.events(statuses=[EventState.SCHEDULED]) for name in event.vms]
+
+
+def outcomes(world: World, request: MaintenanceRequest) -> list[CheckOutcome]:
+    return [measurement.outcome for measurement in world.store.measurements(request.id)]
+
+
+def test_a_rollout_publishes_after_its_checks_were_good_and_completes(world: World, prober: FakeProber) -> None:
+    request = start(world)
+    assert prober.asked == ["shop"]
+    assert scheduled(world) == ["web-0"]
+    world.advance(7200)
+    assert rollout_of(world, request).progress is RolloutState.COMPLETED
+    assert set(outcomes(world, request)) == {CheckOutcome.GOOD}
+
+
+def test_a_check_is_measured_at_its_interval_while_the_rollout_runs(world: World, prober: FakeProber) -> None:
+    request = start(world)
+    world.advance(600)
+    assert [m.at - request.at for m in world.store.measurements(request.id)] == [60.0 * n for n in range(11)]
+    change(world, request, RolloutState.PAUSED)
+    world.advance(600)
+    assert len(prober.asked) == 11
+
+
+@pytest.mark.parametrize("outcome", [CheckOutcome.UNCLEAR, CheckOutcome.ERROR])
+def test_nothing_is_published_before_a_check_is_good(world: World, prober: FakeProber, outcome: CheckOutcome) -> None:
+    """Spec §13.5: it holds and says so, and goes on by itself."""
+    prober.outcomes["shop"] = outcome
+    request = start(world)
+    world.advance(3600)
+    assert scheduled(world) == []
+    assert "check 'shop' is" in rollout_of(world, request).unclear
+    assert rollout_of(world, request).progress is RolloutState.RUNNING
+    prober.outcomes["shop"] = CheckOutcome.GOOD
+    world.advance(60)
+    assert scheduled(world) == ["web-0"]
+    assert rollout_of(world, request).unclear == ""
+    texts = [entry.text for entry in world.store.history(request_id=request.id)]
+    assert sum("publishes nothing for now" in text for text in texts) == 1
+    assert sum("its checks are clear again" in text for text in texts) == 1
+
+
+def test_a_bad_check_pauses_withdraws_and_says_why(world: World, prober: FakeProber) -> None:
+    """Spec §13.5: a person resumes it; the VMs of withdrawn events get new ones."""
+    request = start(world)
+    prober.coming["shop"] = [CheckOutcome.BAD]
+    world.advance(60)
+    rollout = rollout_of(world, request)
+    assert (rollout.progress, rollout.why) == (
+        RolloutState.PAUSED,
+        "check 'shop' is bad: it answered 500, not 200",
+    )
+    (event,) = world.events()
+    assert (event.ending, event.is_postponed) == (Ending.WITHDRAWN, True)
+    assert event.reason == "its rollout was paused (check 'shop' is bad: it answered 500, not 200)"
+    paused = [e for e in world.store.history(request_id=request.id) if e.what is EntryKind.PAUSED]
+    assert "paused: check 'shop' is bad" in paused[0].text
+    assert world.control.rollouts.tally_of(request, rollout).waiting == 2
+    world.advance(86_400)
+    assert scheduled(world) == []
+    assert rollout_of(world, request).progress is RolloutState.PAUSED
+
+    change(world, request, RolloutState.RUNNING)
+    assert scheduled(world) == ["web-0"]
+    assert rollout_of(world, request).why == ""
+    world.advance(7200)
+    final = rollout_of(world, request)
+    assert final.progress is RolloutState.COMPLETED
+    assert final.tally is not None
+    assert (final.tally.done, final.tally.total) == (2, 2)
+
+
+def test_an_event_that_has_started_finishes_after_a_bad_check(world: World, prober: FakeProber) -> None:
+    request = start(world)
+    (event,) = world.events()
+    world.approve("web-0", event.id)
+    prober.outcomes["shop"] = CheckOutcome.BAD
+    world.advance(3600)
+    assert [(e.vms, e.ending) for e in world.events()] == [
+        (("web-0",), Ending.FINISHED),
+        (("web-1",), Ending.WITHDRAWN),
+    ]
+    assert rollout_of(world, request).progress is RolloutState.PAUSED
+
+
+def test_a_paused_rollout_can_be_aborted(world: World, prober: FakeProber) -> None:
+    request = start(world)
+    prober.outcomes["shop"] = CheckOutcome.BAD
+    world.advance(60)
+    change(world, request, RolloutState.ABORTED)
+    assert rollout_of(world, request).closed
+
+
+def test_a_check_that_is_bad_again_pauses_a_resumed_rollout_before_it_publishes(
+    world: World, prober: FakeProber
+) -> None:
+    request = start(world)
+    prober.outcomes["shop"] = CheckOutcome.BAD
+    world.advance(60)
+    change(world, request, RolloutState.RUNNING)
+    assert rollout_of(world, request).progress is RolloutState.PAUSED
+    assert len(world.events()) == 1
+
+
+def test_measurements_and_the_pause_survive_a_restart(world: World, prober: FakeProber) -> None:
+    request = start(world, replace(ON_BOTH, checks=(replace(SHOP, bad_limit=2),)))
+    prober.coming["shop"] = [CheckOutcome.BAD]
+    world.advance(60)
+    world.restart()
+    assert rollout_of(world, request).progress is RolloutState.RUNNING
+    prober.coming["shop"] = [CheckOutcome.BAD]
+    world.advance(60)
+    assert rollout_of(world, request).why == (
+        "check 'shop' is bad for the 2nd time in this wave: it answered 500, not 200"
+    )
+
+
+def test_own_figures_are_measured_from_what_the_service_knows(world: World) -> None:
+    handlers = HealthCheck(name="handlers", kind=CheckKind.FIGURE, figure=OwnFigure.WITHOUT_HANDLER)
+    request = start(world, Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",), checks=(handlers,)))
+    (measurement,) = world.store.measurements(request.id)
+    assert (measurement.outcome, measurement.value) == (CheckOutcome.BAD, 1)
+    assert measurement.text == "1 is not == 0 (web-0)"
+    assert rollout_of(world, request).progress is RolloutState.PAUSED
+    assert world.events() == []
+
+
+def test_a_command_is_refused_unless_a_setting_allows_it(world: World, prober: FakeProber) -> None:
+    prober.allow_commands = False
+    command = HealthCheck(name="smoke", kind=CheckKind.COMMAND, command=("/bin/true",))
+    with pytest.raises(Refused, match="check 'smoke' is a command, which this service does not run"):
+        start(world, Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",), checks=(command,)))
+    assert world.store.requests() == []
+
+
+def test_a_check_with_a_bad_condition_is_rejected_and_nothing_is_stored(world: World) -> None:
+    check = HealthCheck(name="x", kind=CheckKind.FIGURE, figure=OwnFigure.FAILED_ACTS, condition="few")
+    with pytest.raises(Rejected, match="check 'x': 'few' is not a condition"):
+        start(world, Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",), checks=(check,)))
+    assert world.store.requests() == []
