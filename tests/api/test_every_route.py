@@ -47,6 +47,7 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("POST", "/hosts/{name}/fail"): lambda api: ("/hosts/h1/fail", None),
     ("POST", "/hosts/{name}/confirm-down"): lambda api: (f"/hosts/{_failed_host(api)}/confirm-down", {}),
     ("POST", "/hosts/{name}/repair"): lambda api: (f"/hosts/{_failed_host(api)}/repair", {}),
+    ("POST", "/rollouts/plan"): lambda api: ("/rollouts/plan", {"everything": True, "canary": "1"}),
     ("GET", "/rollouts"): lambda api: ("/rollouts", None),
     ("POST", "/rollouts"): lambda api: ("/rollouts", {"impact": "update", "hosts": ["h1", "h2"]}),
     ("GET", "/nodes"): lambda api: ("/nodes", None),

@@ -32,6 +32,7 @@ ASKING = {
     "power": "power web off",
     "perform-maintenance": "perform-maintenance db-0",
     "rollout start": "rollout start --host h1 --impact reboot --no-wait",
+    "rollout plan": "rollout plan --everything --canary 1",
     "rollout show": "rollout show",
     "rollout show ROLLOUT": "rollout show ROLLOUT",
     "rollout pause": "rollout pause ROLLOUT",

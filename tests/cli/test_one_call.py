@@ -39,6 +39,7 @@ COMMANDS = [
     "explain web",
     "rollout start --all-hosts --impact update --no-wait",
     "rollout start --scope db --impact update --no-wait",
+    "rollout plan --everything --canary 1",
     "rollout show",
     "budget set all --at-most 2",
     "budget list",

@@ -8,8 +8,8 @@ import pytest
 
 from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.request import Rollout, RolloutImpact, WaveSpec
+from forewarn.core.rollout import InvalidRollout
 from forewarn.core.waves import (
-    InvalidRollout,
     WaveStep,
     covers_vm,
     divide_into_waves,

@@ -1,42 +1,21 @@
-"""Rollout handlers: start, preview, show, pause, resume and abort."""
+"""Rollout handlers: start, plan, preview, show, pause, resume and abort."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta
-
+from forewarn.api.rollout_bodies import NewRollout, read_new_rollout
 from forewarn.control.dry_run import dry_run_rollout
-from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
-from forewarn.core.windows import make_calendar
-from forewarn.errors import Refused, Rejected, Remedy
+from forewarn.control.rollout_plan import plan_rollout
+from forewarn.core.fleet import Vm
+from forewarn.core.request import MaintenanceRequest, RolloutState
+from forewarn.explain.polling import PollingState, polling_state
 from forewarn.explain.preview import Preview
+from forewarn.explain.rollout_plan import RolloutPlan
 from forewarn.web.context import RequestContext
-from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody, reject_duplicates
+from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
 from forewarn.web.request_views import read_rollouts, rollout_fields, rollout_view
 from forewarn.web.rollout_views import RolloutsView, RolloutView, RolloutWithEvents
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
-
-
-class NewRollout(StrictBody, frozen=True, kw_only=True):
-    """A rollout over `hosts`, `all_hosts` or a `scope`; stops after `max_failures` failed VMs (0: never).
-
-    Exactly one of the three. `notice_s` is 0 for the minimum, 15 minutes; less than that needs `short_notice`, which
-    needs a `notice_s` above 0. Names and ids are in any case. With `windows`, events start without an approval only in
-    them, or at the `deadline`; without, at any time.
-    """
-
-    impact: RolloutImpact  # update (freezes VMs), migrate or reboot
-    hosts: tuple[NonEmptyText, ...] = ()  # names
-    all_hosts: bool = False  # every host that the fleet has now
-    scope: str = ""  # an id or name, or the name of a VM in it; "": none
-    max_failures: Annotated[int, Meta(ge=0)] = 1
-    notice_s: DurationSeconds = 0  # lab time
-    short_notice: bool = False
-    windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
-    blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
-    deadline: float | None = None  # lab time from which windows no longer matter
 
 
 class NewHold(StrictBody, frozen=True, kw_only=True):
@@ -83,20 +62,23 @@ async def lift_hold(context: RequestContext, call: HandlerCall) -> HoldView:
 
 
 async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutView:
-    """Start a rollout over hosts or a scope.
+    """Start a rollout over hosts, a scope, a tag, a location or everything, given by fields or as a file.
 
     Returns it after due work was done, so its first events may be published. Raises NotFound for an unknown host or
-    scope, Rejected unless exactly one kind of target is given, for a host named twice, too short a notice, or windows
-    that are wrong or over, Refused if a VM has no host to move to, the hypervisor cannot do it, the fleet has no host
-    or a scope's name is ambiguous. The history gets an entry.
+    scope, Rejected unless exactly one kind of target is given, for a host named twice, a tag or location without VMs,
+    wrong waves, too short a notice, or windows that are wrong or over (with the line of the file), Refused if a VM has
+    no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous. The history
+    gets an entry.
     """
-    request = await context.control.rollout_requests.start(
-        _build_rollout(context, body),
-        who=context.caller_name,
-        notice_s=body.notice_s,
-        short_notice=body.short_notice,
-        key=call.request_key,
-    )
+    wanted = read_new_rollout(context, body)
+    with wanted.located():
+        request = await context.control.rollout_requests.start(
+            wanted.rollout,
+            who=context.caller_name,
+            notice_s=wanted.notice_s,
+            short_notice=wanted.short_notice,
+            key=call.request_key,
+        )
     return await current_rollout_view(context, request)
 
 
@@ -107,27 +89,6 @@ async def current_rollout_view(context: RequestContext, request: MaintenanceRequ
     """
     await context.wait_for_reconciler()
     return rollout_view(context, request.id)
-
-
-def _build_rollout(context: RequestContext, body: NewRollout) -> Rollout:
-    if body.short_notice and not body.notice_s:
-        raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
-    if body.all_hosts and body.hosts:
-        raise Rejected("a rollout covers all hosts or the given ones: give one of the two")
-    hosts = tuple(context.control.requests.host(name).name for name in body.hosts)
-    reject_duplicates(body.hosts, list(hosts))
-    if body.all_hosts:
-        hosts = tuple(host.name for host in context.store.hosts())
-        if not hosts:
-            raise Refused("a rollout needs a host, and the fleet has none", Remedy.ADD_HOSTS)
-    scope_id = context.find_scope(body.scope).id if body.scope else ""
-    try:
-        calendar = make_calendar(body.windows, body.blackouts, body.deadline)
-    except ValueError as error:
-        raise Rejected(str(error)) from error
-    return Rollout(
-        impact=body.impact, hosts=hosts, scope_id=scope_id, max_failures=body.max_failures, calendar=calendar
-    )
 
 
 async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsView:
@@ -193,9 +154,40 @@ async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewR
     any other simulation ends after 10 seconds of real time at the latest (`is_cut`). Previews run one at a time. Raises
     what `start_rollout` raises, and DryRunTooLarge if its scopes have more than 20,000 VMs.
     """
-    rollout = _build_rollout(context, body)
+    wanted = read_new_rollout(context, body)
     await context.dependencies.flush_observations()
     async with context.dependencies.preview_locks.for_caller(context.principal.id):
-        return await dry_run_rollout(
-            context.control, rollout, who=context.caller_name, notice_s=body.notice_s, short_notice=body.short_notice
-        )
+        with wanted.located():
+            return await dry_run_rollout(
+                context.control,
+                wanted.rollout,
+                who=context.caller_name,
+                notice_s=wanted.notice_s,
+                short_notice=wanted.short_notice,
+            )
+
+
+async def plan_new_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutPlan:
+    """Plan a rollout: its waves, their VMs, earliest and latest times, and VMs without a polling handler.
+
+    Changes nothing, but stores observed polls first. The earliest times assume that each event is approved when it is
+    published, the latest ones that nobody approves. A rollout over more than 2,000 VMs gets no times, and a simulation
+    ends after 10 seconds of real time at the latest (`is_cut`). Plans and previews run one at a time. Raises what
+    `start_rollout` raises, and DryRunTooLarge if its scopes have more than 20,000 VMs.
+    """
+    wanted = read_new_rollout(context, body)
+    await context.dependencies.flush_observations()
+
+    def has_handler(vm: Vm) -> bool:
+        return polling_state(context.dependencies.pace_of(vm.key)) is PollingState.ACTIVE
+
+    async with context.dependencies.preview_locks.for_caller(context.principal.id):
+        with wanted.located():
+            return await plan_rollout(
+                context.control,
+                wanted.rollout,
+                who=context.caller_name,
+                notice_s=wanted.notice_s,
+                short_notice=wanted.short_notice,
+                has_handler=has_handler,
+            )

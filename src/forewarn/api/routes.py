@@ -122,6 +122,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/rollouts", rollouts.list_rollouts, READ),
     ApiRoute("POST", "/rollouts", rollouts.start_rollout, PLATFORM, 202, show_repeated=current_rollout_view),
     ApiRoute("POST", "/rollouts/preview", rollouts.preview_rollout, PLATFORM),
+    ApiRoute("POST", "/rollouts/plan", rollouts.plan_new_rollout, PLATFORM),
     ApiRoute("GET", "/rollouts/hold", rollouts.show_hold, READ, resources=listing),
     ApiRoute("POST", "/rollouts/hold", rollouts.hold_rollouts, PLATFORM),
     ApiRoute("POST", "/rollouts/hold/lift", rollouts.lift_hold, PLATFORM),

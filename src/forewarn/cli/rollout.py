@@ -1,16 +1,15 @@
-"""Commands for rollouts: start, show, pause, resume and abort them, with a progress bar on a terminal."""
+"""Commands for rollouts: show, pause, resume, abort and hold them, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forewarn.cli.api_client import JsonObject
-from forewarn.cli.completion import host_names, rollout_ids, scope_ids
+from forewarn.cli.completion import rollout_ids
 from forewarn.cli.follow import Snapshot, follow
 from forewarn.cli.formatting import (
     count_noun,
@@ -21,13 +20,9 @@ from forewarn.cli.formatting import (
     join_names,
     waiting_reason,
 )
-from forewarn.cli.invocation import Invocation, duration, service_command
+from forewarn.cli.invocation import Invocation, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text
-from forewarn.cli.request import short_notice_option, wait_option
-from forewarn.cli.request_output import dry_run_option, show_preview
-from forewarn.duration import parse_duration
 from forewarn.errors import Rejected
-from forewarn.protocol.dates import parse_date
 
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
 _PAUSED_BUT_SCHEDULED = (
@@ -37,119 +32,7 @@ _PAUSED_BUT_SCHEDULED = (
 
 @click.group()
 def rollout() -> None:
-    """Roll maintenance out over hosts or a scope."""
-
-
-@rollout.command()
-@click.option(
-    "--impact",
-    type=click.Choice(["update", "migrate", "reboot"]),
-    default="update",
-    show_default=True,
-    help="Choose what is done to each VM.",
-)
-@click.option(
-    "--host", "hosts", multiple=True, metavar="HOST", shell_complete=host_names, help="Update this host; repeatable."
-)
-@click.option("--all-hosts", is_flag=True, help="Update every host of the fleet.")
-@click.option(
-    "--scope", metavar="SCOPE", shell_complete=scope_ids, help="Update this scope: its id, or a VM or set in it."
-)
-@click.option(
-    "--max-failures",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Stop after N failures.  [default: 1]",
-)
-@click.option("--keep-going", is_flag=True, help="Never stop because of failures.")
-@click.option(
-    "--window",
-    "windows",
-    multiple=True,
-    metavar="WINDOW",
-    help="Start events without an approval only in this window, such as 'sat,sun 02:00 4h Europe/Berlin'; repeatable.",
-)
-@click.option(
-    "--blackout",
-    "blackouts",
-    multiple=True,
-    metavar="DATES",
-    help="Keep windows closed on these days, such as 2026-12-24 or 2026-12-24..2026-12-26; repeatable.",
-)
-@click.option(
-    "--deadline",
-    metavar="TIME",
-    help="Start outside of windows from this time on: such as 2026-12-31T22:00Z, or 30d from now.",
-)
-@click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m.")
-@short_notice_option
-@dry_run_option
-@wait_option
-@service_command
-def start(
-    call: Invocation,
-    hosts: tuple[str, ...],
-    all_hosts: bool,
-    scope: str | None,
-    wait: bool,
-    dry_run: bool,
-    deadline: str | None,
-    **options: Any,
-) -> int:
-    """Start a rollout.
-
-    \f
-    `hosts` are names, in any case; `scope` is an id, or the name of a set or VM. `options` has impact, max_failures
-    (None: 1), keep_going, notice_s (seconds; None: the minimum, 15 minutes), short_notice (allow less), windows and
-    blackouts. `deadline` is a date and time, in UTC without a zone, or a duration from now (lab time). With `dry_run`
-    only prints a preview; with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not
-    complete without failures, else 0. Raises Rejected unless exactly one of `hosts`, `all_hosts` and `scope` is given,
-    for both max_failures and keep_going, and for wrong windows; NotFound; Refused if a VM has no host to move to.
-    """
-    body = {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
-    if deadline is not None:
-        body["deadline"] = _parse_deadline(call, deadline)
-    body |= _failure_limit(body.pop("max_failures", None), body.pop("keep_going", False))
-    body |= _rollout_targets(hosts, all_hosts, scope)
-    if dry_run:
-        show_preview(call, call.api.post("rollouts", "preview", body=body))
-        return 0
-    view = call.api.post("rollouts", body=body)
-    if wait:
-        if not call.output.as_json and not call.output.is_terminal:
-            call.output.print_line(_rollout_title(call, view))  # in a pipe first, so that a reader has the id
-        return _wait_for_rollout(call, view["id"])
-    _print_rollout(call, view)
-    return 0
-
-
-def _parse_deadline(call: Invocation, text: str) -> float:
-    """Return the lab time of a date and time, or of a duration from now; Rejected for another text."""
-    at = parse_date(text)
-    if at is not None:
-        return at
-    try:
-        return call.api.now() + parse_duration(text)
-    except ValueError:
-        raise Rejected(
-            f"{text!r} is not a deadline: write it like 2026-12-31T22:00Z, or from now on like 30d"
-        ) from None
-
-
-def _failure_limit(max_failures: int | None, keep_going: bool) -> dict[str, int]:
-    if keep_going and max_failures is not None:
-        raise Rejected("--max-failures and --keep-going exclude each other: give only one of them")
-    if keep_going:
-        return {"max_failures": 0}
-    return {} if max_failures is None else {"max_failures": max_failures}
-
-
-def _rollout_targets(hosts: tuple[str, ...], all_hosts: bool, scope: str | None) -> dict[str, object]:
-    if (bool(hosts), all_hosts, scope is not None).count(True) != 1:
-        raise Rejected("a rollout is over hosts or over a scope: give one of --host, --all-hosts and --scope")
-    if scope is not None:
-        return {"scope": scope}
-    return {"hosts": list(hosts)} if hosts else {"all_hosts": True}
+    """Roll maintenance out over hosts, scopes or VMs."""
 
 
 @rollout.command()
@@ -171,8 +54,8 @@ def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
         return 0
     view = call.api.get("rollouts", rollout_id)
     if watch:
-        return _wait_for_rollout(call, view["id"])
-    _print_rollout(call, view)
+        return wait_for_rollout(call, view["id"])
+    print_rollout(call, view)
     return 0
 
 
@@ -264,7 +147,7 @@ def _print_hold(call: Invocation, view: JsonObject) -> None:
         call.output.print_note(f"all rollouts are on hold: {view['hold']}")
 
 
-def _wait_for_rollout(call: Invocation, rollout_id: str) -> int:
+def wait_for_rollout(call: Invocation, rollout_id: str) -> int:
     """Follow a rollout until it is over, and print the outcome. Ctrl-C ends only the waiting."""
     printed: list[str] = []
 
@@ -290,7 +173,7 @@ def _print_progress(call: Invocation, view: JsonObject, printed: list[str]) -> N
 
 
 def _print_conclusion(call: Invocation, view: JsonObject) -> int:
-    _print_rollout(call, view)
+    print_rollout(call, view)
     if view["progress"] == "completed" and not view["tally"]["failed"]:
         return 0
     why = f": {view['why']}" if view["why"] else ""
@@ -333,7 +216,7 @@ def _rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
     `view` is the API's view of the rollout.
     """
     now = call.api.now()
-    lines: list[Text] = [_rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", _progress_line(view))]
+    lines: list[Text] = [rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", _progress_line(view))]
     lines += [join_text("  ", line) for line in _live_event_lines(view, now)]
     return Group(*lines)
 
@@ -358,7 +241,7 @@ def _activity(event: JsonObject, now: float) -> str:
     return f"waits for {doing}" if event["status"] == "scheduled" else doing
 
 
-def _rollout_title(call: Invocation, view: JsonObject) -> Text:
+def rollout_title(call: Invocation, view: JsonObject) -> Text:
     title = f"Rollout {call.output.short_id(view['id'])}: {view['impact']} over {_targets_text(view)}"
     return join_text(bold(title), "  ", rollout_state(view))
 
@@ -380,7 +263,7 @@ def _targets_text(view: JsonObject) -> str:
     return join_names(view["hosts"]) if len(view["hosts"]) <= 3 else count_noun(len(view["hosts"]), "host")
 
 
-def _print_rollout(call: Invocation, view: JsonObject) -> None:
+def print_rollout(call: Invocation, view: JsonObject) -> None:
     """Print one rollout, the API's view of it; JSON with --json.
 
     As text: title, progress (on a terminal with a bar), why it ended, a table of its events, and, if it has not ended,
@@ -390,9 +273,12 @@ def _print_rollout(call: Invocation, view: JsonObject) -> None:
         call.output.print_json(view)
         return
     now = call.api.now()
-    call.output.print_line(_rollout_title(call, view))
+    call.output.print_line(rollout_title(call, view))
     shown_bar = join_text(progress_bar(view["tally"]), "  ") if call.output.is_terminal else ""
     call.output.print_line(shown_bar, _progress_line(view))
+    if len(view["waves"]) > 1 and not view["closed"]:
+        name = view["waves"][view["wave"] - 1]
+        call.output.print_labelled(join_text("wave  "), f"{view['wave']} of {len(view['waves'])}: {name}")
     if view["windows"]:
         call.output.print_labelled(join_text("windows  "), view["windows"])
     if view["why"]:

@@ -57,7 +57,7 @@ HELP_SECTIONS = {
         "delete": "request",
         "power": "request",
         "perform-maintenance": "request",
-        "rollout": "rollout",
+        "rollout": "rollout_start",
         "budget": "budget",
     },
     "Events": {

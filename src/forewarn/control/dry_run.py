@@ -66,9 +66,31 @@ async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Seq
     steps; the preview is then cut (`is_cut`). Raises what `action` raises, and DryRunTooLarge for a copy of over 20,000
     VMs.
     """
+    now = control.clock.now()
+    end = await simulate_request(control, action, vms)
+    return preview_from_events(end.events, now=now, vms=len(vms), is_over=end.is_over, skipped=end.skipped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRequest:
+    """What the simulation of a request led to."""
+
+    events: list[Event]  # that it published, live or over, oldest first
+    skipped: list[str]  # sentences about VMs that it would skip
+    is_over: bool  # the simulation reached its end
+
+
+async def simulate_request(
+    control: ControlPlane, action: RequestAction, vms: Sequence[Vm], *, approves: bool = False
+) -> SimulatedRequest:
+    """Return what a request for these VMs would lead to, as `dry_run_request` does, but its events as they are.
+
+    With `approves`, each of its events is approved when it is published. Changes nothing. Waits for an earlier dry run.
+    Raises what `action` raises, and DryRunTooLarge.
+    """
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
-        return await asyncio.to_thread(_simulate_in_thread, snapshot, action, len(vms))
+        return await asyncio.to_thread(_simulate_in_thread, snapshot, action, len(vms), approves)
 
 
 async def dry_run_rollout(
@@ -225,11 +247,11 @@ def _gate_ids(things: Iterable[object]) -> set[str]:
     return {gate_id for thing in things if (gate_id := getattr(thing, "gate_id", ""))}
 
 
-def _simulate_in_thread(snapshot: _StoreSnapshot, action: RequestAction, vms: int) -> Preview:
-    return asyncio.run(_simulate(snapshot, action, vms))
+def _simulate_in_thread(snapshot: _StoreSnapshot, action: RequestAction, vms: int, approves: bool) -> SimulatedRequest:
+    return asyncio.run(_simulate(snapshot, action, vms, approves))
 
 
-async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int) -> Preview:
+async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int, approves: bool) -> SimulatedRequest:
     store = await snapshot.to_memory_store()
     hypervisor = SimulatedHypervisor(EffectLedger.open(None))
     for act, since in snapshot.running_acts:
@@ -249,17 +271,23 @@ async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int) -
         request = await action(control)
         await control.reconciler.run_until_settled()
         if vms <= MAX_SIMULATED_VMS:
-            await _run_to_end(control, request)
-        return _preview_from_store(store, request, vms, snapshot.now)
+            await _run_to_end(control, request, approves)
+        return SimulatedRequest(
+            events=store.events(request_id=request.id),
+            skipped=[e.text for e in store.history(request_id=request.id) if e.what is EntryKind.SKIPPED],
+            is_over=_is_request_over(store, request),
+        )
     finally:
         await control.close()
         await hypervisor.close()
 
 
-async def _run_to_end(control: ControlPlane, request: MaintenanceRequest) -> None:
+async def _run_to_end(control: ControlPlane, request: MaintenanceRequest, approves: bool) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + _MAX_REAL_TIME_S
     for _ in range(_MAX_STEPS):
+        if approves:
+            await _approve_scheduled(control, request)
         if (
             _is_request_over(control.store, request)
             or loop.time() > until
@@ -268,18 +296,23 @@ async def _run_to_end(control: ControlPlane, request: MaintenanceRequest) -> Non
             return
 
 
+async def _approve_scheduled(control: ControlPlane, request: MaintenanceRequest) -> None:
+    """Approve what the request has published, until it publishes nothing more at this time."""
+    while True:
+        scheduled = control.store.events(request_id=request.id, statuses=(EventState.SCHEDULED,))
+        pending = [event for event in scheduled if event.approved_at is None]
+        if not pending:
+            return
+        await control.requests.approve_all(pending, who="the simulation")
+        await control.reconciler.run_until_settled()
+
+
 def _is_request_over(store: Store, request: MaintenanceRequest) -> bool:
     known = store.request(request.id)
     if known is not None and known.rollout is not None:
         return known.rollout.closed
     live = store.events(request_id=request.id, statuses=_LIVE_STATES)
     return not live and not store.planned(request_id=request.id)
-
-
-def _preview_from_store(store: Store, request: MaintenanceRequest, vms: int, now: float) -> Preview:
-    skipped = [entry.text for entry in store.history(request_id=request.id) if entry.what is EntryKind.SKIPPED]
-    events = store.events(request_id=request.id)
-    return preview_from_events(events, now=now, vms=vms, is_over=_is_request_over(store, request), skipped=skipped)
 
 
 def _placeholder_ids() -> Callable[[], str]:

@@ -28,6 +28,17 @@ _MAX_NAMED_FAILURES = 3  # more failed VMs are counted instead of named
 BusyDomains = dict[str, int]  # scope id → the update domain that this rollout is working on there
 
 
+class InvalidRollout(Rejected):
+    """A rollout that can never work; `path` leads to the wrong value, such as `("waves", 0, "share")`.
+
+    The path has the names that a rollout file uses, so that its reader can say the line.
+    """
+
+    def __init__(self, message: str, path: tuple[str | int, ...]) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWave:
     """The events that a rollout publishes together, and their gates, new or not yet released.
@@ -219,7 +230,7 @@ def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: Targ
 
 
 def require_usable_calendar(rollout: Rollout, now: float, notice_s: float) -> None:
-    """Raise Rejected if the deadline is over, or no maintenance window follows the notice.
+    """Raise InvalidRollout if the deadline is over, or no maintenance window follows the notice.
 
     `now` is lab time, the notice in seconds. A rollout without windows is fine.
     """
@@ -228,12 +239,14 @@ def require_usable_calendar(rollout: Rollout, now: float, notice_s: float) -> No
         return
     if calendar.deadline is not None and calendar.deadline <= now:
         when = local_time_text(calendar, calendar.deadline)
-        raise Rejected(f"the deadline {when} is over: give a later one, or leave the windows out to start at any time")
+        text = f"the deadline {when} is over: give a later one, or leave the windows out to start at any time"
+        raise InvalidRollout(text, ("windows", "deadline"))
     if not has_window_left(rollout, now + notice_s):
         windows = ", ".join(map(window_text, calendar.windows))
-        raise Rejected(
+        raise InvalidRollout(
             f"no maintenance window ({windows}) follows the notice of {duration_text(notice_s)}: "
-            "give a later window, or a deadline"
+            "give a later window, or a deadline",
+            ("windows", "open"),
         )
 
 

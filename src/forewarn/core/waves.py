@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -18,11 +19,10 @@ from msgspec.structs import replace
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.request import PlannedEvent, Rollout, WaveSpec
-from forewarn.core.rollout import handled_vms, hosts_in_order, remaining_vms
+from forewarn.core.request import PlannedEvent, Rollout, RolloutState, WaveSpec
+from forewarn.core.rollout import InvalidRollout, handled_vms, hosts_in_order, remaining_vms
 from forewarn.core.scope import scope_title_from_id
 from forewarn.duration import format_duration
-from forewarn.errors import Rejected
 from forewarn.wording import first_names
 
 REST_WAVE = WaveSpec(name="rest")
@@ -216,17 +216,6 @@ def covers_vm(rollout: Rollout, vm: Vm) -> bool:
     return rollout.everything or (bool(rollout.location) and vm.location.casefold() == rollout.location.casefold())
 
 
-class InvalidRollout(Rejected):
-    """A rollout that can never work; `path` leads to the wrong value, such as `("waves", 0, "share")`.
-
-    The path has the names that a rollout file uses, so that its reader can say the line.
-    """
-
-    def __init__(self, message: str, path: tuple[str | int, ...]) -> None:
-        super().__init__(message)
-        self.path = path
-
-
 def require_valid_waves(rollout: Rollout, vms: Sequence[Vm]) -> None:
     """Raise InvalidRollout unless the waves and settling time of a rollout over these VMs make sense.
 
@@ -273,6 +262,20 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
     if spec.is_rest and not is_last:
         text = f"wave {spec.name!r} takes all the rest, so no wave may follow: give it vms, share or tag"
         raise InvalidRollout(text, path)
+
+
+def make_wave(index: int, name: str, vms: int | None, share: float | None, tag: str | None) -> WaveSpec:
+    """Return a wave as a user describes it, with None for what is not given; `index` is for errors.
+
+    Raises InvalidRollout for a number or share of 0 and an empty tag, which would mean the rest otherwise.
+    """
+    for key, value, least in (("vms", vms, 1), ("share", share, "more than 0"), ("tag", tag, "a name")):
+        if value is not None and not value:
+            raise InvalidRollout(
+                f"wave {name!r} is empty, because its {key} is {value!r}: give {least}, or leave it out for the rest",
+                ("waves", index, key),
+            )
+    return WaveSpec(name=name, vms=vms or 0, share=share or 0, tag=tag or "")
 
 
 def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
@@ -352,3 +355,25 @@ def wave_begin_text(rollout: Rollout, phase: WavePhase) -> str:
 def wave_end_text(rollout: Rollout, phase: WavePhase) -> str:
     """Return that a wave is over and settles, for the history."""
     return f"{wave_title(rollout, phase.wave)} is over and settles for {format_duration(rollout.settle_s)}"
+
+
+def settles_until(rollout: Rollout, now: float) -> float | None:
+    """Return the lab time until which the current wave of a rollout settles; None if none does at `now`."""
+    if rollout.closed or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
+        return None
+    until = rollout.wave_over_at + rollout.settle_s if rollout.wave_over_at is not None else now
+    return until if until > now else None
+
+
+def settling_text(rollout: Rollout, now: float) -> str:
+    """Return for people until when the wave of a rollout settles.
+
+    Such as `until 14:20 UTC: wave 1 of 3 (canary) settles`; "" if it does not settle at lab time `now`. The time has a
+    date if it is not on the same day (UTC).
+    """
+    until = settles_until(rollout, now)
+    if until is None:
+        return ""
+    then, today = (datetime.fromtimestamp(at, UTC) for at in (until, now))
+    when = f"{then:%H:%M}" if then.date() == today.date() else f"{then:%a %Y-%m-%d %H:%M}"
+    return f"until {when} UTC: {wave_title(rollout, rollout.wave)} settles"

@@ -39,13 +39,7 @@ from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import fault_remaining_s, refresh_faults
 from forewarn.web.polling_report import silent_seconds
 from forewarn.web.queries import event_lists_vm, events_on_host
-from forewarn.web.request_views import (
-    budget_waits,
-    health_waits,
-    next_update_domains,
-    read_request_status,
-    request_events,
-)
+from forewarn.web.request_views import next_update_domains, read_request_status, request_events, rollout_waits
 from forewarn.web.view_builder import ViewBuilder
 
 _MAX_VM_EVENTS = 100  # the newest events of a VM
@@ -107,7 +101,7 @@ def explain_request(context: RequestContext, request: MaintenanceRequest) -> Exp
     progress = RolloutProgress(
         tally=tally,
         next_update_domains=next_update_domains(context, request, snapshot),
-        waits_for=(*budget_waits(context, request), *health_waits(rollout)),
+        waits_for=rollout_waits(context, request),
     )
     return rollout_explanation(request, rollout, progress, _events_with_facts(context, events), entries)
 

@@ -14,7 +14,7 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOpe
 from forewarn.core.request_state import RequestState, request_state
 from forewarn.core.rollout import remaining_vms
 from forewarn.core.scope import scope_title, scope_title_from_id
-from forewarn.core.waves import rollout_target_text
+from forewarn.core.waves import rollout_target_text, settles_until, settling_text, wave_specs
 from forewarn.core.windows import calendar_text
 from forewarn.web.context import RequestContext
 from forewarn.web.rollout_views import RolloutView
@@ -62,19 +62,23 @@ def read_request_status(context: RequestContext, request: MaintenanceRequest) ->
         events=events,
         planned=planned,
         skip_reasons=skip_reasons,
-        budget_waits=budget_waits(context, request),
+        budget_waits=rollout_waits(context, request),
     )
 
 
-def budget_waits(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
-    """Which budgets keep a rollout from publishing more, in clauses; () if none do (spec §13.2).
+def rollout_waits(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
+    """What keeps a rollout from publishing more, in clauses: settling, budgets, health checks; () if none do.
 
-    Also () for a caller who does not see everything, because the clauses name VMs.
+    Also () for a caller who does not see everything, because the clauses name VMs (spec §13.1, §13.2, §13.5).
     """
-    return context.control.rollouts.budget_waits(request.id) if context.can_see_everything() else ()
+    if not context.can_see_everything() or request.rollout is None:
+        return ()
+    settling = settling_text(request.rollout, context.now())
+    budgets = context.control.rollouts.budget_waits(request.id)
+    return (*([settling] if settling else []), *budgets, *_health_waits(request.rollout))
 
 
-def health_waits(rollout: Rollout) -> tuple[str, ...]:
+def _health_waits(rollout: Rollout) -> tuple[str, ...]:
     """Why its health checks keep a rollout from publishing more, as a clause; () if they do not."""
     return (f"its health checks must be clear ({rollout.unclear})",) if rollout.unclear else ()
 
@@ -206,7 +210,11 @@ def rollout_fields_from_snapshot(
         "hold": "" if rollout.closed else context.control.transactions.hold_reason(),
         "windows": calendar_text(rollout.calendar) if rollout.calendar else "",
         "tally": context.control.rollouts.tally_of(request, rollout, snapshot),
-        "waits_for": (*budget_waits(context, request), *health_waits(rollout)),
+        "waves": tuple(spec.name for spec in wave_specs(rollout)),
+        "wave": rollout.wave + 1,
+        "settle_s": rollout.settle_s,
+        "settles_until": settles_until(rollout, context.now()),
+        "waits_for": rollout_waits(context, request),
         "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),
     }
 

@@ -26,7 +26,11 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     windows: str  # when its events may start without an approval, for people; "": at any time
     tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
     next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended
-    waits_for: tuple[str, ...]  # which budgets keep it from publishing more, in clauses; () if none do
+    waves: tuple[str, ...]  # names, in order; the last is the rest
+    wave: int  # number of the wave that it works on, or that settles, from 1
+    settle_s: float  # lab time that must pass after each wave
+    settles_until: float | None  # lab time until which the wave settles; None: it does not
+    waits_for: tuple[str, ...]  # what keeps it from publishing more, in clauses: settling, budgets; () if nothing does
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):

@@ -1,0 +1,211 @@
+"""Request bodies of rollouts: by fields or as a rollout file, and the rollout that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from forewarn.core.request import Rollout, RolloutImpact, WaveSpec
+from forewarn.core.rollout_file import RolloutFile, parse_deadline, read_rollout_file
+from forewarn.core.waves import REST_WAVE, make_wave, make_waves
+from forewarn.core.windows import MaintenanceCalendar, make_calendar, parse_blackout, parse_window
+from forewarn.errors import Refused, Rejected, Remedy
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import DurationSeconds, NonEmptyText, StrictBody, reject_duplicates
+
+_MAX_FILE_CHARACTERS = 200_000
+
+
+class NewWave(StrictBody, frozen=True, kw_only=True):
+    """A wave of a rollout: so many `vms`, a `share` in percent, VMs with a `tag`; none of them: the rest."""
+
+    name: NonEmptyText
+    vms: int | None = None
+    share: float | None = None
+    tag: str | None = None  # `name`, with any value, or `name=value`
+
+
+class NewRollout(StrictBody, frozen=True, kw_only=True):
+    """A rollout over `hosts`, `all_hosts`, a `scope`, `tag` or `location`, or `everything`: exactly one of them.
+
+    It stops after `max_failures` failed VMs (0: never). `notice_s` is 0 for the minimum, 15 minutes; less than that
+    needs `short_notice`, which needs a `notice_s` above 0. Names and ids are in any case. With `windows`, events start
+    without an approval only in them, or at the `deadline`; without, at any time. `waves`, or `canary` and `shares`,
+    divide the VMs; a wave begins when the one before is over and `settle_s` has passed. Instead of all fields, `file`
+    may have the text of a rollout file.
+    """
+
+    impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
+    hosts: tuple[NonEmptyText, ...] = ()  # names
+    all_hosts: bool = False  # every host that the fleet has now
+    scope: str = ""  # an id or name, or the name of a VM in it; "": none
+    tag: str = ""  # VMs with this tag: `name`, or `name=value`
+    location: str = ""  # VMs in this location
+    everything: bool = False  # all VMs, also those that are added later
+    max_failures: Annotated[int, Meta(ge=0)] = 1
+    notice_s: DurationSeconds = 0  # lab time
+    short_notice: bool = False
+    windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
+    blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
+    deadline: float | None = None  # lab time from which windows no longer matter
+    canary: str = ""  # the first wave: a number of VMs such as `2`, or `tag=NAME` or `tag=NAME=VALUE`
+    shares: Annotated[tuple[float, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
+    waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`
+    settle_s: DurationSeconds = 0  # lab time
+    file: Annotated[str, Meta(max_length=_MAX_FILE_CHARACTERS)] = ""  # a rollout file, as TOML
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedRollout:
+    """A rollout that a caller describes, with the notice of its events in lab time, 0 for the minimum."""
+
+    rollout: Rollout
+    notice_s: float
+    short_notice: bool
+    file: RolloutFile | None  # None: it was given by fields
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Add the line of the file, if there is one, to a Rejected that the body raises."""
+        if self.file is None:
+            yield
+            return
+        refused: Refused | None = None
+        with self.file.located("rollout", "notice"):
+            try:
+                yield
+            except Refused as error:
+                refused = error
+        if refused is not None:  # by the hypervisor or the fleet, so what it is to do is at fault, not its notice
+            with self.file.located("rollout", "impact"):
+                raise refused
+
+
+def read_new_rollout(context: RequestContext, body: NewRollout) -> WantedRollout:
+    """Return the rollout that a body describes, by its fields or by its file.
+
+    Raises NotFound for an unknown host or scope, Rejected for wrong values, a host named twice or fields beside a file,
+    Refused for all hosts of a fleet without hosts; with the line of the file.
+    """
+    if not body.file:
+        if body.short_notice and not body.notice_s:
+            raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
+        waves = _waves_of_body(body)
+        try:
+            calendar = make_calendar(body.windows, body.blackouts, body.deadline)
+        except ValueError as error:
+            raise Rejected(str(error)) from error
+        return WantedRollout(
+            rollout=_with_targets(context, body, waves, calendar),
+            notice_s=body.notice_s,
+            short_notice=body.short_notice,
+            file=None,
+        )
+    if body != NewRollout(file=body.file):
+        raise Rejected("a rollout file describes all of the rollout: give no other field beside it")
+    return _wanted_from_file(context, read_rollout_file(body.file))
+
+
+def _waves_of_body(body: NewRollout) -> tuple[WaveSpec, ...]:
+    if body.waves and (body.canary or body.shares):
+        raise Rejected("waves are given in full, or as a canary and shares: give one of the two")
+    if body.waves:
+        return _with_rest(
+            make_wave(index, wave.name, wave.vms, wave.share, wave.tag) for index, wave in enumerate(body.waves)
+        )
+    return make_waves(body.canary, body.shares)
+
+
+def _with_rest(waves: Iterator[WaveSpec]) -> tuple[WaveSpec, ...]:
+    found = tuple(waves)
+    return found if not found or found[-1].is_rest else (*found, REST_WAVE)
+
+
+def _with_targets(
+    context: RequestContext, body: NewRollout, waves: tuple[WaveSpec, ...], calendar: MaintenanceCalendar | None
+) -> Rollout:
+    if body.all_hosts and body.hosts:
+        raise Rejected("a rollout covers all hosts or the given ones: give one of the two")
+    hosts = tuple(context.control.requests.host(name).name for name in body.hosts)
+    reject_duplicates(body.hosts, list(hosts))
+    if body.all_hosts:
+        hosts = tuple(host.name for host in context.store.hosts())
+        if not hosts:
+            raise Refused("a rollout needs a host, and the fleet has none", Remedy.ADD_HOSTS)
+    return Rollout(
+        impact=body.impact,
+        hosts=hosts,
+        scope_id=context.find_scope(body.scope).id if body.scope else "",
+        tag=body.tag,
+        location=body.location,
+        everything=body.everything,
+        max_failures=body.max_failures,
+        calendar=calendar,
+        waves=waves,
+        settle_s=body.settle_s,
+    )
+
+
+def _wanted_from_file(context: RequestContext, file: RolloutFile) -> WantedRollout:
+    table = file.rollout
+    with file.located("waves"):
+        waves = _with_rest(_wave_from_table(index, wave) for index, wave in enumerate(file.waves))
+    calendar = _calendar_from_file(file, context.now())
+    with file.located("rollout", "impact"):
+        impact = _impact(table.get("impact", RolloutImpact.UPDATE))
+    with file.located("rollout", "max_failures"):
+        if table.get("max_failures", 1) < 0:
+            raise Rejected(f"max_failures is {table['max_failures']}: give 0 (never stop) or more")
+    with file.located("rollout", "short_notice"):
+        if table.get("short_notice") and not table.get("notice"):
+            raise Rejected("a short notice needs a length: give notice, too")
+    key = next((key for key in ("hosts", "scope", "all_hosts") if key in table), "hosts")
+    names = {"hosts": tuple(table.get("hosts", ())), **{key: table[key] for key in _TARGET_KEYS if key in table}}
+    with file.located("rollout", key):
+        body = NewRollout(
+            impact=impact, max_failures=table.get("max_failures", 1), settle_s=table.get("settle", 0), **names
+        )
+        rollout = _with_targets(context, body, waves, calendar)
+    return WantedRollout(
+        rollout=rollout, notice_s=table.get("notice", 0), short_notice=table.get("short_notice", False), file=file
+    )
+
+
+_TARGET_KEYS = ("all_hosts", "scope", "tag", "location", "everything")
+
+
+def _wave_from_table(index: int, wave: Any) -> WaveSpec:
+    name = wave.get("name") or ("canary" if index == 0 else f"wave {index + 1}")
+    return make_wave(index, name, wave.get("vms"), wave.get("share"), wave.get("tag"))
+
+
+def _impact(text: str) -> RolloutImpact:
+    try:
+        return RolloutImpact(text)
+    except ValueError:
+        known = ", ".join(RolloutImpact)
+        raise Rejected(f"the impact {text!r} is not known: give one of {known}") from None
+
+
+def _calendar_from_file(file: RolloutFile, now: float) -> MaintenanceCalendar | None:
+    windows, blackouts = file.windows.get("open", []), file.windows.get("blackouts", [])
+    for key, texts, parse in (("open", windows, parse_window), ("blackouts", blackouts, parse_blackout)):
+        for index, text in enumerate(texts):
+            with file.located("windows", key, index):
+                _rejecting(parse, text)
+    with file.located("windows", "deadline"):
+        deadline = parse_deadline(file.windows["deadline"], now) if "deadline" in file.windows else None
+        calendar: MaintenanceCalendar | None = _rejecting(make_calendar, windows, blackouts, deadline)
+        return calendar
+
+
+def _rejecting(function: Any, *arguments: Any) -> Any:
+    """Call a function, and turn its ValueError into Rejected."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise Rejected(str(error)) from error

@@ -1,0 +1,218 @@
+"""Commands that begin rollouts: `rollout start` and `rollout plan`, by options or with a rollout file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.completion import host_names, scope_ids
+from forewarn.cli.formatting import count_noun, describe_time, join_names
+from forewarn.cli.invocation import Invocation, duration, service_command
+from forewarn.cli.output import Cell, bold, dim
+from forewarn.cli.request import short_notice_option, wait_option
+from forewarn.cli.request_output import dry_run_option, show_preview
+from forewarn.cli.rollout import print_rollout, rollout, rollout_title, wait_for_rollout
+from forewarn.core.rollout_file import parse_deadline
+from forewarn.errors import Rejected
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_MAX_NAMED_VMS = 4  # of a wave, in the table
+
+_OPTIONS = (
+    click.option(
+        "--impact",
+        type=click.Choice(["update", "migrate", "reboot"]),
+        help="Choose what is done to each VM.  [default: update]",
+    ),
+    click.option(
+        "--host",
+        "hosts",
+        multiple=True,
+        metavar="HOST",
+        shell_complete=host_names,
+        help="Update this host; repeatable.",
+        "hosts",
+        multiple=True,
+        metavar="HOST",
+        shell_complete=host_names,
+        help="Update this host; repeatable.",
+    ),
+    click.option("--all-hosts", is_flag=True, help="Update every host of the fleet."),
+    click.option(
+        "--scope", metavar="SCOPE", shell_complete=scope_ids, help="Update this scope: its id, or a VM or set in it."
+    ),
+    click.option("--tag", metavar="TAG", help="Update the VMs with this tag: NAME, or NAME=VALUE."),
+    click.option("--location", metavar="LOCATION", help="Update the VMs in this location."),
+    click.option("--everything", is_flag=True, help="Update all VMs, also those that are added later."),
+    click.option("--max-failures", type=click.IntRange(1), metavar="N", help="Stop after N failures.  [default: 1]"),
+    click.option("--keep-going", is_flag=True, help="Never stop because of failures."),
+    click.option("--canary", metavar="N|tag=TAG", help="Begin with a wave of N VMs, or of the VMs with this tag."),
+    click.option(
+        "--shares",
+        metavar="P,P,…",
+        help="Continue with waves of these shares of all VMs, in percent, such as 10,50; then the rest.",
+        metavar="P,P,…",
+        help="Then waves of these shares of all VMs, in percent, such as 10,50; then the rest.",
+    ),
+    click.option(
+        "--settle", "settle_s", type=duration, metavar="DURATION", help="Wait this long after each wave, such as 10m."
+    ),
+    click.option(
+        "--window",
+        "windows",
+        multiple=True,
+        metavar="WINDOW",
+        help="Start events without an approval only in this window, such as 'sat,sun 02:00 4h Europe/Berlin'; "
+        "repeatable.",
+    ),
+    click.option(
+        "--blackout",
+        "blackouts",
+        multiple=True,
+        metavar="DATES",
+        help="Keep windows closed on these days, such as 2026-12-24 or 2026-12-24..2026-12-26; repeatable.",
+    ),
+    click.option(
+        "--deadline",
+        metavar="TIME",
+        help="Start outside of windows from this time on: such as 2026-12-31T22:00Z, or 30d from now.",
+    ),
+    click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice, such as 20m."),
+    short_notice_option,
+)
+
+
+def _rollout_options(command: _Command) -> _Command:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@rollout.command()
+@_rollout_options
+@click.option(
+    "--file", "file", type=click.Path(dir_okay=False), metavar="FILE", help="Read the whole rollout from this file."
+)
+@dry_run_option
+@wait_option
+@service_command
+def start(call: Invocation, wait: bool, dry_run: bool, file: str | None, **options: Any) -> int:
+    """Start a rollout, described by options or by a file.
+
+    \f
+    `options` are those of `_OPTIONS`: exactly one target, and impact, waves, windows and notice; None, False and () are
+    left out. `file` is the path of a rollout file, which describes everything. With `dry_run` only prints a preview;
+    with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
+    failures, else 0. Raises Rejected for several targets, both max_failures and keep_going, wrong waves or windows, a
+    file that cannot be read and options beside it; NotFound; Refused if a VM has no host to move to.
+    """
+    body = _body(call, file, options)
+    if dry_run:
+        show_preview(call, call.api.post("rollouts", "preview", body=body))
+        return 0
+    view = call.api.post("rollouts", body=body)
+    if wait:
+        if not call.output.as_json and not call.output.is_terminal:
+            call.output.print_line(rollout_title(call, view))  # in a pipe first, so that a reader has the id
+        return wait_for_rollout(call, view["id"])
+    print_rollout(call, view)
+    return 0
+
+
+@rollout.command("plan")
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(dir_okay=False))
+@_rollout_options
+@service_command
+def plan(call: Invocation, file: str | None, **options: Any) -> None:
+    """Show the waves of a rollout, their VMs and times.
+
+    The rollout is described by a file or by options, and is not started.
+
+    \f
+    `file` and `options` are those of `start`. Prints the plan: waves, VMs, earliest and latest times, and VMs without a
+    polling handler. Raises what `start` raises.
+    """
+    view = call.api.post("rollouts", "plan", body=_body(call, file, options))
+    if call.output.as_json:
+        call.output.print_json(view)
+        return
+    call.output.print_line(bold("Nothing was changed."), " This is the plan:")
+    for sentence in view["sentences"]:
+        call.output.print_line("  ", sentence)
+    if view["windows"]:
+        call.output.print_line("  ", f"Events start without an approval only in windows: {view['windows']}.")
+    call.output.print_line()
+    headers = ("wave", "name", "VMs", "begins", "over", "settled")
+    call.output.print_table(headers, _wave_rows(view))
+    if any(wave["latest"] for wave in view["waves"]):
+        call.output.print_line(dim("Times: earliest, if each event is approved at once .. latest, if nobody approves"))
+
+
+def _wave_rows(view: JsonObject) -> Iterator[list[Cell]]:
+    for wave in view["waves"]:
+        names = join_names(wave["vms"][:_MAX_NAMED_VMS]) if wave["size"] <= _MAX_NAMED_VMS else ""
+        vms = f"{wave['size']}: {names}" if names else count_noun(wave["size"], "VM")
+        times = [_time_range(wave, key, view["now"]) for key in ("begins_at", "over_at", "settled_at")]
+        yield [str(wave["number"]), wave["name"], vms, *times]
+
+
+def _time_range(wave: JsonObject, key: str, now: float) -> str:
+    """Return `at once`, one time, or `earliest .. latest`; "" if neither is known."""
+    known = [wave[when][key] for when in ("earliest", "latest") if wave[when] and wave[when][key] is not None]
+    texts = ["at once" if at <= now else describe_time(at, now) for at in known]
+    return " .. ".join(dict.fromkeys(texts))
+
+
+def _body(call: Invocation, file: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of the call, from a file or from options."""
+    given = {name: value for name, value in options.items() if value not in (None, False, ())}
+    if file is not None:
+        if given:
+            name = next(iter(given)).removesuffix("_s").replace("_", "-")
+            raise Rejected(f"a rollout file describes all of the rollout: give no other option ({name}) beside it")
+        return {"file": _read_text(file)}
+    if "deadline" in given:
+        given["deadline"] = _deadline(call, given["deadline"])
+    given |= _failure_limit(given.pop("max_failures", None), given.pop("keep_going", False))
+    if "shares" in given:
+        given["shares"] = _parse_shares(given["shares"])
+    targets = [name for name in ("hosts", "all_hosts", "scope", "tag", "location", "everything") if name in given]
+    if len(targets) != 1:
+        raise Rejected(
+            "a rollout has one target: give one of --host, --all-hosts, --scope, --tag, --location and --everything"
+        )
+    return given
+
+
+def _deadline(call: Invocation, text: str) -> float:
+    return parse_deadline(text, call.api.now())
+
+
+def _read_text(file: str) -> str:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise Rejected(f"{file} cannot be read ({why}): give the path of a rollout file") from error
+    if not text.strip():
+        raise Rejected(f"{file} is empty: describe the rollout there, beginning with [rollout]")
+    return text
+
+
+def _parse_shares(text: str) -> list[float]:
+    try:
+        return [float(part.strip().removesuffix("%")) for part in text.split(",")]
+    except ValueError:
+        raise Rejected(f"{text!r} are not shares: give percentages such as 10,50") from None
+
+
+def _failure_limit(max_failures: int | None, keep_going: bool) -> dict[str, int]:
+    if keep_going and max_failures is not None:
+        raise Rejected("--max-failures and --keep-going exclude each other: give only one of them")
+    if keep_going:
+        return {"max_failures": 0}
+    return {} if max_failures is None else {"max_failures": max_failures}

@@ -1,0 +1,52 @@
+"""Plans rollouts: divides their VMs into waves, and simulates them with and without approvals (spec §13.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forewarn.control.control_plane import ControlPlane
+from forewarn.control.dry_run import MAX_SIMULATED_VMS, simulate_request
+from forewarn.core.fleet import Vm
+from forewarn.core.request import MaintenanceRequest, Rollout
+from forewarn.core.waves import divide_into_waves
+from forewarn.explain.rollout_plan import RolloutPlan, SimulatedRun, make_rollout_plan
+
+
+async def plan_rollout(
+    control: ControlPlane,
+    rollout: Rollout,
+    *,
+    who: str,
+    notice_s: float,
+    short_notice: bool,
+    has_handler: Callable[[Vm], bool] = lambda vm: True,
+) -> RolloutPlan:
+    """Return the plan of a rollout: waves, VMs, earliest and latest times; for over 2,000 VMs without times.
+
+    The arguments are those of `RolloutRequestService.start`; `notice_s` is in seconds of lab time, 0 means the minimum.
+    `has_handler` says whether a VM polls for events. Changes nothing. Waits for an earlier dry run. A simulation ends
+    after 10 seconds of real time; the plan is then cut. Raises what `start` raises, and DryRunTooLarge.
+    """
+    request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+    assert request.rollout is not None
+    vms = control.rollouts.vms_of(request.rollout)
+    divided = divide_into_waves(request.rollout, vms)
+
+    async def start(copy: ControlPlane) -> MaintenanceRequest:
+        return await copy.rollout_requests.start(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+
+    async def run(*, approves: bool) -> SimulatedRun | None:
+        if len(vms) > MAX_SIMULATED_VMS:
+            return None
+        end = await simulate_request(control, start, vms, approves=approves)
+        return SimulatedRun(events=end.events, is_over=end.is_over)
+
+    return make_rollout_plan(
+        request.rollout,
+        divided,
+        now=request.at,
+        notice_s=request.notice_s,
+        earliest=await run(approves=True),
+        latest=await run(approves=False),
+        without_handler={vm.key for wave in divided for vm in wave if not has_handler(vm)},
+    )

@@ -1,0 +1,170 @@
+"""Rollout files: a rollout described in TOML, read with the line of each mistake (spec §13.1).
+
+[rollout]
+tag = "app=web"
+impact = "update"
+settle = "10m"
+
+[[waves]]
+name = "canary"
+vms = 2
+
+[windows]
+open = ["sat,sun 02:00 4h Europe/Berlin"]
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from forewarn.core.rollout import InvalidRollout
+from forewarn.duration import parse_duration
+from forewarn.errors import Rejected
+from forewarn.protocol.dates import parse_date
+from forewarn.tomlfile import TomlLineIndex, TomlPath, error_line, index_lines
+from forewarn.wording import did_you_mean
+
+_TEXT, _TEXTS, _WHOLE, _NUMBER, _FLAG = "a text", "a list of texts", "a whole number", "a number", "true or false"
+_DURATION = "a duration such as 10m"
+
+# The keys of each table, and what their values are. `waves` is a list of tables, written [[waves]].
+FILE_KEYS: dict[str, dict[str, str]] = {
+    "rollout": {
+        "hosts": _TEXTS,
+        "all_hosts": _FLAG,
+        "scope": _TEXT,
+        "tag": _TEXT,
+        "location": _TEXT,
+        "everything": _FLAG,
+        "impact": _TEXT,
+        "notice": _DURATION,
+        "short_notice": _FLAG,
+        "max_failures": _WHOLE,
+        "settle": _DURATION,
+    },
+    "waves": {"name": _TEXT, "vms": _WHOLE, "share": _NUMBER, "tag": _TEXT},
+    "windows": {"open": _TEXTS, "blackouts": _TEXTS, "deadline": _TEXT},
+}
+_LIST_TABLES = frozenset({"waves"})
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFile:
+    """A rollout file whose keys and kinds of values are right; durations are seconds."""
+
+    rollout: Mapping[str, Any]  # the table [rollout]
+    waves: tuple[Mapping[str, Any], ...]  # the tables [[waves]]
+    windows: Mapping[str, Any]  # the table [windows]
+    lines: TomlLineIndex
+
+    @contextmanager
+    def located(self, *path: str | int) -> Iterator[None]:
+        """Add the line of `path` to a Rejected that the body raises; an InvalidRollout has a path of its own."""
+        try:
+            yield
+        except InvalidRollout as error:
+            raise _at_line(self.lines.line_of(_file_path(error.path)), str(error)) from error
+        except Rejected as error:
+            error.args = (_line_text(self.lines.line_of(path), str(error)),)
+            raise
+
+
+def _file_path(path: TomlPath) -> TomlPath:
+    """Return where a rollout file has the value of a path of InvalidRollout."""
+    return path if path[:1] in (("waves",), ("windows",)) else ("rollout", *path)
+
+
+def _line_text(line: int, message: str) -> str:
+    return f"line {line} of the rollout file: {message}"
+
+
+def _at_line(line: int, message: str) -> Rejected:
+    return Rejected(_line_text(line, message))
+
+
+def read_rollout_file(text: str) -> RolloutFile:
+    """Return the rollout that a TOML text describes.
+
+    Raises Rejected with one sentence and its line for wrong TOML, an unknown table or key, and a value of a wrong kind.
+    Names, tags and windows are not checked.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = error_line(str(error), text)
+        raise _at_line(line, f"this is not TOML ({str(error).partition(' (at')[0].lower()})") from error
+    lines = index_lines(text)
+    for table in data:
+        if table not in FILE_KEYS:
+            hint = did_you_mean(table, FILE_KEYS)
+            known = "give [rollout], [[waves]] and [windows]"
+            raise _at_line(lines.line_of((table,)), f"[{table}] is not known{hint}: {known}")
+    if "rollout" not in data:
+        raise _at_line(1, "the table [rollout] is missing: give it with a target, such as everything = true")
+    tables: dict[str, Any] = {}
+    for name in FILE_KEYS:
+        if name in _LIST_TABLES:
+            tables[name] = tuple(
+                _checked_table(name, table, lines, (name, index))
+                for index, table in enumerate(_list_of_tables(name, data.get(name, []), lines))
+            )
+        else:
+            tables[name] = _checked_table(name, data.get(name, {}), lines, (name,))
+    return RolloutFile(tables["rollout"], tables["waves"], tables["windows"], lines)
+
+
+def _list_of_tables(name: str, value: object, lines: TomlLineIndex) -> list[object]:
+    if not isinstance(value, list):
+        raise _at_line(lines.line_of((name,)), f"{name} is a list of tables: write [[{name}]] before each")
+    return value
+
+
+def _checked_table(name: str, table: object, lines: TomlLineIndex, path: TomlPath) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise _at_line(lines.line_of(path), f"{name} is a table: write [{name}] before its keys")
+    checked: dict[str, Any] = {}
+    for key, value in table.items():
+        line = lines.line_of((*path, key))
+        if key not in FILE_KEYS[name]:
+            hint = did_you_mean(key, FILE_KEYS[name]) or f", only {', '.join(FILE_KEYS[name])}"
+            raise _at_line(line, f"{key!r} is not a key of [{name}]{hint}: correct or remove it")
+        kind = FILE_KEYS[name][key]
+        if not _is_of_kind(value, kind):
+            raise _at_line(line, f"{key} is {kind}, not {value!r}")
+        checked[key] = _seconds(value, key, line) if kind == _DURATION else value
+    return checked
+
+
+def _is_of_kind(value: object, kind: str) -> bool:
+    if kind == _FLAG:
+        return isinstance(value, bool)
+    if kind == _TEXTS:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if kind in (_WHOLE, _NUMBER):
+        numbers = (int,) if kind == _WHOLE else (int, float)
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    return isinstance(value, str)
+
+
+def _seconds(text: str, key: str, line: int) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise _at_line(line, f"{key}: {error}") from error
+
+
+def parse_deadline(text: str, now: float) -> float:
+    """Return the lab time of a date and time, or of a duration from `now`; Rejected for another text."""
+    at = parse_date(text)
+    if at is not None:
+        return at
+    try:
+        return now + parse_duration(text)
+    except ValueError:
+        raise Rejected(
+            f"{text!r} is not a deadline: write it like 2026-12-31T22:00Z, or from now on like 30d"
+        ) from None
