@@ -38,6 +38,7 @@ TESTED_BY = {
     ("docs/how-to/record-replay.md", "console"): "tests/replay/test_commands.py",
     ("docs/how-to/record-replay.md", "json"): "tests/replay/test_commands.py",
     ("docs/how-to/rollouts.md", "sh"): "tests/cli/test_rollout_windows.py",
+    ("docs/how-to/rollouts.md", "toml"): "tests/core/test_rollout_file.py",
     ("docs/how-to/testing.md", "python"): "tests/lab/test_documentation.py",
     ("docs/how-to/vm.md", "shell-session"): "tests/namespace_vm/test_vm_page.py",
     ("docs/how-to/webhooks.md", "python"): "tests/webhooks/test_documentation.py",

@@ -135,8 +135,8 @@ def test_a_rollout_covers_all_hosts(api: Any) -> None:
 
 
 BAD = [
-    ({"impact": "update"}, 400, "hosts or one scope"),
-    ({"impact": "update", "hosts": ["h1"], "scope": "web"}, 400, "hosts or one scope"),
+    ({"impact": "update"}, 400, "give exactly one of them"),
+    ({"impact": "update", "hosts": ["h1"], "scope": "web"}, 400, "give exactly one of them"),
     ({"impact": "explode", "hosts": ["h1"]}, 400, "impact"),
     ({"impact": "update", "hosts": ["h7"]}, 404, "host 'h7' does not exist"),
     ({"impact": "update", "hosts": ["h1", "H1"]}, 400, "'H1' is named twice"),

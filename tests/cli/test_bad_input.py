@@ -62,9 +62,9 @@ USAGE = {
     ),
     "frobnicate": "No such command 'frobnicate'; see `forewarn --help`",
     "events --limit 0": "Invalid value for '--limit': 0 is not in the range x>=1; see `forewarn events --help`",
-    "rollout start": "a rollout is over hosts or over a scope: give one of --host, --all-hosts and --scope",
-    "rollout start --scope db --all-hosts": (
-        "a rollout is over hosts or over a scope: give one of --host, --all-hosts and --scope"
+    **dict.fromkeys(
+        ("rollout start", "rollout plan", "rollout start --scope db --all-hosts"),
+        "a rollout has one target: give one of --host, --all-hosts, --scope, --tag, --location and --everything",
     ),
     "rollout show --watch": "--watch needs a rollout: give one of those that `forewarn rollout show` lists",
 }

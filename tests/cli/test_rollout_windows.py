@@ -42,7 +42,7 @@ def test_wrong_windows_are_answered_with_a_sentence(lab: Any, options: list[str]
     assert lab.json("rollout", "show")["rollouts"] == []
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if " start " in line])
+@pytest.mark.parametrize("command", [line for line in COMMANDS if " start " in line or " plan " in line])
 def test_the_commands_of_the_page_work(lab: Any, command: str) -> None:
     words = shlex.split(command)[1:]
     names = {"web": "db", "host-1": "h1"}  # those of this lab

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forewarn.core.rollout import InvalidRollout
-from forewarn.core.rollout_file import parse_deadline, read_rollout_file
+from forewarn.core.rollout_file import FILE_KEYS, parse_deadline, read_rollout_file
 from forewarn.errors import Rejected
+from tests.support.markdown_pages import ROOT, blocks
 
 GOOD = """\
 [rollout]
@@ -83,3 +84,16 @@ def test_a_deadline_is_a_time_or_a_duration_from_now() -> None:
     assert parse_deadline("2d", 100.0) == 172_900.0
     with pytest.raises(Rejected, match="'soon' is not a deadline"):
         parse_deadline("soon", 0.0)
+
+
+def test_the_example_of_the_rollout_page_can_be_read() -> None:
+    page = ROOT / "docs/how-to/rollouts.md"
+    texts = [block.text for block in blocks(page) if block.language == "toml"]
+    assert [len(read_rollout_file(text).waves) for text in texts] == [2]
+
+
+def test_the_reference_page_lists_every_key() -> None:
+    page = (ROOT / "docs/reference/rollout-file.md").read_text(encoding="utf-8")
+    for table, keys in FILE_KEYS.items():
+        _, _, section = page.partition(f"[{table}]")
+        assert all(f"| `{key}` |" in section for key in keys), table

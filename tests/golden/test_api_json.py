@@ -114,6 +114,7 @@ def previews(api: Api) -> None:
     api("previews", "POST", "/hosts/{name}/degrade/preview", "/hosts/host-1/degrade/preview", {"in_s": 604_800})
     api("previews", "POST", "/hosts/{name}/fail/preview", "/hosts/host-1/fail/preview")
     api("previews", "POST", "/rollouts/preview", body={"impact": "update", "scope": "web"})
+    api("previews", "POST", "/rollouts/plan", body={"impact": "update", "scope": "web"})
 
 
 def requests_and_events(api: Api) -> None:

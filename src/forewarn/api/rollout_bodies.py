@@ -21,7 +21,7 @@ _MAX_FILE_CHARACTERS = 200_000
 
 
 class NewWave(StrictBody, frozen=True, kw_only=True):
-    """A wave of a rollout: so many `vms`, a `share` in percent, VMs with a `tag`; none of them: the rest."""
+    """A wave of a rollout: a number of `vms`, a `share` in percent, or a `tag`; without any: the rest."""
 
     name: NonEmptyText
     vms: int | None = None
@@ -30,7 +30,7 @@ class NewWave(StrictBody, frozen=True, kw_only=True):
 
 
 class NewRollout(StrictBody, frozen=True, kw_only=True):
-    """A rollout over `hosts`, `all_hosts`, a `scope`, `tag` or `location`, or `everything`: exactly one of them.
+    """A rollout over one of `hosts`, `all_hosts`, `scope`, `tag`, `location` and `everything`.
 
     It stops after `max_failures` failed VMs (0: never). `notice_s` is 0 for the minimum, 15 minutes; less than that
     needs `short_notice`, which needs a `notice_s` above 0. Names and ids are in any case. With `windows`, events start

@@ -35,11 +35,6 @@ _OPTIONS = (
         metavar="HOST",
         shell_complete=host_names,
         help="Update this host; repeatable.",
-        "hosts",
-        multiple=True,
-        metavar="HOST",
-        shell_complete=host_names,
-        help="Update this host; repeatable.",
     ),
     click.option("--all-hosts", is_flag=True, help="Update every host of the fleet."),
     click.option(
@@ -55,8 +50,6 @@ _OPTIONS = (
         "--shares",
         metavar="P,P,…",
         help="Continue with waves of these shares of all VMs, in percent, such as 10,50; then the rest.",
-        metavar="P,P,…",
-        help="Then waves of these shares of all VMs, in percent, such as 10,50; then the rest.",
     ),
     click.option(
         "--settle", "settle_s", type=duration, metavar="DURATION", help="Wait this long after each wave, such as 10m."

@@ -83,7 +83,7 @@ class SimulatedRequest:
 async def simulate_request(
     control: ControlPlane, action: RequestAction, vms: Sequence[Vm], *, approves: bool = False
 ) -> SimulatedRequest:
-    """Return what a request for these VMs would lead to, as `dry_run_request` does, but its events as they are.
+    """Return the events that a request for these VMs would lead to, as `dry_run_request` simulates it.
 
     With `approves`, each of its events is approved when it is published. Changes nothing. Waits for an earlier dry run.
     Raises what `action` raises, and DryRunTooLarge.

@@ -1,4 +1,4 @@
-"""Plans rollouts: divides their VMs into waves, and simulates them with and without approvals (spec §13.6)."""
+"""Plans rollouts: divides VMs into waves, and simulates with and without approvals (spec §13.6)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def plan_rollout(
     short_notice: bool,
     has_handler: Callable[[Vm], bool] = lambda vm: True,
 ) -> RolloutPlan:
-    """Return the plan of a rollout: waves, VMs, earliest and latest times; for over 2,000 VMs without times.
+    """Return the plan of a rollout: waves, VMs, earliest and latest times; none for over 2,000 VMs.
 
     The arguments are those of `RolloutRequestService.start`; `notice_s` is in seconds of lab time, 0 means the minimum.
     `has_handler` says whether a VM polls for events. Changes nothing. Waits for an earlier dry run. A simulation ends

@@ -1,4 +1,4 @@
-"""The plan of a rollout: its waves, their VMs, and when each begins, ends and has settled (spec §13.6).
+"""The plan of a rollout: its waves, their VMs, and when each begins, ends and settles (spec §13.6).
 
 The earliest times assume that each event is approved when it is published, the latest ones that nobody approves. Both
 assume that every act takes its usual time, and that nothing else comes in between.

@@ -67,7 +67,7 @@ def read_request_status(context: RequestContext, request: MaintenanceRequest) ->
 
 
 def rollout_waits(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
-    """What keeps a rollout from publishing more, in clauses: settling, budgets, health checks; () if none do.
+    """What keeps a rollout from publishing more, in clauses: settling, budgets, health; () if nothing does.
 
     Also () for a caller who does not see everything, because the clauses name VMs (spec §13.1, §13.2, §13.5).
     """
@@ -137,7 +137,7 @@ def _waits(view_builder: ViewBuilder, status: RequestStatus) -> Iterator[str]:
     rollout = status.request.rollout
     yield from (f"more events: {wait}" for wait in status.budget_waits)
     if rollout is not None:
-        yield from (f"more events: {wait}" for wait in health_waits(rollout))
+        yield from (f"more events: {wait}" for wait in _health_waits(rollout))
     if rollout is not None and rollout.has_paused_itself:
         yield f"the rollout has paused itself ({rollout.why}): it publishes no events until it is resumed"
     elif rollout is not None and rollout.progress is RolloutState.PAUSED:

@@ -1,0 +1,72 @@
+"""`rollout plan` and rollouts in waves on the command line (spec §13.1, §13.6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE = """\
+[rollout]
+everything = true
+impact = "migrate"
+settle = "10m"
+
+[[waves]]
+name = "canary"
+vms = 1
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "rollout.toml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+def test_a_plan_shows_waves_vms_times_and_vms_without_a_handler(lab: Any, file: Path) -> None:
+    text = " ".join(lab.good("rollout", "plan", str(file)).split())
+    assert "Nothing was changed. This is the plan:" in text
+    assert "canary" in text
+    assert "rest" in text
+    assert "not poll for events" in text
+    assert "If nobody approves, it is over in" in text
+    assert lab.json("rollout", "show")["rollouts"] == []
+
+
+def test_a_plan_as_json_is_the_same_by_file_and_by_options(lab: Any, file: Path) -> None:
+    options = ("--everything", "--impact", "migrate", "--settle", "10m", "--canary", "1")
+    by_file, by_options = lab.json("rollout", "plan", str(file)), lab.json("rollout", "plan", *options)
+    assert [wave["vms"] for wave in by_file["waves"]] == [wave["vms"] for wave in by_options["waves"]]
+    assert [wave["name"] for wave in by_file["waves"]] == ["canary", "rest"]
+
+
+def test_a_rollout_starts_from_a_file_and_shows_its_wave(lab: Any, file: Path) -> None:
+    text = " ".join(lab.good("rollout", "start", "--file", str(file), "--no-wait").split())
+    assert "migrate over all VMs" in text
+    assert "wave 1 of 2: canary" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--file", "nowhere.toml"], "nowhere.toml cannot be read (No such file or directory)"),
+        (["--file", "FILE", "--everything"], "give no other option (everything) beside it"),
+        (["--everything", "--all-hosts"], "a rollout has one target: give one of --host"),
+        (["--everything", "--shares", "x"], "'x' are not shares: give percentages such as 10,50"),
+        (["--everything", "--canary", "some"], "'some' is not a canary"),
+        (["--tag", "nope"], "no VM of the fleet has the tag 'nope'"),
+    ],
+)
+def test_bad_input_is_answered_with_a_sentence(lab: Any, file: Path, arguments: list[str], message: str) -> None:
+    words = [str(file) if word == "FILE" else word for word in arguments]
+    assert message in " ".join(lab.refused("rollout", "start", *words).split())
+    assert lab.json("rollout", "show")["rollouts"] == []
+
+
+def test_a_mistake_in_a_file_is_named_with_its_line(lab: Any, file: Path) -> None:
+    file.write_text(FILE.replace("vms = 1", "vmz = 1"), encoding="utf-8")
+    text = " ".join(lab.refused("rollout", "plan", str(file)).split())
+    assert "line 8 of the rollout file: 'vmz' is not a key of [waves]" in text
