@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.mgmt.maintenance.models import (
+    ApplyUpdate,
+    ApplyUpdateProperties,
     ConfigurationAssignment,
     ConfigurationAssignmentFilterProperties,
     ConfigurationAssignmentProperties,
@@ -185,3 +187,47 @@ def test_the_program_of_the_page_runs(console: WebService, enter: Any) -> None:
         assert {"weekend", "databases"} <= assigned
         names["maintenance"].maintenance_configurations.delete(GROUP, "weekend")
         names["maintenance"].close()
+
+
+def test_pending_updates_are_listed_and_applied(console: WebService, maintenance: Any, vm: str) -> None:
+    place = (GROUP, COMPUTE, "virtualMachines", vm)
+    assert list(maintenance.updates.list(*place)) == []
+    not_before = start_rollout(console, vm)
+    (update,) = maintenance.updates.list(*place)
+    assert (update.impact_type, update.status, update.maintenance_scope) == ("Restart", "Pending", "Host")
+    assert update.not_before == not_before
+
+    applied = maintenance.apply_updates.create_or_update(*place)
+    assert applied.properties.status in ("Pending", "InProgress")
+    eventually(lambda: kinds(console, vm) == [("Reboot", "Started")])
+    console.service.advance(300)
+    assert maintenance.apply_updates.get(*place, applied.name).properties.status == "Completed"
+    assert applied.id in [found.id for found in maintenance.apply_updates.list()]
+    assert applied.id in [found.id for found in maintenance.apply_update_for_resource_group.list(GROUP)]
+    assert maintenance.apply_updates.create_or_update(*place).properties.status == "NoUpdatesPending"
+
+
+def test_updates_of_an_instance_are_listed_and_applied(console: WebService, maintenance: Any) -> None:
+    place = (GROUP, COMPUTE, "virtualMachineScaleSets", "more", "virtualMachines", "0")
+    assert console.service.api("POST", "/rollouts", {"impact": "update", "scope": "more"})
+    eventually(lambda: len(list(maintenance.updates.list_parent(*place))) == 1)
+    applied = maintenance.apply_updates.create_or_update_parent(*place)
+    assert applied.properties.resource_id.endswith("/virtualMachineScaleSets/more/virtualMachines/0")
+    console.service.advance(3600)
+    assert maintenance.apply_updates.get_parent(*place, applied.name).properties.status == "Completed"
+
+
+def test_a_run_of_a_configuration_is_canceled(maintenance: Any) -> None:
+    maintenance.maintenance_configurations.create_or_update(GROUP, "daily", a_configuration(time_zone="UTC"))
+    place = (GROUP, "Microsoft.Maintenance", "maintenanceConfigurations", "daily")
+    first = datetime.fromisoformat(START)
+    first += timedelta(days=(5 - first.weekday()) % 7)  # the next Saturday
+    cancel = ApplyUpdate(properties=ApplyUpdateProperties(status="Cancel"))
+    name = f"{first:%Y%m%d%H%M%S}"
+    canceled = maintenance.apply_updates.create_or_update_or_cancel(*place, name, cancel)
+    assert canceled.properties.status == "Cancelled"
+    assert maintenance.apply_updates.get(*place, name).properties.status == "Cancelled"
+
+
+def test_the_operations_of_the_provider_are_listed(maintenance: Any) -> None:
+    assert "Microsoft.Maintenance/updates/read" in [operation.name for operation in maintenance.operations.list()]

@@ -301,8 +301,37 @@ def maintenance(arm: Arm) -> None:
         assignment = f"{place}/{provider}/configurationAssignments/{{assignment}}"
         arm(area, "DELETE", assignment, **names, assignment="first")
         arm(area, "DELETE", assignment, None, "again", **names, assignment="first")
+    run = f"{one}/{provider}/applyUpdates/{{update}}"
+    arm(area, "PUT", run, {"properties": {"status": "Cancel"}}, **name, update="20990103010000")
+    arm(area, "GET", run, **name, update="20990103010000")
+    arm(area, "PUT", run, {"properties": {"status": "Cancel"}}, "no such run", **name, update="x")
     arm(area, "DELETE", one, **name)
     arm(area, "DELETE", one, None, "again", **name)
+    updates(arm)
+
+
+def updates(arm: Arm) -> None:
+    """Pending updates, and how they are applied."""
+    area, provider = "maintenance", "providers/Microsoft.Maintenance"
+    groups = "/subscriptions/{subscription}/resourceGroups/{group}"
+    arm.console.service.good("POST", "/rollouts", {"impact": "reboot", "scope": "web-13"})
+    arm.console.service.good("POST", "/rollouts", {"impact": "update", "scope": "cheap"})
+    for place, names in {
+        "…/virtualMachines/{vm}": {"vm": "web-13"},
+        "…/virtualMachineScaleSets/{set}": {"set": "cheap"},
+        "…/virtualMachineScaleSets/{set}/virtualMachines/{instance}": {"set": "cheap", "instance": "1"},
+    }.items():
+        arm(area, "GET", f"{place}/{provider}/updates", **names)
+        one = f"{place}/{provider}/applyUpdates/{{update}}"
+        applied = arm(area, "PUT", one, **names, update="default")
+        arm(area, "GET", one, **names, update=applied.json["name"])
+        arm(area, "GET", one, None, "unknown", **names, update="x")
+    arm.console.service.advance(3600)
+    arm(area, "PUT", "…/virtualMachines/{vm}/providers/Microsoft.Maintenance/applyUpdates/{update}", None, "again",
+        vm="web-13", update="default")  # fmt: skip
+    for place in (groups, "/subscriptions/{subscription}"):
+        arm(area, "GET", f"{place}/{provider}/applyUpdates")
+    arm(area, "GET", f"/{provider}/operations")
 
 
 CONFIGURATION = {

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from forewarn.arm import (
     actions,
+    apply_updates,
     approvals,
     discovery,
     maintenance_configurations,
@@ -38,6 +39,7 @@ ROUTES: tuple[ArmRoute, ...] = (
     *operations.ROUTES,
     *approvals.ROUTES,
     *maintenance_configurations.ROUTES,
+    *apply_updates.ROUTES,
 )
 
 _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

@@ -14,8 +14,10 @@ from forewarn.core.maintenance_configuration import (
     HostConfigurations,
     MaintenanceConfiguration,
 )
-from forewarn.core.windows import window_text
+from forewarn.core.windows import MaintenanceCalendar, local_time_text, window_text
 from forewarn.errors import NotFound
+
+_REMEMBERED_S = 35 * 86_400.0  # how long canceled runs of the past are kept
 
 
 class MaintenanceConfigurationService:
@@ -62,8 +64,10 @@ class MaintenanceConfigurationService:
             if old is None:
                 stored = replace(new, created_by=who, created_at=self._now(), changed_by=who, changed_at=self._now())
             else:
+                same_window = replace(old.window, skipped=()) == new.window
                 stored = replace(
                     new,
+                    window=old.window if same_window else new.window,  # canceled runs stay canceled
                     id=old.id,
                     created_by=old.created_by,
                     created_at=old.created_at,
@@ -79,6 +83,26 @@ class MaintenanceConfigurationService:
             )
             await self._store.commit(Commit(configurations=(stored,), entries=(entry,)))
             return stored, old is None
+
+    async def skip(self, resource: str, begin: float, *, who: str) -> MaintenanceConfiguration:
+        """Leave out the opening of a configuration that begins at this time (lab time), and return it so.
+
+        Openings of more than 35 days ago are forgotten. Leaving it out again changes nothing. Raises NotFound if there
+        is no such configuration; whether it opens at that time is not checked.
+        """
+        async with self._lock:
+            old = self.find(resource)
+            if old is None:
+                raise NotFound(f"maintenance configuration {resource!r} does not exist: create it first")
+            if begin in old.window.skipped:
+                return old
+            recent = (at for at in old.window.skipped if at > self._now() - _REMEMBERED_S)
+            window = replace(old.window, skipped=tuple(sorted({*recent, begin})))
+            stored = replace(old, window=window, changed_by=who, changed_at=self._now())
+            when = local_time_text(MaintenanceCalendar(windows=(window,)), begin)
+            entry = self._entry(who, f"the window of maintenance configuration {old.name} on {when} was canceled")
+            await self._store.commit(Commit(configurations=(stored,), entries=(entry,)))
+            return stored
 
     async def remove(self, resource: str, *, who: str) -> MaintenanceConfiguration | None:
         """Remove the configuration with this id and all its assignments; return it, or None if there is none."""

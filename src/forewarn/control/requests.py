@@ -195,19 +195,20 @@ class RequestService:
         await retry_on_conflict(attempt, "one of the events")
 
     async def perform_maintenance(
-        self, vms: Sequence[Vm], *, who: str, key: RequestKey | None = None
+        self, vms: Sequence[Vm], *, who: str, key: RequestKey | None = None, resource: str = ""
     ) -> RequestReceipt:
         """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
 
         The receipt has a new request and the events with such maintenance, those approved before included; the
         reconciler starts them. VMs without one are passed over. Raises Refused if none of them has one, Rejected
-        without VMs. A `key` gives the request its id; see `RequestKeys`.
+        without VMs. A `key` gives the request its id; see `RequestKeys`. `resource` is the id of the Azure resource
+        that the caller named, if the request is to be found by it later.
         """
 
         async def attempt() -> RequestReceipt:
             pending = self._pending_maintenance(vms)
             request = self._new_request(RequestedOperation.PERFORM_MAINTENANCE, who, [vm.name for vm in vms], key=key)
-            request = replace(request, approves=tuple(event.id for event in pending))
+            request = replace(request, approves=tuple(event.id for event in pending), resource=resource)
             record = Commit(requests=(request,), entries=(requested_entry(request),))
             grouped = group_by_scope(pending, lambda event: event.scope_id)
             await self._store.commit(

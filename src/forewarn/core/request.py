@@ -162,6 +162,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     rollout: Rollout | None = None  # only if it asks for one
     replay: Replay | None = None  # likewise
     approves: tuple[str, ...] = ()  # ids of pending events that it approved instead of publishing its own
+    resource: str = ""  # the id of the Azure resource whose updates it applies, as its caller spelled it; "": none
     call_digest: str = ""  # of the call that created it, whose key gave it its id; "": the call had no key
     called_at: float = 0  # real time of that call, in seconds since 1970; only with a digest
     version: int = 0  # of the stored row, for optimistic commits

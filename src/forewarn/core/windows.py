@@ -153,7 +153,8 @@ def _periods(window: MaintenanceWindow, at: float) -> Iterator[Period]:
     opens = time.fromisoformat(window.start)
     if window.on:
         begin = _instant(datetime.combine(date.fromisoformat(window.on), opens), zone)
-        yield begin, begin + window.length_s
+        if begin not in window.skipped:
+            yield begin, begin + window.length_s
         return
     first = datetime.fromtimestamp(at - window.length_s, zone).date() - timedelta(days=1)
     if window.first:
