@@ -56,7 +56,7 @@ _STATUS_BY_STATE = {
     RequestState.CANCELED: "Cancelled",
 }
 _RUN_NAME = "%Y%m%d%H%M%S"
-_MAX_RUN_DISTANCE_S = 3 * 365 * 86_400.0  # runs further away have no name
+_LATEST_RUN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()  # windows do not open later
 _MAX_REQUESTS = 10_000  # newest requests among which apply updates are found
 
 VmsFinder = Callable[[RequestContext, ArmCall], Sequence[Vm]]  # raises NotFound
@@ -233,10 +233,13 @@ async def show_run(context: RequestContext, call: ArmCall) -> ArmResponse:
 def _run_json(context: RequestContext, call: ArmCall) -> JsonObject:
     configuration, (begin, end) = _find_run(context, call)
     now = context.now()
-    status = "Pending" if now < begin else "InProgress" if now < end else "Completed"
     if begin in configuration.window.skipped:
-        status = "Cancelled"
-    return _document(configuration.id, call.path_params["update"], status, min(max(now, begin), end))
+        status, at = "Cancelled", configuration.changed_at
+    elif now < begin:
+        status, at = "Pending", configuration.changed_at
+    else:
+        status, at = ("InProgress", begin) if now < end else ("Completed", end)
+    return _document(configuration.id, call.path_params["update"], status, at)
 
 
 def _find_run(context: RequestContext, call: ArmCall) -> tuple[MaintenanceConfiguration, tuple[float, float]]:
@@ -248,8 +251,7 @@ def _find_run(context: RequestContext, call: ArmCall) -> tuple[MaintenanceConfig
         begin = datetime.strptime(name, _RUN_NAME).replace(tzinfo=UTC).timestamp()
     except ValueError:
         begin = -1.0
-    is_near = abs(begin - context.now()) < _MAX_RUN_DISTANCE_S
-    found = opening_at(configuration.window, begin) if is_near else None
+    found = opening_at(configuration.window, begin) if 0 <= begin < _LATEST_RUN else None
     if found is None:
         following = next(openings(configuration.window, context.now()), None)
         remedy = (
