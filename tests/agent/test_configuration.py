@@ -152,6 +152,17 @@ def test_each_profile_suits_its_notice(
     assert [step.name for step in rule.steps] == ["drain", "notify"]
 
 
+@pytest.mark.parametrize("name", PROFILES)
+def test_only_a_rule_that_names_it_matches_a_rebalance_recommendation(name: str) -> None:
+    """Spec §14.4: nothing happens to the VM, so a profile neither runs steps nor approves."""
+    recommendation = event(kind="SpotRebalanceRecommendation", left_s=0)
+    assert find_rule(profile(name).rules, recommendation, "vm", NOW) is None
+    own = '[[rules]]\nname = "move"\nkinds = ["SpotRebalanceRecommendation"]\nsteps = ["drain"]\n'
+    rule = find_rule(parse_config(f'profile = "{name}"\n{STEP}{own}').rules, recommendation, "vm", NOW)
+    assert rule is not None
+    assert rule.name == "move"
+
+
 def test_rules_of_the_file_come_before_those_of_its_profile() -> None:
     config = parse_config(f'profile = "fifteen-minutes"\n{STEP}[[rules]]\nname = "mine"\nkinds = ["Reboot"]\n')
     assert [rule.name for rule in config.rules] == ["mine", "a short freeze", "an eviction", "maintenance"]

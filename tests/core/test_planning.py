@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from forewarn.core.acts import vm_after_act
 from forewarn.core.cause import CAUSE_RULES, Cause, Verb
-from forewarn.core.decision import DecisionContext
+from forewarn.core.decision import DecisionContext, Policy
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import AutoApproval, EvictionPolicy, PowerState, Priority, Vm
 from forewarn.core.planning import OPERATION_CAUSES, apply_planned_event, pending_platform_events, plan_events_for_vms
@@ -22,7 +22,8 @@ from tests.support.world import a_vm, sequential_ids
 
 NOW = 1_000_000.0
 MIN = 60.0
-CONTEXT = DecisionContext(now=NOW, destinations=AnyVmTo("h2"))
+POLICY = Policy(recommends_rebalancing=True)
+CONTEXT = DecisionContext(now=NOW, destinations=AnyVmTo("h2"), policy=POLICY)
 HOST_WORK = "Host server is undergoing maintenance."
 MIGRATION = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
 REPAIR = "Host server is undergoing an emergency repair."
@@ -39,6 +40,7 @@ ROWS = {
     Cause.PREDICTED_FAILURE: (Kind.REDEPLOY, P, REPAIR, -1, 10 * MIN, True),
     Cause.HOST_FAILED: (Kind.REDEPLOY, P, FAILURE, -1, 0, True),
     Cause.EVICTION: (Kind.PREEMPT, P, "", -1, 30, False),
+    Cause.REBALANCE: (Kind.SPOT_REBALANCE, P, "", 0, 0, False),
     Cause.USER_RESTART: (Kind.REBOOT, U, RESTARTED, -1, 15 * MIN, False),
     Cause.USER_REDEPLOY: (Kind.REDEPLOY, U, REDEPLOYED, -1, 10 * MIN, True),
     Cause.USER_DELETE: (Kind.TERMINATE, U, "", -1, 0, False),
@@ -51,7 +53,7 @@ AT_ONCE = [Cause.POWER_OFF, Cause.START, Cause.DEALLOCATE, Cause.REAPPLY, Cause.
 def vm_for(cause: Cause, **facts: object) -> Vm:
     """A VM whose state allows the cause."""
     given: dict[str, object] = {}
-    if cause is Cause.EVICTION:
+    if cause in (Cause.EVICTION, Cause.REBALANCE):
         given = {"priority": Priority.SPOT}
     if cause in (Cause.USER_DELETE, Cause.SCALE_IN):
         given = {"terminate_notice_min": 5}
@@ -142,7 +144,7 @@ def test_not_before_is_whole_seconds_and_never_less_than_the_notice() -> None:
     announced = applied(
         Cause.USER_RESTART,
         a_vm("web-0"),
-        context=DecisionContext(now=NOW + 0.25, destinations=CONTEXT.destinations),
+        context=DecisionContext(now=NOW + 0.25, destinations=CONTEXT.destinations, policy=POLICY),
         notice_s=900,
     )
     assert announced.not_before == NOW + 901

@@ -241,7 +241,7 @@ def test_the_next_wake_up_is_when_the_scope_becomes_idle() -> None:
     assert next_wake_at(scope_of(), context(policy=Policy())) == NOW + DAY
 
 
-CAUSES = st.sampled_from([cause for cause, row in CAUSE_RULES.items() if row.kind is not None])
+CAUSES = st.sampled_from([cause for cause, row in CAUSE_RULES.items() if row.kind is not None and row.has_impact])
 EVENTS = st.lists(
     st.builds(
         lambda cause, name, wait, approved, domain, gate: event(

@@ -16,7 +16,7 @@ from tests.support.world import a_vm
 
 NOW = 1_000_000.0
 PLACEMENT, SET = "placement:sub/lab/web/1", "set:sub/lab/web"
-WITH_EVENT = [cause for cause, row in CAUSE_RULES.items() if row.kind is not None]
+WITH_EVENT = [cause for cause, row in CAUSE_RULES.items() if row.kind is not None and row.has_impact]
 # Spec §6.2: "planned platform maintenance" queues on update domains.
 QUEUES = {Cause.HOST_UPDATE, Cause.LIVE_MIGRATION, Cause.PLATFORM_REBOOT, Cause.PREDICTED_FAILURE}
 # Spec §6.2: "work that hits a whole host"; moves of single VMs never wait for it.

@@ -112,6 +112,7 @@ def test_an_event_has_exactly_the_keys_of_its_version_in_order(version: str) -> 
         ("2017-11-01", ["Freeze", "Reboot", "Redeploy", "Preempt"]),
         ("2019-01-01", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]),
         ("2020-07-01", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]),
+        ("2024-07-09", [str(kind) for kind in Kind]),  # spec §14.4
     ],
 )
 def test_kinds_newer_than_the_version_are_not_listed_and_the_incarnation_is_the_same(

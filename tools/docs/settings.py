@@ -42,6 +42,10 @@ _MEANINGS = {
         "an unknown api-version: `refuse` (400), `lenient` (served as the newest one not newer), `not-found` (404)"
     ),
     "iso_dates": "NotBefore in ISO form for api-versions up to 2017-08-01",
+    "preview_versions": (
+        "serve api-version 2024-07-09 too, and let Spot VMs get "
+        "[rebalance recommendations](contract/newer.md#144-spot-rebalance-recommendation)"
+    ),
     "imds_headers": "`Server` and `x-ms-request-id` in every response to VMs, as Azure's metadata service sends them",
     "require_header": "require the `Metadata` header for api-version 2017-03-01 on loopback too",
     "versions": "a table: location → the api-versions served there",

@@ -29,6 +29,7 @@ from forewarn.agent.step_schedule import ScheduledStep, schedule_after_start, sc
 from forewarn.agent.undo import ended_step_run, is_undone_by_reboot, undo_actions
 from forewarn.client.events import event_key
 from forewarn.duration import exact_duration_text
+from forewarn.protocol.document import Kind
 
 APPROVAL_RETRY_S = 5.0  # after an approval that was not answered
 BOARD_RECHECK_S = 2.0  # while other VMs are not ready
@@ -178,7 +179,7 @@ def _cut_reason(record: EventRecord, snapshot: AgentSnapshot) -> str:
 
 def _approval_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
     rule, approval = snapshot.rules.get(record.rule), record.approval
-    if rule is None or rule.approve.when is ApproveWhen.NEVER:
+    if rule is None or rule.approve.when is ApproveWhen.NEVER or record.event.kind == Kind.SPOT_REBALANCE:
         return
     if approval is not None and approval.state is not ApprovalState.ASKED:
         return

@@ -31,10 +31,11 @@ def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
 
     The conditions are kind, source, listed VMs, duration, and the time left until NotBefore; the limits are inclusive.
     Case does not matter. An unknown duration counts as endless; an unknown NotBefore, or an event that has started, as
-    0 s left.
+    0 s left. A SpotRebalanceRecommendation has no impact, so only a rule that names this kind matches it (spec §14.4).
     """
     return (
         _matches_any(event.kind, rule.kinds)
+        and (bool(rule.kinds) or event.kind.casefold() != Kind.SPOT_REBALANCE.casefold())
         and _matches_any(event.source, rule.sources)
         and _matches_vms(rule, event, vm)
         and _is_between(_impact_duration_s(event), rule.min_duration_s, rule.max_duration_s)

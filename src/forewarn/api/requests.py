@@ -36,6 +36,7 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
         "restart",
         "redeploy",
         "evict",
+        "recommend-rebalance",
         "delete",
         "scale-in",
         "power-off",

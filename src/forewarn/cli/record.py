@@ -27,7 +27,7 @@ from forewarn.clock import read_real_time
 from forewarn.duration import format_duration
 from forewarn.errors import Rejected
 from forewarn.protocol.codec import InvalidDocument, decode_document
-from forewarn.protocol.versions import NEWEST_VERSION, VERSIONS
+from forewarn.protocol.versions import ALL_VERSIONS, NEWEST_VERSION
 
 _MIN_INTERVAL_S = 0.01
 
@@ -41,7 +41,7 @@ _MIN_INTERVAL_S = 0.01
 @click.option(
     "--api-version",
     "version",
-    type=click.Choice(VERSIONS),
+    type=click.Choice(ALL_VERSIONS),
     default=NEWEST_VERSION,
     show_default=True,
     help="Poll with this version.",

@@ -117,19 +117,21 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 
 
 @click.command()
+@click.option("--recommend", is_flag=True, help="Only recommend to rebalance: no VM is evicted.")
 @_request_options
 @service_command
-def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
+def evict(call: Invocation, vms: tuple[str, ...], recommend: bool, **options: Any) -> int:
     """Evict Spot VMs, with 30 seconds of notice.
 
     \f
-    `vms` are names, `group/name` or keys, in any case. Sends the request `evict` and prints its events. `options` has
-    wait (follow it to its end), notice_s (seconds; None: 30, which is also the minimum), short_notice (allow less;
-    needs notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an unknown one, Refused
-    if one is no Spot VM. Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled),
-    else 0.
+    With `recommend` it sends the request `recommend-rebalance` instead: a SpotRebalanceRecommendation, which needs
+    the setting preview_versions, else it is Refused. `vms` are names, `group/name` or keys, in any case. Sends the
+    request `evict` and prints its events. `options` has wait (follow it to its end), notice_s (seconds; None: 30,
+    which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only preview it, send
+    nothing). All VMs or none: NotFound for an unknown one, Refused if one is no Spot VM. Returns the exit code: 1
+    if it was followed and did not succeed (it failed or was canceled), else 0.
     """
-    return _send_maintenance_request(call, "evict", vms, **options)
+    return _send_maintenance_request(call, "recommend-rebalance" if recommend else "evict", vms, **options)
 
 
 @click.command()

@@ -15,6 +15,7 @@ from typing import Any
 from forewarn.client.events import Change, Event, Gone, Scheduled, event_key, lists
 from forewarn.client.watch import mark_all_handled
 from forewarn.errors import Rejected
+from forewarn.protocol.document import Kind
 
 LOG = logging.getLogger("forewarn.client")
 BUSY_POLL_S = 1.0  # how long a poll may take while functions run: their results need a prompt reaction
@@ -156,6 +157,7 @@ class HandlerScheduler:
             and task.rule.approve
             and isinstance(task.change, Scheduled)
             and not task.is_final_try
+            and task.change.event.kind.casefold() != Kind.SPOT_REBALANCE.casefold()  # it has no impact (spec §14.4)
         ):
             task.has_returned = True
         else:

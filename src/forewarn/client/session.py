@@ -41,9 +41,10 @@ from forewarn.protocol.document import Kind
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.versions import NEWEST_VERSION, VERSIONS, event_fields, is_version_date, version_lists_kind
 
+_NEEDED_KINDS = tuple(kind for kind in Kind if kind is not Kind.SPOT_REBALANCE)  # that one has no impact
 # Never negotiate below this: older versions do not list evictions or deletions (spec §3).
 OLDEST_COMPLETE_VERSION = next(
-    version for version in VERSIONS if all(version_lists_kind(version, kind) for kind in Kind)
+    version for version in VERSIONS if all(version_lists_kind(version, kind) for kind in _NEEDED_KINDS)
 )
 
 
@@ -83,7 +84,7 @@ def _offered_versions(response: HttpResponse) -> tuple[str, ...]:
 def _require_all_kinds(version: str) -> None:
     """Raises Rejected if this version does not list every kind of event; the message names them."""
     if version < OLDEST_COMPLETE_VERSION:
-        kinds = " and ".join(kind for kind in Kind if not version_lists_kind(version, kind))
+        kinds = " and ".join(kind for kind in _NEEDED_KINDS if not version_lists_kind(version, kind))
         raise Rejected(
             f"the service takes no api-version newer than {version}, which does not list {kinds}: "
             f"give version={version!r} to accept that"

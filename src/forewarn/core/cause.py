@@ -38,6 +38,7 @@ class Cause(StrEnum):
     PREDICTED_FAILURE = "predicted failure"  # a host is degraded, and its VMs are redeployed
     HOST_FAILED = "host failed"  # its VMs are redeployed without notice
     EVICTION = "eviction"  # of a Spot VM
+    REBALANCE = "rebalance recommendation"  # a Spot VM is likely to be evicted; the event has no impact (spec §14.4)
     USER_RESTART = "user restart"
     USER_REDEPLOY = "user redeploy"
     USER_DELETE = "user delete"
@@ -56,13 +57,14 @@ class CauseRules:
 
     kind: Kind | None  # None: performed at once, without an event that VMs see
     source: EventSource
-    verb: Verb
+    verb: Verb  # of a cause without impact: what it warns of
     description: str = ""  # as documents show it
     duration_s: int = -1  # of the interruption, as documents show it; -1: not known
     minimum_notice_s: int = 0  # spec §6.3; for a Terminate and an announced reimage, the VM's setting counts instead
     planned: bool = False  # planned maintenance: one update domain of a scope at a time (spec §6.2)
     whole_host: bool = False  # waits for the other scopes on its host (spec §6.2)
     by_user: bool = False  # an operation of the user: performed at once while the scope is disabled (spec §8.2)
+    has_impact: bool = True  # False: it never starts, and is gone after RECOMMENDATION_S or when what it warns of comes
     limited: bool = False  # counts towards the limit of user operations (spec §8.4)
 
     @property
@@ -75,6 +77,7 @@ def _rules_without_event(verb: Verb) -> CauseRules:
     return CauseRules(kind=None, source=EventSource.USER, verb=verb, by_user=True)
 
 
+RECOMMENDATION_S = 600.0  # how long an event without impact is listed (spec §14.4)
 _HOST_MAINTENANCE_TEXT = "Host server is undergoing maintenance."
 _FIFTEEN_MINUTES_S, _TEN_MINUTES_S = 15 * 60, 10 * 60
 
@@ -103,6 +106,9 @@ CAUSE_RULES: dict[Cause, CauseRules] = {
         description="Virtual machine has encountered a failure.",
     ),
     Cause.EVICTION: CauseRules(kind=Kind.PREEMPT, source=EventSource.PLATFORM, verb=Verb.EVICT, minimum_notice_s=30),
+    Cause.REBALANCE: CauseRules(
+        kind=Kind.SPOT_REBALANCE, source=EventSource.PLATFORM, verb=Verb.EVICT, duration_s=0, has_impact=False
+    ),
     Cause.USER_RESTART: CauseRules(
         kind=Kind.REBOOT, source=EventSource.USER, verb=Verb.REBOOT, minimum_notice_s=_FIFTEEN_MINUTES_S,
         by_user=True, limited=True,

@@ -32,6 +32,7 @@ class Policy:
     idle_s: float = 24 * 3600  # a scope without polls for this long is disabled (spec §8.2)
     max_user_operations: int = 100  # restarts and redeploys by users that are scheduled per scope (spec §8.4)
     settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
+    recommends_rebalancing: bool = False  # Spot VMs may get SpotRebalanceRecommendation events (spec §14.4)
     grace_s: float = 60  # events whose notice ended while service or host's node was down wait this long after it
 
 

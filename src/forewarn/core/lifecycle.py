@@ -99,8 +99,8 @@ def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now:
 
 
 def awaits_approval(event: Event) -> bool:
-    """Return whether the event is scheduled and not approved."""
-    return event.status is SCHEDULED and event.approved_at is None
+    """Return whether the event is scheduled and not approved; False for one without impact, which never starts."""
+    return event.status is SCHEDULED and event.approved_at is None and event.rules.has_impact
 
 
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:

@@ -15,7 +15,7 @@ from forewarn.core import fault_effects, lifecycle
 from forewarn.core.acts import acts_for_event, is_concerned, move_in_progress, vm_on_arrival
 from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules
 from forewarn.core.decision import DecisionContext
-from forewarn.core.event import Event, EventState
+from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.fleet import PowerState, Priority, Vm
 from forewarn.core.host_failure import end_acts_on_failed_hosts, needs_recovery
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
@@ -30,6 +30,7 @@ OPERATION_CAUSES: dict[RequestedOperation, Cause] = {
     RequestedOperation.RESTART: Cause.USER_RESTART,
     RequestedOperation.REDEPLOY: Cause.USER_REDEPLOY,
     RequestedOperation.EVICT: Cause.EVICTION,
+    RequestedOperation.RECOMMEND_REBALANCE: Cause.REBALANCE,
     RequestedOperation.DELETE: Cause.USER_DELETE,
     RequestedOperation.SCALE_IN: Cause.SCALE_IN,
     RequestedOperation.POWER_OFF: Cause.POWER_OFF,
@@ -44,10 +45,12 @@ OPERATION_CAUSES: dict[RequestedOperation, Cause] = {
 # Which pending events of a VM a new user operation replaces (spec §8.4).
 REPLACED_CAUSES: dict[Cause, frozenset[Cause]] = {
     Cause.USER_REDEPLOY: frozenset({Cause.USER_RESTART}),
+    Cause.EVICTION: frozenset({Cause.REBALANCE}),
     Cause.USER_DELETE: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.ANNOUNCED_REIMAGE}),
     Cause.SCALE_IN: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.ANNOUNCED_REIMAGE}),
 }
 _USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, rules in CAUSE_RULES.items() if rules.by_user)})
+_SPOT_CAUSES = frozenset({Cause.EVICTION, Cause.REBALANCE})
 
 NewId = Callable[[], str]  # returns a new event id
 
@@ -140,6 +143,8 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     if scope.event(planned.event_id) is not None:
         return scope
     rules = CAUSE_RULES[planned.cause]
+    if not rules.has_impact and not context.policy.recommends_rebalancing:
+        raise Refused("Spot rebalance recommendations are off: switch the setting preview_versions on")
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {rules.verb}")
@@ -155,7 +160,8 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     replaced = _replaced_events(scope, planned)
     for event in replaced:
         reason = f"replaced by {planned.cause}"
-        scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=context.now)
+        ending = Ending.WITHDRAWN if event.rules.has_impact else Ending.NOT_NEEDED
+        scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=context.now, ending=ending)
     event = replace(_new_event(scope, planned, vms, context), replaces=tuple(event.id for event in replaced))
     scope = _announce_or_start(scope, event, vms, context)
     if rules.limited:
@@ -303,7 +309,7 @@ def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:
 
 def _are_exclusive(pending: Cause, new: Cause) -> bool:
     """Return whether one VM cannot have events of both causes at the same time."""
-    return (pending in _USER_OPERATIONS and new in _USER_OPERATIONS) or (pending is new is Cause.EVICTION)
+    return any(pending in causes and new in causes for causes in (_USER_OPERATIONS, _SPOT_CAUSES))
 
 
 def _require_within_limit(scope: Scope, limit: int) -> None:
@@ -325,7 +331,7 @@ def _busy_message(event: Event) -> str:
 
 def _require_applicable(vm: Vm, cause: Cause) -> None:
     """Raise Refused if the VM's priority or power state forbids this cause."""
-    if cause is Cause.EVICTION and vm.priority is not Priority.SPOT:
+    if cause in _SPOT_CAUSES and vm.priority is not Priority.SPOT:
         raise Refused(f"VM {vm.name!r} is not a Spot VM and cannot be evicted: delete or redeploy it instead")
     if cause is Cause.START:
         if vm.power is PowerState.RUNNING:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from forewarn.core import fault_effects, lifecycle
 from forewarn.core.acts import acts_for_event, affected_vms, can_act_on, vm_after_act
+from forewarn.core.cause import RECOMMENDATION_S
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
 from forewarn.core.history import EntryKind, HistoryEntry
@@ -30,7 +31,13 @@ def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
     """
     while True:
         reconciled = disable_scope_if_idle(scope, context.policy, context.now)
-        for step in (end_acts_on_failed_hosts, _withdraw_obsolete, _finish_performed, _start_ready):
+        for step in (
+            end_acts_on_failed_hosts,
+            _end_recommendations,
+            _withdraw_obsolete,
+            _finish_performed,
+            _start_ready,
+        ):
             reconciled = step(reconciled, context)
         if reconciled is scope:
             return scope
@@ -101,6 +108,21 @@ def _start_ready(scope: Scope, context: DecisionContext) -> Scope:
         assert event is not None
         if event.status is EventState.SCHEDULED and start_wait(scope, event, context) is None:
             scope = _start_event(scope, event, context)
+    return scope
+
+
+def _end_recommendations(scope: Scope, context: DecisionContext) -> Scope:
+    """End events without impact ten minutes after their publication (spec §14.4)."""
+    for event in scope.live_events(EventState.SCHEDULED):
+        if not event.rules.has_impact and context.now >= event.published_at + RECOMMENDATION_S:
+            scope = lifecycle.withdraw(
+                scope,
+                event,
+                by=PLATFORM_ACTOR,
+                reason="it was listed for ten minutes",
+                now=context.now,
+                ending=Ending.NOT_NEEDED,
+            )
     return scope
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from forewarn.core.acts import VERBS_LEAVING_HOST, move_in_progress
+from forewarn.core.cause import RECOMMENDATION_S
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import ROLLOUT_CAUSES
@@ -45,12 +46,13 @@ class StartWait:
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
     """Return the first thing that a scheduled event waits for; None: it starts now.
 
-    In this order: move, notice, maintenance window, hold, grace, silent hosts, Terminates of its placement group,
-    update domain, gate. The move is first because no approval starts an event while its VM is being moved; after the
-    move, the event may not be needed.
+    An event without impact always waits, until it ends. For others, in this order: move, notice, maintenance window,
+    hold, grace, silent hosts, Terminates of its placement group, update domain, gate. The move is first because no
+    approval starts an event while its VM is being moved; after the move, the event may not be needed.
     """
     return (
-        _move_wait(scope, event)
+        _recommendation_wait(event)
+        or _move_wait(scope, event)
         or _notice_wait(event, context)
         or _window_wait(event, context)
         or _hold_wait(event, context)
@@ -92,6 +94,14 @@ def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
     are = "is" if len(names) == 1 else "are"
     text = f"{first_names(names, _MAX_NAMED_VMS)} on host {event.host}, which {are} not ready yet"
     return StartWait(reason=WaitReason.GATE, text=text)
+
+
+def _recommendation_wait(event: Event) -> StartWait | None:
+    """A recommendation has no impact, so nothing starts it (spec §14.4)."""
+    if event.rules.has_impact:
+        return None
+    text = "its end ten minutes after its publication, or an eviction"
+    return StartWait(reason=WaitReason.NOTICE, text=text, until=event.published_at + RECOMMENDATION_S)
 
 
 def _notice_wait(event: Event, context: DecisionContext) -> StartWait | None:

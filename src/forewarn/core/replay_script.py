@@ -16,7 +16,7 @@ from msgspec import Meta
 from forewarn.errors import Rejected
 from forewarn.protocol import document as wire
 from forewarn.protocol.codec import InvalidDocument, Received, ReceivedEvent, decode_document
-from forewarn.protocol.versions import VERSIONS, version_features
+from forewarn.protocol.versions import ALL_VERSIONS, version_features
 
 _MIN_LENGTH_S = 1.0  # so that clients can see every loop
 _DATE_PRECISION_S = 1.0  # a Date header has whole seconds
@@ -86,10 +86,10 @@ def build_replay_script(recording: UploadedRecording, *, name: str, names: Mappi
     others keep theirs. Rejected if an answer cannot be replayed, if the api-version is unknown, or if a name in `names`
     is neither the recorded VM nor occurs in a recorded event.
     """
-    if recording.api_version not in VERSIONS:
+    if recording.api_version not in ALL_VERSIONS:
         raise Rejected(
             f"the recording was made with api-version {recording.api_version!r}: record with one of "
-            f"{', '.join(VERSIONS)}"
+            f"{', '.join(ALL_VERSIONS)}"
         )
     builder = _ScriptBuilder(recording, name, names)
     *times, end_s = _answer_times(recording)

@@ -22,6 +22,7 @@ class RequestedOperation(StrEnum):
     RESTART = "restart"
     REDEPLOY = "redeploy"  # boot the VM on another host
     EVICT = "evict"  # a Spot VM
+    RECOMMEND_REBALANCE = "recommend-rebalance"  # warn a Spot VM that it is likely to be evicted
     DELETE = "delete"
     SCALE_IN = "scale-in"  # delete VMs of a scale set
     POWER_OFF = "power-off"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from forewarn.core.event import Event, EventState
 from forewarn.core.history import EventDelivery
-from forewarn.protocol.versions import VERSIONS, version_lists_kind
+from forewarn.protocol.versions import ALL_VERSIONS, version_lists_kind
 
 SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling: clients poll once a second (spec §8.5)
 
@@ -103,7 +103,7 @@ class ScopePoller:
         and use an api-version that lists the event's kind (spec §3). False for an event without a kind.
         """
         kind = event.rules.kind
-        shows = kind is not None and self.version in VERSIONS and version_lists_kind(self.version, kind)
+        shows = kind is not None and self.version in ALL_VERSIONS and version_lists_kind(self.version, kind)
         return shows and polling_state(self.pace) is PollingState.ACTIVE and self.at <= event.published_at
 
 

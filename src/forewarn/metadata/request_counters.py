@@ -14,14 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from forewarn.protocol.http_message import HttpRequest, parse_target
-from forewarn.protocol.versions import VERSIONS
+from forewarn.protocol.versions import ALL_VERSIONS
 
 MAX_USER_AGENT_LENGTH = 120  # characters; the rest is cut off
 _CACHED_CATEGORIES = 1024
 
 # Kinds of requests. UNKNOWN_CALLER: any request of a caller that is not a VM of a published scope.
 POLL, APPROVAL, INSTANCE, TOKEN, OTHER, UNKNOWN_CALLER = "poll", "approval", "instance", "token", "other", "strange"
-UNKNOWN_VERSION, NO_VERSION = "other", "none"  # the api-version is not in VERSIONS, or missing
+UNKNOWN_VERSION, NO_VERSION = "other", "none"  # the api-version is not in ALL_VERSIONS, or missing
 
 
 class RequestCategory(NamedTuple):
@@ -70,7 +70,7 @@ def _category_of_target(method: str, text: str) -> RequestCategory:
 
 
 def _scheduled_events_category(method: str, version: str | None) -> RequestCategory:
-    label = NO_VERSION if not version else version if version in VERSIONS else UNKNOWN_VERSION
+    label = NO_VERSION if not version else version if version in ALL_VERSIONS else UNKNOWN_VERSION
     return RequestCategory({"GET": POLL, "POST": APPROVAL}.get(method, OTHER), label)
 
 

@@ -25,10 +25,10 @@ from forewarn.metadata.request_counters import (
     UNKNOWN_VERSION,
     RequestTotals,
 )
-from forewarn.protocol.versions import VERSIONS
+from forewarn.protocol.versions import ALL_VERSIONS
 
 OUTCOME_LABELS = ("200", "304", "4xx", "5xx", "throttled", "reset")  # values of `outcome`; throttled: 429
-VERSION_LABELS = (*VERSIONS, UNKNOWN_VERSION, NO_VERSION)  # values of the label `version`
+VERSION_LABELS = (*ALL_VERSIONS, UNKNOWN_VERSION, NO_VERSION)  # values of the label `version`
 REQUEST_LABELS = {  # kind of request → value of the label `of`
     APPROVAL: "approval",
     INSTANCE: "instance",

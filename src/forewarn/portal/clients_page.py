@@ -21,7 +21,7 @@ from forewarn.portal.context import PortalContext
 from forewarn.portal.export import MAX_EXPORT_ROWS, ExportTable, truncation_note
 from forewarn.portal.filters import require_choice, require_page
 from forewarn.portal.states import state_label
-from forewarn.protocol.versions import VERSIONS, version_lists_kind
+from forewarn.protocol.versions import ALL_VERSIONS, version_lists_kind
 from forewarn.store.interface import LastPoll, Store
 from forewarn.web.polling_report import ExpectedEvent, expected_events, iterate_cooperatively
 from forewarn.web.request_parsing import HandlerCall, StrictBody
@@ -384,7 +384,7 @@ def _unprepared_reason(entry: _RosterEntry, last_poll: LastPoll | None) -> str:
     if (
         last_poll is not None
         and kind is not None
-        and last_poll.version in VERSIONS
+        and last_poll.version in ALL_VERSIONS
         and not version_lists_kind(last_poll.version, kind)
     ):
         return f"the client polls with {last_poll.version}, which does not list {kind.value} events"

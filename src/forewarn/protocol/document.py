@@ -14,6 +14,7 @@ class Kind(StrEnum):
     REDEPLOY = "Redeploy"  # moved to another host; ephemeral disks are lost
     PREEMPT = "Preempt"  # a Spot VM is evicted
     TERMINATE = "Terminate"  # deleted
+    SPOT_REBALANCE = "SpotRebalanceRecommendation"  # a Spot VM is likely to be evicted; nothing happens to it now
 
 
 class NoticeStatus(StrEnum):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forewarn.errors import Rejected
 from forewarn.protocol.document import Kind
 
 
@@ -45,6 +46,7 @@ _FIELDS_WITH_DURATION = (*_FIELDS_WITH_SOURCE, "DurationInSeconds")
 _PREVIEW_KINDS = frozenset({Kind.FREEZE, Kind.REBOOT, Kind.REDEPLOY})
 _SPOT_KINDS = _PREVIEW_KINDS | {Kind.PREEMPT}
 _ALL_KINDS = _SPOT_KINDS | {Kind.TERMINATE}
+_PREVIEW_VERSION = "2024-07-09"  # known only from clients; served if the operator enables it (spec §14.4)
 
 _FEATURES_BY_VERSION = {
     "2017-03-01": VersionFeatures(
@@ -56,9 +58,11 @@ _FEATURES_BY_VERSION = {
     "2019-04-01": VersionFeatures(kinds=_ALL_KINDS, fields=_FIELDS_WITH_DESCRIPTION),
     "2019-08-01": VersionFeatures(kinds=_ALL_KINDS, fields=_FIELDS_WITH_SOURCE),
     "2020-07-01": VersionFeatures(kinds=_ALL_KINDS, fields=_FIELDS_WITH_DURATION),
+    _PREVIEW_VERSION: VersionFeatures(kinds=_ALL_KINDS | {Kind.SPOT_REBALANCE}, fields=_FIELDS_WITH_DURATION),
 }
 
-VERSIONS: tuple[str, ...] = tuple(_FEATURES_BY_VERSION)  # of scheduled events, oldest first
+ALL_VERSIONS: tuple[str, ...] = tuple(_FEATURES_BY_VERSION)  # of scheduled events, oldest first, with the preview
+VERSIONS: tuple[str, ...] = tuple(version for version in ALL_VERSIONS if version != _PREVIEW_VERSION)
 NEWEST_VERSION = VERSIONS[-1]
 
 # /metadata/instance has versions of its own.
@@ -77,7 +81,7 @@ _VERSION_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def version_features(version: str) -> VersionFeatures:
-    """Return the features of a scheduled events version. KeyError if it is not in VERSIONS.
+    """Return the features of a scheduled events version. KeyError if it is not in ALL_VERSIONS.
 
     A version is a date such as 2020-07-01, not `latest`; `resolve_version` finds the version that serves a request.
     """
@@ -85,12 +89,12 @@ def version_features(version: str) -> VersionFeatures:
 
 
 def version_lists_kind(version: str, kind: Kind) -> bool:
-    """Whether documents of this api-version list events of this kind. KeyError if it is not in VERSIONS."""
+    """Whether documents of this api-version list events of this kind. KeyError if it is not in ALL_VERSIONS."""
     return kind in _FEATURES_BY_VERSION[version].kinds
 
 
 def event_fields(version: str) -> tuple[str, ...]:
-    """Return the JSON keys of an event in this api-version, in order. KeyError if it is not in VERSIONS."""
+    """Return the JSON keys of an event in this api-version, in order. KeyError if it is not in ALL_VERSIONS."""
     return _FEATURES_BY_VERSION[version].fields
 
 
@@ -123,3 +127,16 @@ def resolve_version(requested: str, served: Sequence[str], policy: UnknownVersio
     if policy is not UnknownVersionPolicy.LENIENT or not is_version_date(requested):
         return None
     return max((version for version in served if version <= requested), default=None)
+
+
+def check_location_versions(by_location: Mapping[str, Sequence[str]], served: Sequence[str]) -> None:
+    """Raise Rejected if a location has no versions, or one that is not in `served`; the message lists those."""
+    for location, versions in by_location.items():
+        for version in versions:
+            if version not in served:
+                raise Rejected(
+                    f"setting 'versions' for location {location!r}: {version!r} is not an api-version; "
+                    f"choose from {', '.join(served)}"
+                )
+        if not versions:
+            raise Rejected(f"setting 'versions' for location {location!r} is empty: name at least one api-version")

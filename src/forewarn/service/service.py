@@ -17,7 +17,6 @@ from forewarn.hypervisor.process.registry import SupervisorRegistry
 from forewarn.metadata.socket_passing import SOCKETS_FILE
 from forewarn.metrics.service_metrics import ServiceMetrics
 from forewarn.protocol.exchange import EndpointRules
-from forewarn.protocol.versions import VERSIONS
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.doctor import hypervisor_checks, run_checks, worker_checks
 from forewarn.service.maintenance_jobs import record_fault_effects, write_observation_batches
@@ -33,7 +32,7 @@ _MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
 def publisher_config(settings: Settings) -> PublisherConfig:
     """Return the part of the settings that the metadata publisher needs. Rejected if a listener is wrong."""
     rules = EndpointRules(
-        versions=VERSIONS,
+        versions=settings.served_versions,
         header_always=settings.require_header,
         unknown_version=settings.unknown_version,
         iso_dates=settings.iso_dates,

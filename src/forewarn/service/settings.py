@@ -30,7 +30,7 @@ from forewarn.hypervisor.machines.acts import MachinePolicy
 from forewarn.hypervisor.qemu.definition import QemuSettings, check_qemu
 from forewarn.metadata import ListenerSpec
 from forewarn.metadata.listener_config import is_ip_address, parse_listen_address, parse_listeners
-from forewarn.protocol.versions import VERSIONS, UnknownVersionPolicy
+from forewarn.protocol.versions import ALL_VERSIONS, VERSIONS, UnknownVersionPolicy, check_location_versions
 
 ENVIRONMENT_PREFIX = "FOREWARN_"  # of environment variables that are settings
 _LIST_SETTINGS = ("listen", "console_names", "oidc_audience")
@@ -103,6 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     history_days: float = 90  # what ended or was removed longer ago is deleted; 0 keeps everything
     unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE  # what polls with an unknown api-version get
     iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
+    preview_versions: bool = False  # serve api-version 2024-07-09, with Spot rebalance recommendations (spec §14.4)
     imds_headers: bool = False  # Server and x-ms-request-id, as Azure's metadata service sends them
     require_header: bool = False  # require the Metadata header for 2017-03-01 too, also on loopback
     versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions served there
@@ -171,6 +172,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return (*(parse_listen_address(text) for text in self.listen), *parse_listeners(self.listeners))
 
     @property
+    def served_versions(self) -> tuple[str, ...]:
+        """The api-versions of scheduled events that VMs may use, oldest first; a location may serve fewer."""
+        return ALL_VERSIONS if self.preview_versions else VERSIONS
+
+    @property
     def http_client(self) -> HttpClient:
         """A new HTTP client for webhooks and the external issuer; `local_targets` says where it may call."""
         return HttpClient(local_targets=self.local_targets)
@@ -183,6 +189,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             max_user_operations=self.max_user_operations,
             settle_s=self.settle_s,
             grace_s=self.grace_s,
+            recommends_rebalancing=self.preview_versions,
         )
 
 
@@ -433,15 +440,7 @@ def _check_settings(settings: Settings) -> None:
             f"setting 'history_days' is {settings.history_days:g}: give 1 or more, because finished events "
             "are kept for 24 hours, or 0 to keep everything"
         )
-    for location, versions in settings.versions.items():
-        for version in versions:
-            if version not in VERSIONS:
-                raise Rejected(
-                    f"setting 'versions' for location {location!r}: {version!r} is not an api-version; "
-                    f"choose from {', '.join(VERSIONS)}"
-                )
-        if not versions:
-            raise Rejected(f"setting 'versions' for location {location!r} is empty: name at least one api-version")
+    check_location_versions(settings.versions, settings.served_versions)
 
 
 def _check_listeners(settings: Settings, *, is_node: bool) -> None:
