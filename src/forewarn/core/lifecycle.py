@@ -99,7 +99,10 @@ def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now:
 
 
 def awaits_approval(event: Event) -> bool:
-    """Return whether the event is scheduled and not approved; False for one without impact, which never starts."""
+    """Return whether the event is scheduled and not approved.
+
+    False for one without impact, which never starts.
+    """
     return event.status is SCHEDULED and event.approved_at is None and event.rules.has_impact
 
 

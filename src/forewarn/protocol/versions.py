@@ -89,12 +89,12 @@ def version_features(version: str) -> VersionFeatures:
 
 
 def version_lists_kind(version: str, kind: Kind) -> bool:
-    """Whether documents of this api-version list events of this kind. KeyError if it is not in ALL_VERSIONS."""
+    """Whether documents of this api-version, one of ALL_VERSIONS (else KeyError), list events of this kind."""
     return kind in _FEATURES_BY_VERSION[version].kinds
 
 
 def event_fields(version: str) -> tuple[str, ...]:
-    """Return the JSON keys of an event in this api-version, in order. KeyError if it is not in ALL_VERSIONS."""
+    """Return the JSON keys of an event in this api-version (else KeyError: one of ALL_VERSIONS), in order."""
     return _FEATURES_BY_VERSION[version].fields
 
 
@@ -130,7 +130,7 @@ def resolve_version(requested: str, served: Sequence[str], policy: UnknownVersio
 
 
 def check_location_versions(by_location: Mapping[str, Sequence[str]], served: Sequence[str]) -> None:
-    """Raise Rejected if a location has no versions, or one that is not in `served`; the message lists those."""
+    """Raise Rejected if a location has no versions, or one not in `served`; the message lists those."""
     for location, versions in by_location.items():
         for version in versions:
             if version not in served:
