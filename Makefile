@@ -21,7 +21,7 @@ PYTEST  = $(BIN)/python $(FLAGS)
 PYTHONS ?= python3.11 python3.12 python3.13
 SCHEDULES ?= 10000
 
-.PHONY: run cluster test test-versions simulate test-namespaces test-real test-vms test-vms-long test-cluster test-crash test-crash-long test-azure test-az test-portal test-portal-long bench lint docs site screenshots clean help
+.PHONY: run cluster test test-versions simulate test-namespaces test-real test-vms test-vms-long test-cluster test-cluster-long test-crash test-crash-long test-azure test-az test-portal test-portal-long bench lint docs site screenshots clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,7 +42,7 @@ run: $(RUN) ## start the service with a sample fleet
 	@exec $(BIN)/forewarn up
 
 test: $(STAMP) lint ## lint, then run every test that needs only pip's packages
-	$(PYTEST) -n 4 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal and not portal_long and not crash and not crash_long and not vms and not vms_long and not cluster'
+	$(PYTEST) -n 4 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal and not portal_long and not crash and not crash_long and not vms and not vms_long and not cluster and not cluster_long'
 	$(BIN)/python -m pytest -q examples/queue-worker
 
 test-versions: ## run the tests with every version of Python in PYTHONS, each in a .venv of its own
@@ -71,9 +71,13 @@ test-vms-long: $(STAMP) ## kill the service at every step of acts on real VMs, t
 	@tests/vms/install_libvirt.sh $(VENV)
 	$(PYTEST) -m vms_long tests/vms
 
-test-cluster: $(STAMP) ## run tests with real servers of PostgreSQL: a primary, a standby and a pooler (as root; installs them)
+test-cluster: $(STAMP) ## run tests with real servers of PostgreSQL and NATS, in partitioned networks too (as root; installs them)
 	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)
 	PATH="$(CURDIR)/$(CLUSTER)/debian/usr/sbin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m cluster tests
+
+test-cluster-long: $(STAMP) ## break parts of a cluster at random for MINUTES=n, from SEED=n on, one or two at a time (as root; installs the servers)
+	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)
+	FOREWARN_TEST_MINUTES=$(or $(MINUTES),60) FOREWARN_TEST_SEED=$(or $(SEED),1) $(PYTEST) -s -m cluster_long tests/cluster
 
 cluster: $(STAMP) ## run PostgreSQL, NATS, two control nodes and two host nodes on this machine, to kill parts of them (as root; installs the servers)
 	@tests/cluster/install_servers.sh $(CLUSTER) $(VENV)

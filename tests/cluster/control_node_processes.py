@@ -7,16 +7,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from forewarn.service.cluster_secrets import create_cluster_secrets
 from forewarn.service.nats_config import CONTROL_CREDENTIALS_FILE
+from tests.support.network_parts import NetworkPart
 from tests.support.service_process import HttpAnswer, ServiceProcess, free_port
 
 LIMIT_S = 60.0
+_NO_VARIABLES: Mapping[str, str] = {}
 FLEET = """
 [[hosts]]
 name = "h1"
@@ -39,22 +41,40 @@ class ProcessCluster:
     With `bus`, host nodes answer the VMs of the fleet.
     """
 
-    def __init__(self, directory: Path, store: str, *, bus: str = "", fleet: str = FLEET) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        store: str,
+        *,
+        bus: str = "",
+        fleet: str = FLEET,
+        part_of: Callable[[str], NetworkPart | None] = lambda name: None,
+    ) -> None:
+        self.part_of = part_of  # name of a node → its network namespace
         self.directory, self.store, self.bus, self.fleet = directory, store, bus, fleet
         self.secrets = directory / "secrets"
         create_cluster_secrets(self.secrets, time.time())
         self.nodes: dict[str, ServiceProcess] = {}
         self._console_url = f"https://localhost:{free_port()}"
 
-    def node(self, name: str, data: str = "", **options: str) -> ServiceProcess:
+    def node(
+        self,
+        name: str,
+        data: str = "",
+        *,
+        program: tuple[str, ...] = ("-m", "forewarn"),
+        environment: Mapping[str, str] = _NO_VARIABLES,
+        **options: str,
+    ) -> ServiceProcess:
         """Return a node, which is not started; `options` replace those of the command line.
 
-        `data` is the name of its data directory; "": as its own.
+        `data` is the name of its data directory; "": as its own. `program` is what Python runs.
         """
+        part = self.part_of(name)
         given = {
             "store": self.store,
             "name": name,
-            "console": f"127.0.0.1:{free_port()}",
+            "console": f"{'127.0.0.1' if part is None else part.address}:{free_port()}",
             "console-url": self._console_url,
             "secrets": str(self.secrets),
             "enablement": "always",
@@ -68,10 +88,15 @@ class ProcessCluster:
             arguments=arguments,
             start_s=LIMIT_S,
             bus=self.bus,
-            environment={"FOREWARN_BUS_CREDENTIALS": str(self.secrets / CONTROL_CREDENTIALS_FILE)} if self.bus else {},
+            environment={**environment, **self._credentials()},
+            part=part,
+            program=program,
         )
 
-    def start(self, name: str, **options: str) -> ServiceProcess:
+    def _credentials(self) -> dict[str, str]:
+        return {"FOREWARN_BUS_CREDENTIALS": str(self.secrets / CONTROL_CREDENTIALS_FILE)} if self.bus else {}
+
+    def start(self, name: str, **options: Any) -> ServiceProcess:
         """Start a node; returns it when it answers, itself or through the active one."""
         node = self.nodes[name] = self.node(name, **options)
         node.start()

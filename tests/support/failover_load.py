@@ -9,12 +9,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 
 from tests.support.node_process import NodeProcess
 from tests.support.service_process import ServiceProcess
 
-LIMIT_S = 60.0  # of every wait
+LIMIT_S = 120.0  # of every wait
 _PATIENCE_S = 4.0  # for the answer of a control node, which may be stopped
 _ERRORS = (OSError, http.client.HTTPException)
 
@@ -39,6 +40,8 @@ class RecordFacts:
     approved: Iterable[str]  # the ids of events with an approval
     performed: Sequence[str]  # the event of each act with success, by the history
     effects: Sequence[str]  # the event of each act in the ledgers of hosts
+    early: Sequence[str] = ()  # events that started before their NotBefore without an approval
+    entries: Sequence[int] = ()  # the number of each entry of the history, in order
 
 
 def check_history(history: ClientHistory, facts: RecordFacts) -> None:
@@ -57,6 +60,9 @@ def check_history(history: ClientHistory, facts: RecordFacts) -> None:
         ((event_id, times),) = Counter(acts).most_common(1) or [("", 0)]
         assert times <= 1, f"the act of event {event_id} was performed {times} times"
     assert sorted(facts.effects) == sorted(facts.performed), "the ledgers of hosts and the record differ"
+    assert not facts.early, f"events started before their NotBefore without an approval: {facts.early}"
+    for number, next_number in pairwise(facts.entries):
+        assert next_number == number + 1, f"the history has no entry between {number} and {next_number}"
 
 
 class ClusterLoad:
@@ -68,10 +74,12 @@ class ClusterLoad:
 
     def __init__(self, nodes: Sequence[ServiceProcess], host: NodeProcess, vms: dict[str, str], name: str) -> None:
         self.history = ClientHistory()
+        self.host_is_away = False  # a poll that fails then is nobody's fault
         self._nodes, self._host, self._name = nodes, host, name
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(vm, address, random.Random(vm))) for vm, address in vms.items()
+            threading.Thread(target=self._run, args=(vm, address, random.Random(vm)), daemon=True)
+            for vm, address in vms.items()
         ]
         self._vms = vms
 
@@ -82,9 +90,9 @@ class ClusterLoad:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stopping.set()
-        for thread in self._threads:
+        for thread in self._threads if kind is None else ():
             thread.join(LIMIT_S)
-        assert not any(thread.is_alive() for thread in self._threads), "a client waits for ever"
+        assert kind is not None or not any(thread.is_alive() for thread in self._threads), "a client waits for ever"
 
     def wait_for_rounds(self, count: int) -> None:
         """Wait until each VM was restarted this often from now on."""
@@ -94,6 +102,8 @@ class ClusterLoad:
             time.sleep(0.02)
 
     def _run(self, vm: str, address: str, chance: random.Random) -> None:
+        if self._host.part is not None:
+            self._host.part.enter()
         number = 0
         while not self._stopping.is_set():
             number += 1
@@ -120,13 +130,15 @@ class ClusterLoad:
                 self.history.refusals.append(f"{answer.status} {answer.body!r}")
                 return
 
-    def _poll(self, address: str) -> list[str]:
-        """The events that are scheduled or started, as the VM sees them."""
+    def _poll(self, address: str) -> list[str] | None:
+        """The events that are scheduled or started, as the VM sees them; None if the poll failed."""
         try:
             document = self._host.poll(address)
         except (*_ERRORS, AssertionError) as error:
-            self.history.failed_polls.append(repr(error))
-            return []
+            if not self.host_is_away:
+                self.history.failed_polls.append(repr(error))
+            time.sleep(0.02)
+            return None
         self.history.incarnations[address].append(document["DocumentIncarnation"])
         return [event["EventId"] for event in document["Events"]]
 
@@ -140,15 +152,22 @@ class ClusterLoad:
         return ""
 
     def _approve(self, address: str, event_id: str) -> None:
-        ends_at, status = time.monotonic() + LIMIT_S, 503
+        ends_at, status, is_repeated = time.monotonic() + LIMIT_S, 503, False
         while status == 503 and time.monotonic() < ends_at:
-            status = self._host.approve(address, event_id)
+            try:
+                status = self._host.approve(address, event_id)
+            except _ERRORS:
+                is_repeated = True  # the event may be over when the approval is sent again
+                time.sleep(0.02)
         if status == 200:
             self.history.approved.append(event_id)
-        else:
+        elif not is_repeated:
             self.history.refusals.append(f"approval: {status}")
 
     def _wait_for_end(self, address: str, event_id: str) -> None:
         ends_at = time.monotonic() + LIMIT_S
-        while event_id in self._poll(address) and time.monotonic() < ends_at:
+        while time.monotonic() < ends_at:
+            events = self._poll(address)
+            if events is not None and event_id not in events:
+                return
             time.sleep(0.02)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.network_parts import NetworkPart
 from tests.support.service_process import free_port
 
 _START_S = 10.0
@@ -25,8 +26,9 @@ def nats_program() -> str | None:
 class NatsServer:
     """A server on a port of its own; `kill` and `start` keep the port. Leaving the block kills it."""
 
-    def __init__(self, directory: Path, *, config: str = "", port: int = 0) -> None:
+    def __init__(self, directory: Path, *, config: str = "", port: int = 0, part: NetworkPart | None = None) -> None:
         self.port = port or free_port()
+        self._part, self._address = part, part.address if part is not None else "127.0.0.1"
         self._file = directory / f"nats-{self.port}.conf"
         self._log = directory / f"nats-{self.port}.log"
         self._child: subprocess.Popen[bytes] | None = None
@@ -34,7 +36,7 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+        return f"nats://{self._address}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -44,7 +46,7 @@ class NatsServer:
 
     def configure(self, config: str) -> None:
         """Use this configuration from the next start, or the next `reload`, on."""
-        self._file.write_text(f'listen: "127.0.0.1:{self.port}"\n{config}\n', encoding="utf-8")
+        self._file.write_text(f'listen: "{self._address}:{self.port}"\n{config}\n', encoding="utf-8")
 
     def __enter__(self) -> NatsServer:
         self.start()
@@ -55,6 +57,12 @@ class NatsServer:
 
     def start(self) -> None:
         """Start the server and return once it accepts connections."""
+        if self._part is None:
+            self._start()
+        else:
+            self._part.call(self._start)
+
+    def _start(self) -> None:
         program = nats_program()
         assert program is not None
         with self._log.open("ab") as log:
@@ -62,7 +70,7 @@ class NatsServer:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                socket.create_connection((self._address, self.port), timeout=1).close()
                 return
             except OSError:
                 is_starting = self._child.poll() is None and time.monotonic() < deadline

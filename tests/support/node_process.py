@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.network_parts import NetworkPart
 from tests.support.service_process import HttpAnswer, free_port
 
 START_S = 60.0
@@ -24,9 +26,17 @@ class NodeProcess:
     """The node of one host, which identifies VMs by their source addresses on loopback."""
 
     def __init__(
-        self, *, data: Path, host: str, bus: str, arguments: tuple[str, ...] = (), hypervisor: str = "simulated"
+        self,
+        *,
+        data: Path,
+        host: str,
+        bus: str,
+        arguments: tuple[str, ...] = (),
+        hypervisor: str = "simulated",
+        part: NetworkPart | None = None,
     ) -> None:
         self.data, self.host = data, host
+        self.part = part  # the network namespace, where also its callers must be; None: that of the test
         self.port = free_port()
         data.mkdir(parents=True, exist_ok=True)
         self.log = data / "node.log"
@@ -49,7 +59,10 @@ class NodeProcess:
         environment = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
         self.log.write_bytes(b"")
         with self.log.open("ab") as log:
-            self._child = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+            popen: Callable[..., Any] = subprocess.Popen
+            if self.part is not None:
+                popen = partial(self.part.call, subprocess.Popen)
+            self._child = popen(self._command, stdout=log, stderr=log, env=environment)
         if wait:
             wait_until(lambda: b'"listeners"' in self.log.read_bytes() or not self.is_running, within_s=START_S)
             assert self.is_running, self.log.read_text()

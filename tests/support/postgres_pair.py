@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 
 from forewarn.store.record_administration import migrate_record
+from tests.support.network_parts import NetworkPart
 from tests.support.postgres_server import PostgresServer, wait_until
 
 DATABASE = "forewarn"
 
 
 class ServerPair:
-    """A primary with a synchronous standby, and a database with our tables."""
+    """A primary with a synchronous standby, and a database with our tables.
 
-    def __init__(self, *, fsync: bool = False) -> None:
-        self.primary = PostgresServer.create(fsync=fsync)
+    `parts` are the network namespaces of the two, and `client` is that of the test; None: all are on loopback.
+    """
+
+    def __init__(
+        self,
+        *,
+        fsync: bool = False,
+        parts: tuple[NetworkPart | None, NetworkPart | None] = (None, None),
+        client: NetworkPart | None = None,
+    ) -> None:
+        self.client = client
+        self.primary = PostgresServer.create(fsync=fsync, part=parts[0])
         self._standby: PostgresServer | None = None
+        self._standby_part = parts[1]
         try:
             self._start()
         except BaseException:
@@ -28,12 +41,20 @@ class ServerPair:
     def _start(self) -> None:
         self.primary.start()
         self.query(f"CREATE DATABASE {DATABASE}", database="postgres")
-        migrate_record(self.url)
+        self.call(migrate_record, self.url)
         self.add_standby()
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function that connects to the servers."""
+        return function(*arguments) if self.client is None else self.client.call(function, *arguments)
+
     def add_standby(self) -> None:
-        """Start a synchronous standby of the primary."""
-        self._standby = self.primary.new_standby("s1")
+        """Start a synchronous standby of the primary, in place of an earlier one, which is deleted."""
+        port = 0
+        if self._standby is not None:
+            self._standby.remove()
+            port = self._standby.port
+        self._standby = self.primary.new_standby("s1", self._standby_part, port)
         self.standby.start()
         self.primary.configure("synchronous_standby_names = 's1'\n")
         self.primary.reload()
@@ -51,13 +72,23 @@ class ServerPair:
     @property
     def both_url(self) -> str:
         """The URL with both servers, of which the driver takes the one that can be written."""
-        hosts = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}"
+        hosts = ",".join(f"{server.address}:{server.port}" for server in (self.primary, self.standby))
         return f"postgresql://postgres:secret@{hosts}/{DATABASE}"
 
     def query(
         self, sql: str, database: str = DATABASE, server: PostgresServer | None = None
     ) -> list[tuple[object, ...]]:
         """Execute SQL as the superuser."""
+        rows: list[tuple[object, ...]] = self.call(self._query, sql, database, server)
+        return rows
+
+    def promote_standby(self) -> None:
+        """Make the standby the primary; the old primary, alive or not, becomes what `add_standby` replaces."""
+        self.standby.promote()
+        self.primary, self._standby = self.standby, self.primary
+        self._standby_part = self.standby.part
+
+    def _query(self, sql: str, database: str, server: PostgresServer | None) -> list[tuple[object, ...]]:
         with psycopg.connect((server or self.primary).url(database), autocommit=True) as db:
             cursor = db.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []

@@ -1,6 +1,7 @@
 """PostgreSQL servers for tests: Debian's programs, a temporary directory, a free loopback port.
 
-PostgreSQL does not run as root, so root starts it as user `postgres`.
+PostgreSQL does not run as root, so root starts it as user `postgres`. A server with a `NetworkPart` is in that network
+namespace, at the part's address.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.network_parts import NetworkPart
+
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 LIMIT_S = 60.0
 _SETTINGS = """
-listen_addresses = '127.0.0.1'
+listen_addresses = '{address}'
 unix_socket_directories = ''
 fsync = {fsync}
 shared_buffers = 32MB
@@ -80,36 +83,44 @@ def new_directory() -> Path:
 class PostgresServer:
     """One server. Make it with `create` or `standby_of`, then `start` it; `remove` ends it and deletes its files."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, part: NetworkPart | None = None, port: int = 0) -> None:
         self.directory = directory
         self.data = directory / "data"
-        self.port = free_port()
+        self.part = part
+        self.address = part.address if part is not None else "127.0.0.1"
+        self.port = 5432 if part is not None else port or free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def create(cls, *, fsync: bool = False) -> PostgresServer:
+    def create(cls, *, fsync: bool = False, part: NetworkPart | None = None) -> PostgresServer:
         """Return a new server without databases of its own; its superuser `postgres` has the password `secret`."""
-        server = cls(new_directory())
+        server = cls(new_directory(), part)
         password = server.directory / "password"
         password.write_text("secret\n")
         options = ("--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync")
         password.chmod(0o644)
         _run("initdb", f"--pgdata={server.data}", *options, f"--pwfile={password}")
-        server.configure(_SETTINGS.format(fsync="on" if fsync else "off"))
+        server.configure(_SETTINGS.format(fsync="on" if fsync else "off", address=server.address))
+        with (server.data / "pg_hba.conf").open("a") as file:
+            file.write("host all,replication all 10.77.0.0/24 scram-sha-256\n")
         return server
 
-    def new_standby(self, name: str) -> PostgresServer:
+    def new_standby(self, name: str, part: NetworkPart | None = None, port: int = 0) -> PostgresServer:
         """Return a standby of this running server, not started yet; `name` is what the primary calls it."""
-        standby = PostgresServer(new_directory())
-        source = f"host=127.0.0.1 port={self.port} user=postgres password=secret application_name={name}"
-        _run("pg_basebackup", f"--pgdata={standby.data}", f"--dbname={source}", "-R", "--no-sync", "-c", "fast")
-        standby.configure(f"primary_conninfo = '{source}'\n")
+        standby = PostgresServer(new_directory(), part, port)
+        source = f"host={self.address} port={self.port} user=postgres password=secret application_name={name}"
+        options = (f"--pgdata={standby.data}", f"--dbname={source}", "-R", "--no-sync", "-c", "fast")
+        if part is None:
+            _run("pg_basebackup", *options)
+        else:
+            part.call(_run, "pg_basebackup", *options)
+        standby.configure(f"primary_conninfo = '{source}'\nlisten_addresses = '{standby.address}'\n")
         return standby
 
     def url(self, database: str, **parameters: str) -> str:
         """Return the URL of a database on this server."""
         query = "&".join(f"{name}={value}" for name, value in parameters.items())
-        return f"postgresql://postgres:secret@127.0.0.1:{self.port}/{database}{'?' if query else ''}{query}"
+        return f"postgresql://postgres:secret@{self.address}:{self.port}/{database}{'?' if query else ''}{query}"
 
     def configure(self, settings: str) -> None:
         """Add lines to the settings; a running server reads them with `reload`."""
@@ -118,13 +129,19 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server and wait until it accepts connections."""
+        if self.part is None:
+            self._start()
+        else:
+            self.part.call(self._start)
+        wait_until(self._is_ready, f"{self.data} starts")
+
+    def _start(self) -> None:
         program = PROGRAMS[-1].with_name("postgres")
         log = (self.directory / "log").open("ab")
         self._process = subprocess.Popen(
             [str(program), "-D", str(self.data), "-p", str(self.port)], stdout=log, stderr=log, user=owner(), cwd="/"
         )
         log.close()
-        wait_until(self._is_ready, f"{self.data} starts")
 
     def stop(self) -> None:
         """Stop the server as for a restart: connections are ended."""

@@ -13,11 +13,12 @@ from forewarn.store.record import RecordGroup, SharedRecord, SqlValues
 
 
 def check_log(groups: list[RecordGroup]) -> None:
-    """The numbers have no gaps, and terms and history numbers never go back."""
+    """The numbers have no gaps, and terms, history numbers and times never go back."""
     for before, after in pairwise(groups):
         assert after.number == before.number + 1, f"group {after.number} follows {before.number}"
         assert after.term >= before.term, f"group {after.number} of term {after.term} follows term {before.term}"
         assert after.seq >= before.seq, f"history goes back in group {after.number}"
+        assert after.clock >= before.clock, f"time goes back in group {after.number}"
 
 
 def check_record(record: SharedRecord) -> None:

@@ -20,9 +20,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
+
+from tests.support.network_parts import NetworkPart
 
 START_TIMEOUT_S = 60.0
 _API_ROOT = "/forewarn/v1"
@@ -66,8 +69,12 @@ class ServiceProcess:
         environment: Mapping[str, str] = _NO_VARIABLES,
         start_s: float = START_TIMEOUT_S,
         bus: str = "",
+        part: NetworkPart | None = None,
+        program: tuple[str, ...] = ("-m", "forewarn"),
     ) -> None:
         self.data = data
+        self._part = part  # the network namespace of the process; None: that of the test
+        self._program = program  # what Python runs
         self._bus = bus  # with it, host nodes answer the VMs
         self.port = port or free_port()
         self.environment = environment
@@ -103,10 +110,13 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the process and return once it answers."""
-        line = _command_line(self.data, self._arguments)
+        line = [sys.executable, *self._program, "--data", str(self.data), *self._arguments]
         self._endpoints.clear()
+        popen: Callable[..., Any] = subprocess.Popen
+        if self._part is not None:
+            popen = partial(self._part.call, subprocess.Popen)
         with self.log.open("ab") as log:
-            self._child = subprocess.Popen(line, stdout=log, stderr=log, env=_clean_environment(self.environment))
+            self._child = popen(line, stdout=log, stderr=log, env=_clean_environment(self.environment))
         deadline = time.monotonic() + self._start_s
         while not self._is_answering():
             if self._child.poll() is not None or time.monotonic() > deadline:

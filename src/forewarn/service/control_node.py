@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from forewarn import __version__
 from forewarn.clock import FlooredClock, read_real_time
 from forewarn.control.control_plane import ControlPlane
@@ -87,13 +89,14 @@ class ControlNode:
         self.name, self.url = name, url
         self.role = NodeRole.STANDBY
         self.held: HeldLease | None = None  # while this node has the lease
-        self.nodes: list[NodeRow] = []  # all control nodes, as they described themselves last
         self.takeovers = 0  # of this process
         self._record, self._standby = record, standby
         self._run_service = run_service
         self._end = end
         self._timing, self._real_time = timing, real_time
         self._describing = record.connect()
+        self._nodes: list[NodeRow] = []  # as they were read last
+        self._nodes_read_at = 0.0  # monotonic time
         self._store: ReplicatedStore | None = None  # while this node is active
         self._failure = ""  # of the last takeover
         self._resigned_at: float | None = None  # monotonic time
@@ -105,6 +108,18 @@ class ControlNode:
         self._is_becoming_active: asyncio.Task[None] | None = None
         self._wake_reconciler: Callable[[], None] = lambda: None
         self._listeners: list[Callable[[Sequence[NodeRow]], None]] = []
+
+    @property
+    def nodes(self) -> list[NodeRow]:
+        """All control nodes, sorted by name: this one as it is, the others as they described themselves last.
+
+        Empty before the first look at the record.
+        """
+        later_s = time.monotonic() - self._nodes_read_at
+        return [
+            self.describe() if row.name == self.name else replace(row, seen_s_ago=row.seen_s_ago + later_s)
+            for row in self._nodes
+        ]
 
     @property
     def target(self) -> str:
@@ -363,7 +378,8 @@ class ControlNode:
             return self._describing.nodes()
 
         try:
-            self.nodes = await asyncio.to_thread(exchange)
+            self._nodes = await asyncio.to_thread(exchange)
+            self._nodes_read_at = time.monotonic()
         except Refused:
             raise
         except ForewarnError as error:

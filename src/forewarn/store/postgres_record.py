@@ -74,6 +74,8 @@ _PRUNE_LOG = f"""
 _WAITS_FOR_STANDBY = """
     SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'
                    AND pid <> pg_backend_pid())"""
+# A node that waits for the standby must be able to say so.
+_WITHOUT_STANDBY = "SET LOCAL synchronous_commit = local"
 _PUT_NODE = """
     INSERT INTO nodes (name, url, role, version, number, status, seen_at)
     VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp()) ON CONFLICT (name) DO UPDATE SET url = excluded.url,
@@ -302,8 +304,13 @@ class PostgresRecord(SharedRecord):
         Also deletes the nodes that have not described themselves for a week. Raises RecordUnavailable.
         """
         row = (node.name, node.url, node.role, node.version, node.number, node.status)
-        if self._write_count(_PUT_NODE, row):
-            self._write_count(_FORGET_NODES, ())
+
+        def put(db: LimitedConnection) -> None:
+            db.execute(_WITHOUT_STANDBY)
+            db.execute(_PUT_NODE.encode(), row)
+            db.execute(_FORGET_NODES.encode())
+
+        self._in_transaction(put)
 
     def nodes(self) -> list[NodeRow]:
         """Return the control nodes that have described themselves, sorted by name.
