@@ -14,7 +14,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.vms.hosts import GUEST
 
@@ -62,6 +62,11 @@ class QmpClient:
                 at = message["timestamp"]
                 return float(at["seconds"] + at["microseconds"] / 1e6)
 
+    def transfer_s(self) -> float:
+        """Wait for the end of a live migration from here; returns how long QEMU took to transfer the guest."""
+        begin = self.wait_for("MIGRATION", status="setup")
+        return self.wait_for("MIGRATION", status="completed") - begin
+
     def forget_events(self) -> None:
         """Forget the events that nobody has waited for, up to now."""
         self.execute("query-status")
@@ -93,6 +98,18 @@ def _connect(path: Path) -> socket.socket:
             time.sleep(_CONNECT_INTERVAL_S)
 
 
+class TimedMigration(NamedTuple):
+    """How long a live migration took, in seconds."""
+
+    took_s: float  # until the guest was resumed
+    transfer_s: float  # of that, QEMU's own transfer of the guest
+
+    @property
+    def beside_transfer_s(self) -> float:
+        """What the one who migrates adds: the destination's start, the order to send, and the order to resume."""
+        return self.took_s - self.transfer_s
+
+
 class BareVm:
     """A VM that only this benchmark acts on: two directories, as for two hosts, and the QEMU process in one of them."""
 
@@ -117,35 +134,36 @@ class BareVm:
         self.monitor.execute("cont")
         return took_s
 
-    def migrate(self) -> float:
-        """Migrate the guest live with QMP to a new QEMU process; returns the seconds until it runs there."""
+    def migrate(self) -> TimedMigration:
+        """Migrate the guest live with QMP to a new QEMU process; returns the times until it runs there."""
         begin = time.time()
         self._directories.reverse()
         there = self._directories[0]
         arriving = self._start("-incoming", "defer", "-S")
         try:
             target = QmpClient(there / OBSERVER)
-            resumed_at = self._send(target, f"unix:{there / 'migrate'}")
+            resumed_at, transfer_s = self._send(target, f"unix:{there / 'migrate'}")
         except BaseException:
             arriving.kill()
             arriving.wait(timeout=_TIMEOUT_S)
             raise
         self.close()
         self._process, self.monitor = arriving, target
-        return resumed_at - begin
+        return TimedMigration(resumed_at - begin, transfer_s)
 
-    def _send(self, target: QmpClient, uri: str) -> float:
-        """Migrate to a QEMU process that waits, and resume the guest there; returns when that happened."""
+    def _send(self, target: QmpClient, uri: str) -> tuple[float, float]:
+        """Migrate to a QEMU process that waits, and resume the guest there; returns when, and the transfer's time."""
         target.execute("migrate-set-capabilities", capabilities=_capability("late-block-activate"))
         target.execute("migrate-incoming", uri=uri)
         for name in ("events", "return-path"):
             self.monitor.execute("migrate-set-capabilities", capabilities=_capability(name))
+        self.monitor.forget_events()
         self.monitor.execute("migrate", uri=uri)
-        self.monitor.wait_for("MIGRATION", status="completed")
+        transfer_s = self.monitor.transfer_s()
         while target.execute("query-status")["status"] != "paused":
             time.sleep(_CONNECT_INTERVAL_S)
         target.execute("cont")
-        return target.wait_for("RESUME")
+        return target.wait_for("RESUME"), transfer_s
 
     def _start(self, *options: str) -> subprocess.Popen[bytes]:
         directory = self._directories[0]
