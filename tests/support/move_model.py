@@ -186,7 +186,7 @@ class MoveModel:
                         decision=self._decide(self._record_of(state), self._observe(state, is_overdue))
                     )
             case Enter() as enter:
-                yield state._replace(
+                entered = state._replace(
                     step=enter.step,
                     has_sent=state.has_sent or enter.step is Step.SEND,
                     release=enter.release or state.release,
@@ -194,6 +194,9 @@ class MoveModel:
                     done=None,
                     is_fenced=False,
                 )
+                yield entered
+                if enter.step is Step.SEND:  # what it has seen of the hosts before may count for that, too
+                    yield entered._replace(decision=Do(Operation.SEND, SOURCE))
             case End() as end:
                 yield state._replace(ok=end.ok, decision=None)
             case Do(operation=Operation.FENCE):
@@ -244,6 +247,8 @@ class MoveModel:
             yield state._replace(decision=refusal)
             return
         yield changed._replace(done=do.operation)
+        if do.operation is Operation.COPY_DEFINITION and state.verb is Verb.MIGRATE and state.step is Step.PREPARE:
+            yield changed._replace(done=do.operation, decision=Do(Operation.PREPARE_TO_RECEIVE, DESTINATION))
         if do == Do(Operation.POWER_ON, DESTINATION) and state.faults < self._max_faults:
             refusal = move_after_refusal(self._record_of(state), do.operation, "refused")
             is_excused = state.is_excused or state.is_abrupt

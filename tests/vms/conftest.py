@@ -21,6 +21,7 @@ from tests.support.service_process import eventually
 from tests.vms.hosts import AGENT, GUEST, HOST_NAMES, VM, HostSetup, QemuSite, why_vms_are_unavailable
 from tests.vms.libvirt_hosts import LibvirtSite
 
+TEST_MONITOR = "test.qmp"  # a monitor of a cloned guest's QEMU that only tests use, in its host's directory
 _NUMBERS = itertools.count()
 
 
@@ -211,7 +212,7 @@ def _start_qemu(host: HostSetup, command: list[str], *options: str) -> QemuInsta
     child = instance.start(
         [
             *(*host.settings.prefix, *command, "-qmp", monitor, "-pidfile", str(instance.pid_file)),
-            *("-no-shutdown", *options),
+            *("-no-shutdown", "-qmp", f"unix:{TEST_MONITOR},server=on,wait=off", *options),
         ]
     )
     child.returncode = 0  # nobody waits for it: the driver or the end of the test ends it

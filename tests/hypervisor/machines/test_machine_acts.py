@@ -204,7 +204,8 @@ def test_a_vm_whose_destination_went_down_after_the_release_boots_on_its_source(
     site.behaviour.silent_after = "resume" if verb is Verb.MIGRATE else "power_on"
     answer = site.perform(machine_act(verb), times=10)
     assert isinstance(answer, ActUnderWay)
-    assert answer.note == "host-2 does not answer: web-1 has left host-1, and waits for it"
+    assert answer.note.startswith("host-2 does not answer, and web-1 has left host-1: confirm that host-2 is down")
+    assert answer.waits_for_host == "host-2"
     site.behaviour.silent_after = ""
     site.hosts.crash("host-2")
     site.confirmed_down.add("host-2")

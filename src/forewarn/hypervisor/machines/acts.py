@@ -31,6 +31,7 @@ from forewarn.hypervisor.machines.steps import (
     End,
     Enter,
     MachineActRecord,
+    Observation,
     Operation,
     Step,
     StepEntry,
@@ -179,7 +180,7 @@ class MachineHypervisor:
             hold_s=duration_s if act.verb is Verb.FREEZE else 0.0,
             steps=(StepEntry(step=Step.BEGIN, lab_at=now, real_at=self._clock.now()),),
         )
-        decision = await self._next_decision(record, now)  # only reads
+        decision = await self._next_decision(record, None)  # only reads
         if isinstance(decision, Enter):
             entry = StepEntry(step=decision.step, lab_at=now, real_at=self._clock.now())
             record = msgspec.structs.replace(
@@ -216,8 +217,11 @@ class MachineHypervisor:
         deadline = self._clock.now() + self._policy.perform_wait_s
         before: Decision | None = None
         obstacle: Wait | None = None  # why the last operation had no effect, if its host said so
+        known: Observation | None = None  # what was just seen, and counts for the next decision, too
         while True:
-            decision = await self._next_decision(record, now)
+            seen = await self._observe(record, now, known)
+            decision = await self._next_decision(record, seen)
+            known = None
             if isinstance(decision, Do) and decision == before:
                 decision = obstacle or Wait(f"{decision.operation} on {decision.host} has had no effect yet")
             before = decision
@@ -229,6 +233,7 @@ class MachineHypervisor:
                     return self._end(record, decision)
                 case Enter():
                     record = self._enter(record, decision, now)
+                    known = seen if isinstance(seen, Observation) and record.step is Step.SEND else None
                 case Wait(until=float() as until):
                     return ActUnderWay(at=until, note=decision.note, waits_for_host=decision.host)
                 case Wait():
@@ -237,24 +242,42 @@ class MachineHypervisor:
                     host = record.destination if record.step is Step.ACTIVATE else record.source
                     within_s = min(self._policy.poll_interval_s, left_s)
                     await self._operations.wait_for_change(host, record.name, within_s=within_s, clock=self._clock)
+                case Do(operation=Operation.COPY_DEFINITION):
+                    known = seen if isinstance(seen, Observation) else None
                 case _:
                     pass
 
-    async def _next_decision(self, record: MachineActRecord, now: float) -> Decision:
+    async def _observe(
+        self, record: MachineActRecord, now: float, known: Observation | None
+    ) -> Observation | Wait | None:
+        """Return what the hosts of the act report; None before its first step, and Wait if one cannot be looked at.
+
+        What is `known` from a moment ago is not asked again: a guest that runs keeps its QEMU from answering quickly.
+        The operations that follow check the state on their hosts in any case.
+        """
         if record.step is Step.BEGIN:
-            return _immediate_end(record, can_reimage=self._driver.can_reimage) or await self._begin_or_adopt(record)
+            return None
+        if known is not None and record.step is Step.SEND:  # it has just been entered
+            return msgspec.structs.replace(known, progress=None, is_overdue=False, done=None)
         done = self._done.get(record.act_id)
         try:
-            seen = await self._operations.observe(
+            return await self._operations.observe(
                 record,
                 is_overdue=self._is_overdue(record),
                 done=done[1] if done is not None and done[0] == len(record.steps) else None,
                 now=now,
+                source=known.source if known is not None else None,
             )
         except ActNotTried:
             raise
         except (Rejected, Unavailable) as error:  # a host that refuses to be looked at may let itself be again
             return Wait(full_message(error))
+
+    async def _next_decision(self, record: MachineActRecord, seen: Observation | Wait | None) -> Decision:
+        if seen is None:
+            return _immediate_end(record, can_reimage=self._driver.can_reimage) or await self._begin_or_adopt(record)
+        if isinstance(seen, Wait):
+            return seen
         return next_move(record, seen) if record.is_move else next_in_place(record, seen)
 
     async def _begin_or_adopt(self, record: MachineActRecord) -> Decision:

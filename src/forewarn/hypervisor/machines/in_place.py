@@ -23,8 +23,8 @@ from forewarn.hypervisor.machines.steps import (
     Step,
     Wait,
     halted_note,
-    unreachable_source_note,
     wait_for_host,
+    wait_for_source,
 )
 
 _MIGRATING = (MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT)
@@ -76,7 +76,7 @@ def _without_host(act: MachineActRecord, seen: Observation) -> Decision:
         return End(True, f"{act.source} is down, and still has its definition and disks of {act.name}")
     if act.is_abrupt and seen.may_fence:
         return Do(Operation.FENCE, act.source)
-    return Wait(unreachable_source_note(act))
+    return wait_for_source(act)
 
 
 def _undo(act: MachineActRecord, seen: Observation) -> Decision:
@@ -89,7 +89,7 @@ def _undo(act: MachineActRecord, seen: Observation) -> Decision:
             return End(False, act.failure)
         if act.is_abrupt and seen.may_fence:
             return Do(Operation.FENCE, act.source)
-        return Wait(unreachable_source_note(act), host=act.source)
+        return wait_for_source(act)
     if seen.source in _MIGRATING:
         return Wait(f"{act.name} is {seen.source} on {act.source} in a migration that is not known here: end it")
     match seen.source:

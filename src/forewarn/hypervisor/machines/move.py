@@ -25,8 +25,8 @@ from forewarn.hypervisor.machines.steps import (
     Step,
     Wait,
     halted_note,
-    unreachable_source_note,
     wait_for_host,
+    wait_for_source,
 )
 
 _MIB = 1024 * 1024
@@ -111,7 +111,7 @@ def _prepare_without_source(act: MachineActRecord, seen: Observation) -> Decisio
     """Return what follows if the source is silent before anything was done; None: prepare anyway."""
     if not act.is_live:
         can_prepare = act.is_abrupt or seen.is_source_down or seen.can_lock_disks
-        return None if can_prepare else Wait(unreachable_source_note(act))
+        return None if can_prepare else wait_for_source(act)
     if seen.is_source_down:
         return Enter(Step.UNDO, failure=f"{act.source} is down")
     return Enter(Step.UNDO, failure=f"{act.source} did not answer") if seen.is_overdue else wait_for_host(act.source)
@@ -161,7 +161,7 @@ def _send_without_source(act: MachineActRecord, seen: Observation) -> Decision:
     """Decide while it is unknown whether the VM runs on the source or was sent."""
     if not seen.is_source_down:
         may_fence = act.is_abrupt and seen.may_fence
-        return Do(Operation.FENCE, act.source) if may_fence else Wait(unreachable_source_note(act))
+        return Do(Operation.FENCE, act.source) if may_fence else wait_for_source(act)
     if act.step is Step.ABORT:
         return Enter(Step.UNDO)
     detail = f"{act.source} went down while it sent {act.name}, which was booted"
@@ -222,7 +222,7 @@ def _power_off(act: MachineActRecord, seen: Observation) -> Decision:
             return Enter(Step.ACTIVATE, release=Release.LOCKED, detail=detail)
         if act.is_abrupt and seen.may_fence:
             return Do(Operation.FENCE, act.source)
-        return Wait(unreachable_source_note(act))
+        return wait_for_source(act)
     if seen.source in _NOT_RUNNING:
         return Enter(Step.ACTIVATE, release=Release.STOPPED)
     if seen.source is MachineState.SENT:  # another program has migrated it, and it may run elsewhere
@@ -237,7 +237,11 @@ def _activate(act: MachineActRecord, seen: Observation) -> Decision:
         failure = f"{act.destination} went down before {act.name} was known to run there"
         return Enter(Step.RETURN, failure=failure)
     if seen.destination is None:
-        return Wait(f"{act.destination} does not answer: {act.name} has left {act.source}, and waits for it")
+        note = (
+            f"{act.destination} does not answer, and {act.name} has left {act.source}: "
+            f"confirm that {act.destination} is down once that is certain, or bring it back"
+        )
+        return Wait(note, host=act.destination)
     if seen.destination is MachineState.ABSENT:
         return Do(Operation.COPY_DEFINITION, act.destination)
     if act.stays_off:

@@ -122,9 +122,15 @@ class MachineOperations:
         self._activated: set[str] = set()  # ids of the acts whose mark on the destination says so
 
     async def observe(
-        self, act: MachineActRecord, *, is_overdue: bool, done: Operation | None, now: float
+        self,
+        act: MachineActRecord,
+        *,
+        is_overdue: bool,
+        done: Operation | None,
+        now: float,
+        source: MachineState | None = None,
     ) -> Observation:
-        """Return what the hosts of the act report now. `now` is lab time.
+        """Return what the hosts of the act report now. `now` is lab time. A `source` that is given is not asked.
 
         A host that does not answer has the state None; the destination also while it receives a guest, since it is not
         asked then. `is_overdue` and `done` are only passed on. Raises what the driver raises for a host that refuses to
@@ -134,10 +140,11 @@ class MachineOperations:
         progress = await self._progress(act) if needs_progress else None
         is_known = progress is not None or not needs_progress  # a state alone does not show whether it is sending
         is_receiving = progress is not None and progress.is_active
-        source, destination = await asyncio.gather(
-            self._state(act.source if is_known else None, act.name),
-            self._destination_state(act, is_receiving=is_receiving),
+        asked = act.source if is_known and source is None else None
+        answer, destination = await asyncio.gather(
+            self._state(asked, act.name), self._destination_state(act, is_receiving=is_receiving)
         )
+        source = source or answer
         is_silent = source is None
         halted_on = act.source if source is MachineState.HALTED else ""
         if destination is MachineState.HALTED:

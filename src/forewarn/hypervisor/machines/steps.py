@@ -190,12 +190,13 @@ def halted_note(act: MachineActRecord, host: str, seen: Observation) -> str:
     return f"{act.name} is halted by an error on {host}{reason}"
 
 
-def unreachable_source_note(act: MachineActRecord) -> str:
-    """Return what a person must confirm before an act can continue whose source does not answer."""
-    return (
+def wait_for_source(act: MachineActRecord) -> Wait:
+    """Return the decision to wait until the source answers, with what a person may confirm instead."""
+    note = (
         f"{act.source} does not answer, and {act.name} may still run there: fence {act.source}, or confirm that it "
         f"is down once it is certain that {act.name} does not run there"
     )
+    return Wait(note, host=act.source)
 
 
 def wait_for_host(host: str) -> Wait:

@@ -11,6 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -42,14 +43,13 @@ from forewarn.hypervisor.qemu.instance import (
     sync_directory,
     write_durably,
 )
+from forewarn.hypervisor.qemu.live_migration import begin_to_receive, begin_to_send, is_listening, listening_uri
 from forewarn.hypervisor.qemu.observation import changed_hosts, observe_instance
 from forewarn.hypervisor.qemu.processes import NotRunning, QemuProcesses
 from forewarn.hypervisor.qemu.qmp import Monitor, require_qmp
 from forewarn.hypervisor.qemu.run_state import (
-    bracketed,
     is_migrating,
     migration_progress,
-    migration_uri,
     read_state,
     stop_reason,
 )
@@ -153,7 +153,7 @@ class QemuDriver:
                 return
             if state not in (MachineState.PAUSED, MachineState.RECEIVED, MachineState.HALTED):
                 raise Refused(f"{instance.name} is {state}: it cannot be resumed")
-            if await is_migrating(monitor):
+            if state is not MachineState.RECEIVED and await is_migrating(monitor):
                 raise Refused(f"{instance.name} is being migrated: it cannot be resumed before the migration has ended")
             await monitor.execute("cont")
             delete_file(instance.incoming_file)
@@ -302,11 +302,8 @@ class QemuDriver:
                 create_file(instance.incoming_file)  # is about the process, which the machine would lose with it
                 await self._start(instance, definition, "-incoming", "defer", "-S")
             async with self._processes.monitor(instance) as monitor:
-                if "socket-address" not in await monitor.execute("query-migrate"):
-                    await monitor.enable_migration_options("late-block-activate", "events")
-                    address = self._hosts[to_host].migration
-                    uri = f"tcp:{bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
-                    await monitor.execute("migrate-incoming", {"uri": uri})
+                if state is not MachineState.RECEIVING or not await is_listening(monitor):
+                    await begin_to_receive(monitor, instance, address=self._hosts[to_host].migration)
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin the live migration; nothing if it is under way or done. Refused unless the target receives."""
@@ -315,25 +312,13 @@ class QemuDriver:
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
         """Begin the live migration to QEMU that waits at this URI; "": on `to_host`, a host of this driver."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
-            state = await read_state(monitor, instance)
-            if state is MachineState.SENT or await is_migrating(monitor):
-                return
-            if state not in IN_MEMORY:
-                raise Refused(f"{instance.name} is {state}: it cannot be migrated")
-            uri = address or await self.receive_address(to_host, vm)
-            # The source learns whether the destination has everything, and reports how far it is.
-            await monitor.enable_migration_options("return-path", "events")
-            await monitor.execute("migrate", {"uri": uri})
+            find_address = partial(self.receive_address, to_host, vm)
+            await begin_to_send(monitor, instance, address=address, find_address=find_address)
 
     async def receive_address(self, host: str, vm: str) -> str:
         """Return the URI where QEMU waits for a live migration. Refused if it does not."""
         async with self._running(host, vm, "a destination") as (target, receiver):
-            if (there := await read_state(receiver, target)) is not MachineState.RECEIVING:
-                raise Refused(f"{target.name} is {there}: it does not wait for a live migration")
-            addresses = (await receiver.execute("query-migrate")).get("socket-address")
-        if not addresses:
-            raise Refused(f"{target.name} does not listen for a live migration yet: prepare it first")
-        return migration_uri(addresses[0])
+            return await listening_uri(receiver, target)
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
         """Return QEMU's figures for the migration from this host; zeros if the VM is off or none has begun."""

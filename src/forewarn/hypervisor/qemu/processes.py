@@ -21,7 +21,7 @@ from forewarn.hypervisor.qemu.qmp import (
 )
 
 _INTERVAL_S = 0.02  # between checks of a process
-_START_INTERVAL_S = 0.005  # the same, of one that is about to open its monitor
+_START_INTERVAL_S = 0.002  # the same, of one that is about to open its monitor
 _KEEP_S = 1.0  # how long a connection is kept open for the next operation, which usually follows at once
 _QUIT_WAIT_S = 3.0  # for QEMU to end after `quit`, before it is killed
 _KILL_WAIT_S = 10.0
@@ -148,6 +148,8 @@ class QemuProcesses:
         while True:
             has_ended = child.poll() is not None and not instance.is_alive()
             try:
+                if not has_ended and not instance.monitor_socket.exists():
+                    raise MonitorNotListening(f"QEMU of {instance.name} has not opened its monitor yet")
                 monitor = await open_monitor(
                     instance.monitor_socket,
                     instance.name,

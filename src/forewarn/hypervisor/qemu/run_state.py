@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,11 +38,15 @@ async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
     QEMU does not answer.
     """
     monitor.forget_changes()
-    status = (await monitor.execute("query-status"))["status"]
+    if instance.incoming_file.exists():  # then the answer may need both, which QEMU gives in one go
+        answer, report = await asyncio.gather(monitor.execute("query-status"), monitor.execute("query-migrate"))
+    else:
+        answer, report = await monitor.execute("query-status"), None
+    status = answer["status"]
     if status == "finish-migrate":  # the last part is on its way; after a failure the VM goes on here
         has_completed = (await monitor.execute("query-migrate")).get("status") == "completed"
         return MachineState.SENT if has_completed else MachineState.RUNNING
-    if status == "inmigrate" and not await monitor.execute("query-migrate"):
+    if status == "inmigrate" and not (report if report is not None else await monitor.execute("query-migrate")):
         return MachineState.OFF  # the service was killed before it told QEMU where to listen; nothing can arrive
     state = _STATES.get(status, MachineState.PAUSED)
     if state is MachineState.RUNNING:
@@ -101,15 +106,3 @@ def _migration_error(report: Mapping[str, Any]) -> str:
     if report.get("status") != "failed":
         return ""
     return str(report.get("error-desc") or "QEMU does not say why the migration failed")
-
-
-def migration_uri(address: Mapping[str, str]) -> str:
-    """Return the URI of the socket on which QEMU waits for a live migration, as QEMU reports the socket."""
-    if address["type"] == "unix":
-        return f"unix:{address['path']}"
-    return f"tcp:{bracketed(address['host'])}:{address['port']}"
-
-
-def bracketed(host: str) -> str:
-    """Return an address as it is written in a URI: in brackets if it is an IPv6 address."""
-    return f"[{host}]" if ":" in host else host

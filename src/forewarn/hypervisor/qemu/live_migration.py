@@ -1,0 +1,86 @@
+"""The beginning of a live migration over QMP: where the destination waits, and the order to send.
+
+Questions to a QEMU whose guest runs take long, so those that do not depend on each other are asked at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from forewarn.errors import Refused
+from forewarn.hypervisor.machines.driver import IN_MEMORY, MachineState
+from forewarn.hypervisor.qemu.instance import QemuInstance
+from forewarn.hypervisor.qemu.qmp import Monitor
+from forewarn.hypervisor.qemu.run_state import is_migrating, read_state
+
+
+async def begin_to_receive(monitor: Monitor, instance: QemuInstance, *, address: str) -> None:
+    """Let QEMU listen for a live migration: on a free TCP port of `address`, or, if that is "", on a socket beside it.
+
+    Raises MonitorCommandFailed if it does already, or refuses, HostUnreachable if QEMU does not answer.
+    """
+    await monitor.enable_migration_options("late-block-activate", "events")
+    uri = f"tcp:{_bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
+    await monitor.execute("migrate-incoming", {"uri": uri})
+
+
+async def is_listening(monitor: Monitor) -> bool:
+    """Return whether QEMU listens for a live migration. Raises HostUnreachable if it does not answer."""
+    return "socket-address" in await monitor.execute("query-migrate")
+
+
+async def listening_uri(monitor: Monitor, instance: QemuInstance) -> str:
+    """Return the URI where QEMU listens for a live migration.
+
+    Raises Refused if it does not, HostUnreachable if QEMU does not answer.
+    """
+    state, report = await asyncio.gather(read_state(monitor, instance), monitor.execute("query-migrate"))
+    if state is not MachineState.RECEIVING:
+        raise Refused(f"{instance.name} is {state}: it does not wait for a live migration")
+    addresses = report.get("socket-address")
+    if not addresses:
+        raise Refused(f"{instance.name} does not listen for a live migration yet: prepare it first")
+    return _migration_uri(addresses[0])
+
+
+async def begin_to_send(
+    monitor: Monitor, instance: QemuInstance, *, address: str, find_address: Callable[[], Awaitable[str]]
+) -> None:
+    """Begin to send the VM to the URI `address`; "": to the one that `find_address` returns.
+
+    Does nothing if the VM is being sent, or was sent. Raises Refused if it is not in memory, or QEMU refuses, what
+    `find_address` raises, and HostUnreachable if QEMU does not answer; the migration may have begun then.
+    """
+
+    async def look() -> tuple[MachineState, bool]:
+        return await asyncio.gather(read_state(monitor, instance), is_migrating(monitor))
+
+    async def find() -> str:
+        return address or await find_address()
+
+    looked, uri = await asyncio.gather(look(), find(), return_exceptions=True)
+    if isinstance(looked, BaseException):
+        raise looked
+    state, is_sending = looked
+    if state is MachineState.SENT or is_sending:
+        return
+    if state not in IN_MEMORY:
+        raise Refused(f"{instance.name} is {state}: it cannot be migrated")
+    if isinstance(uri, BaseException):
+        raise uri
+    # The source learns whether the destination has everything, and reports how far it is.
+    await monitor.enable_migration_options("return-path", "events")
+    await monitor.execute("migrate", {"uri": uri})
+
+
+def _migration_uri(address: Mapping[str, str]) -> str:
+    """Return the URI of the socket on which QEMU waits for a live migration, as QEMU reports the socket."""
+    if address["type"] == "unix":
+        return f"unix:{address['path']}"
+    return f"tcp:{_bracketed(address['host'])}:{address['port']}"
+
+
+def _bracketed(host: str) -> str:
+    """Return an address as it is written in a URI: in brackets if it is an IPv6 address."""
+    return f"[{host}]" if ":" in host else host
