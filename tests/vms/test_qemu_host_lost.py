@@ -20,7 +20,6 @@ from tests.vms.conftest import TEST_MONITOR, CloneGuest
 from tests.vms.hosts import HOST_NAMES, VM, QemuSite
 from tests.vms.service import ACT_S, QemuService
 
-pytestmark = pytest.mark.vms
 FIRST, SECOND = HOST_NAMES
 SLOW = 1 << 20  # bytes per second, too few to send the guest while a test looks
 
@@ -82,6 +81,7 @@ def check_runs_once_on(site: QemuSite, host: str, *, boots: int) -> None:
     assert len(site.hosts[host].boots()) == boots
 
 
+@pytest.mark.vms
 def test_a_vm_whose_source_is_lost_while_it_is_sent_boots_elsewhere_once_a_person_has_confirmed_it(
     site: QemuSite, clone_guest: CloneGuest
 ) -> None:
@@ -103,6 +103,7 @@ def test_a_vm_whose_source_is_lost_while_it_is_sent_boots_elsewhere_once_a_perso
     check_runs_once_on(site, SECOND, boots=1)
 
 
+@pytest.mark.vms_long
 def test_a_vm_whose_source_does_not_answer_for_a_while_arrives_with_its_memory(
     site: QemuSite, clone_guest: CloneGuest
 ) -> None:
@@ -121,7 +122,9 @@ def test_a_vm_whose_source_does_not_answer_for_a_while_arrives_with_its_memory(
     check_runs_once_on(site, SECOND, boots=0)
 
 
-@pytest.mark.parametrize("is_host_lost", [False, True])
+@pytest.mark.parametrize(
+    "is_host_lost", [pytest.param(False, marks=pytest.mark.vms_long), pytest.param(True, marks=pytest.mark.vms)]
+)
 def test_a_vm_whose_destination_is_lost_while_it_is_sent_goes_on_where_it_was(
     site: QemuSite, clone_guest: CloneGuest, is_host_lost: bool
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_vm_whose_destination_is_lost_while_it_is_sent_goes_on_where_it_was(
     check_runs_once_on(site, FIRST, boots=boots)
 
 
+@pytest.mark.vms
 def test_a_vm_whose_destination_is_lost_before_it_goes_on_there_boots_on_its_source_once_that_is_confirmed(
     site: QemuSite, clone_guest: CloneGuest
 ) -> None:

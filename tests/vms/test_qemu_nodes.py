@@ -6,7 +6,9 @@ NATS, the service and both nodes are processes; each node knows its own host onl
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -119,7 +121,9 @@ def incarnations(site: QemuSite) -> list[int]:
     return [json.loads(document)["DocumentIncarnation"] for document in re.findall(r"^doc (\{.*\})\r?\n", text, re.M)]
 
 
-def test_a_live_migration_between_two_nodes_moves_the_guest_and_its_endpoint(cluster: QemuNodes) -> None:
+def test_a_live_migration_between_two_nodes_moves_the_guest_and_its_endpoint_and_a_crash_there_is_recorded(
+    cluster: QemuNodes,
+) -> None:
     site = cluster.site
     event_id = cluster.roll_out("migrate")
     texts = cluster.wait_for_end(event_id)
@@ -135,6 +139,9 @@ def test_a_live_migration_between_two_nodes_moves_the_guest_and_its_endpoint(clu
     seen = incarnations(site)
     assert seen == sorted(seen)
     assert not (source.directory / f"{VM}.toml").exists()
+    os.kill(int((destination.directory / f"{VM}.pid").read_text()), signal.SIGKILL)
+    eventually(lambda: "crashed" in cluster.explanation(), within_s=ACT_S)
+    assert cluster.api("GET", f"/vms/{VM}").json["power"] == "stopped"
 
 
 def test_a_node_that_is_killed_during_a_redeploy_continues_it_and_the_guest_boots_once(cluster: QemuNodes) -> None:

@@ -16,6 +16,7 @@ from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_projection import host_id
 from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService
 from forewarn.cluster.messages import HostScope
+from forewarn.cluster.node_registry import JoinedNode
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.placement_index import PlacementIndex
@@ -127,7 +128,11 @@ class ClusterControl:
             host_scopes=self._host_scopes,
             real_time=read_real_time,
             failed_moves=self._failed_moves,
+            nodes=self._nodes,
         )
+
+    def _nodes(self) -> list[JoinedNode]:
+        return self.streams.registry.nodes() if self._store_tag else []  # there are no streams before
 
     def _silence_text(self, host: str) -> str:
         return self.streams.registry.wait_text(host_id(host), host, asyncio.get_running_loop().time())

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from forewarn.cluster.bus import BusMessage
+from forewarn.cluster.host_reports import answer_listing
 from forewarn.cluster.messages import (
     ActOrder,
     HostFact,
+    ListVms,
     OrderRefused,
     OrderReport,
-    decode_order,
+    decode_to_host,
     encode_bus_message,
 )
 from forewarn.errors import Rejected, Unavailable, full_message
@@ -43,13 +45,14 @@ class HostActs:
     """Carries out orders; `on_order` handles the messages of `act.<host>`. It needs a running event loop.
 
     `show` gets the scopes that come with an order, before it is carried out, so that a VM that arrives here never sees
-    an older document than on its source. Orders for the same act or step that arrive meanwhile share its answer.
+    an older document than on its source. `host` is the name of this host; its VMs are listed on request. Orders for the
+    same act or step that arrive meanwhile share its answer.
     """
 
     def __init__(
-        self, hypervisor: Hypervisor, terms: TermMemory, *, show: Callable[[Sequence[HostFact]], None]
+        self, hypervisor: Hypervisor, terms: TermMemory, *, host: str = "", show: Callable[[Sequence[HostFact]], None]
     ) -> None:
-        self._hypervisor, self._terms, self._show = hypervisor, terms, show
+        self._hypervisor, self._terms, self._host, self._show = hypervisor, terms, host, show
         self._running: dict[tuple[str, MoveStep | None], asyncio.Task[StepReport]] = {}
         self._answers: set[asyncio.Task[None]] = set()
         self.refused_for_term = 0  # orders so far
@@ -61,9 +64,12 @@ class HostActs:
         in `refused_for_term`. A message that is no order is logged, and gets no answer.
         """
         try:
-            order = decode_order(message.payload)
+            order = decode_to_host(message.payload)
         except Rejected as error:
             log.warning("%s", error)
+            return
+        if isinstance(order, ListVms):
+            self._spawn(answer_listing(self._hypervisor, self._host, message))
             return
         refusal = self._check_term(order)
         if refusal is not None:
@@ -75,7 +81,10 @@ class HostActs:
         task = self._running.get(key)
         if task is None:
             task = self._running[key] = asyncio.get_running_loop().create_task(self._carry_out(order))
-        answering = asyncio.get_running_loop().create_task(self._answer(order, key, task, message))
+        self._spawn(self._answer(order, key, task, message))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        answering = asyncio.get_running_loop().create_task(work)
         self._answers.add(answering)
         answering.add_done_callback(self._answers.discard)
 

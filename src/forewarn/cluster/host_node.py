@@ -19,6 +19,7 @@ from forewarn.cluster.bus import Bus, BusMessage, NoAnswer, NoResponders, Subjec
 from forewarn.cluster.host_acts import HostActs, TermMemory
 from forewarn.cluster.host_backend import HostBackend
 from forewarn.cluster.host_facts import HostFacts
+from forewarn.cluster.host_reports import HostReports
 from forewarn.cluster.host_server import HostServer
 from forewarn.cluster.messages import (
     SEEN_INTERVAL_S,
@@ -107,7 +108,8 @@ class HostNode:
         self._bus, self._config, self._subjects = bus, config, config.subjects
         self._metrics_sockets = metrics_sockets
         self._on_serving = on_serving
-        self.acts = HostActs(hypervisor, terms, show=self.show)
+        self.acts = HostActs(hypervisor, terms, host=config.host, show=self.show)
+        self._reports = HostReports(hypervisor, config.host)
         self._loop = asyncio.get_running_loop()
         self._clock = clock or SystemClock()
         self._server: HostServer | None = None
@@ -139,6 +141,7 @@ class HostNode:
             self._do(self.follower.start(self._loop.time()))
             self._spawn(self._tick_forever())
             self._spawn(self._report_forever())
+            self._spawn(self._reports.follow_changes())
             await self._finished
         finally:
             for each in unsubscribe:
@@ -347,6 +350,8 @@ class HostNode:
             is_leaving,
             self._config.frontend.workers,
             self._clock_ahead_s,
+            self._reports.capacity(),
+            self._reports.changes,
         )
 
     async def _send_report(self, report: SeenReport, *, within_s: float) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from forewarn.core.event import Act
+from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected
 from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport
 from forewarn.workers.messages import (
@@ -166,6 +167,14 @@ class VmCallReply(_BusMessage, frozen=True):
     scopes: tuple[HostScope, ...] = ()  # one; empty for a VM that is unknown or not on the host
 
 
+class HostCapacity(msgspec.Struct, frozen=True, array_like=True):
+    """What a host can still take, and what the VMs need that it knows."""
+
+    free_mib: int | None = None  # memory for more VMs; None: not known
+    vm_mib: dict[str, int] = {}  # by the VM's name
+    is_silent: bool = False  # the platform there did not answer when it was last looked at
+
+
 class SeenReport(_BusMessage, frozen=True):
     """From a host node, every SEEN_INTERVAL_S: what it observed. It is repeated until it is answered."""
 
@@ -177,6 +186,8 @@ class SeenReport(_BusMessage, frozen=True):
     is_leaving: bool = False  # the node stops; this is its last report
     workers: int = 0  # that answer VMs there; 0: the node itself
     clock_ahead_s: float = 0.0  # how far its clock is ahead of the active node's
+    capacity: HostCapacity | None = None  # None: as in an earlier report, or not known
+    changes: int = -1  # counts reported changes of VMs there; -1: the node cannot list the VMs of its host
 
 
 class SeenReply(_BusMessage, frozen=True):
@@ -197,6 +208,17 @@ class ActOrder(_BusMessage, frozen=True):
     scopes: tuple[HostScope, ...] = ()  # of the VM, to be shown before the order is carried out
 
 
+class ListVms(_BusMessage, frozen=True):
+    """From the active node, a request to the node of a host: list its VMs. It changes nothing."""
+
+
+class VmListing(_BusMessage, frozen=True):
+    """The reply to `ListVms`."""
+
+    observation: HostObservation | None = None  # None: the node cannot list them now
+    text: str = ""  # for people: why not
+
+
 class OrderReport(_BusMessage, frozen=True):
     """The reply to `ActOrder`: how the act or step is going."""
 
@@ -214,8 +236,8 @@ class OrderRefused(_BusMessage, frozen=True):
 ToActive: TypeAlias = JoinRequest | StatePartRequest | VmCall | SeenReport
 FromActive: TypeAlias = JoinAccepted | StatePart | NodeDenied | VmCallReply | SeenReply | Heartbeat | HostUpdate
 
-ToHost: TypeAlias = ActOrder
-FromHost: TypeAlias = OrderReport | OrderRefused
+ToHost: TypeAlias = ActOrder | ListVms
+FromHost: TypeAlias = OrderReport | OrderRefused | VmListing
 
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: dict[object, Any] = {
@@ -241,14 +263,33 @@ def decode_from_active(payload: bytes) -> FromActive:
     return cast(FromActive, _decode(FromActive, payload))
 
 
+def decode_to_host(payload: bytes) -> ToHost:
+    """Return the request that the active node sent to a host node. Rejected if it is none."""
+    return cast(ToHost, _decode(ToHost, payload))
+
+
 def decode_order(payload: bytes) -> ActOrder:
-    """Return the order that the active node sent. Rejected if it is none."""
-    return cast(ActOrder, _decode(ToHost, payload))
+    """Return the order that the active node sent. Rejected if it is none, or another request."""
+    order = _decode(ToHost, payload)
+    if not isinstance(order, ActOrder):
+        raise Rejected("a message on the bus is no order")
+    return order
 
 
 def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
     """Return the reply of a host node to an order. Rejected if it is none."""
-    return cast("OrderReport | OrderRefused", _decode(FromHost, payload))
+    reply = _decode(FromHost, payload)
+    if isinstance(reply, VmListing):
+        raise Rejected("a reply on the bus lists VMs, and is none to an order")
+    return cast("OrderReport | OrderRefused", reply)
+
+
+def decode_vm_listing(payload: bytes) -> VmListing:
+    """Return the reply of a host node to `ListVms`. Rejected if it is none."""
+    reply = _decode(FromHost, payload)
+    if not isinstance(reply, VmListing):
+        raise Rejected("a reply on the bus is none to a request to list VMs")
+    return reply
 
 
 def _decode(kind: object, payload: bytes) -> object:

@@ -12,6 +12,7 @@ from typing import Any
 from forewarn.cluster.messages import (
     PROTOCOL,
     DenialReason,
+    HostCapacity,
     JoinRequest,
     NodeDenied,
     NodeInfo,
@@ -48,6 +49,8 @@ class JoinedNode:
     workers: int = 0  # that answered VMs there; 0: the node itself
     clock_ahead_s: float = 0.0  # how far its clock was ahead of the active node's
     has_left: bool = False  # it stopped, and said so
+    capacity: HostCapacity | None = None  # of its host; None: not known
+    changes: int = -1  # of VMs there, as its last report counts them; -1: it cannot list them
     silence: NodeSilence | None = None  # the latest that has ended
     request_totals: RequestTotals = field(default_factory=RequestTotals)  # since it was started, as of its last report
 
@@ -147,6 +150,7 @@ class NodeRegistry:
         node.request_totals = report.report.counted or node.request_totals
         node.seen_number, node.position, node.vms = report.number, report.position, report.vms
         node.workers, node.clock_ahead_s, node.has_left = report.workers, report.clock_ahead_s, report.is_leaving
+        node.capacity, node.changes = report.capacity or node.capacity, report.changes
         return is_new
 
     def find(self, host_key: str) -> JoinedNode | None:

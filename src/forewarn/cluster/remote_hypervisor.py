@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -32,7 +32,10 @@ from forewarn.cluster.move_plan import (
     after_silence,
     next_step,
 )
+from forewarn.cluster.node_registry import JoinedNode
+from forewarn.cluster.reported_hosts import OBSERVE_INTERVAL_S, ReportedHosts
 from forewarn.core.event import Act
+from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport, is_move
@@ -58,6 +61,7 @@ class ClusterView:
     host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # of a host (its key) and a VM (its key), encoded
     real_time: Callable[[], float]  # in POSIX seconds
     failed_moves: Callable[[Act], Iterable[Act]]  # of the act's VM since it last changed hosts, oldest first
+    nodes: Callable[[], Iterable[JoinedNode]] = tuple  # of all hosts, with their last reports
 
 
 class _NodeSilent(Exception):
@@ -76,6 +80,7 @@ class RemoteHypervisor:
         self._moves: dict[str, MoveProgress] = {}  # by act id; those under way, after failed ones were settled
         self._fencing: dict[str, StepOrder] = {}  # by act id; fence commands that run on the destination
         self._fenced_at: dict[str, float] = {}  # host → real time of the last attempt
+        self._reported = ReportedHosts(bus, subjects, view.nodes)
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from its host, or the next steps of a move from its two hosts.
@@ -95,6 +100,52 @@ class RemoteHypervisor:
             return ActUnderWay(at=now + _RETRY_AFTER_S, note="waits until this control node is active again")
         except _NodeSilent as silent:
             return ActUnderWay(at=now + _RETRY_AFTER_S, note=str(silent), waits_for_host=host)
+
+    @property
+    def observed_hosts(self) -> tuple[str, ...]:
+        """The names of the hosts whose nodes can list their VMs."""
+        return self._reported.observed_hosts()
+
+    @property
+    def observe_interval_s(self) -> float:
+        """How often each host is to be observed, in seconds of real time."""
+        return OBSERVE_INTERVAL_S
+
+    async def observe(self, host: str) -> HostObservation:
+        """Return what the node of a host lists now; see `ObservingHypervisor`. Waits for a silent node.
+
+        Raises Unavailable if the node cannot list its VMs now.
+        """
+        return await self._reported.observe(host)
+
+    def changed_hosts(self) -> AsyncGenerator[str, None]:
+        """Yield the name of a host whenever its node reports that its VMs may have changed."""
+        return self._reported.changed_hosts()
+
+    @property
+    def free_mib(self) -> Mapping[str, int]:
+        """Memory that hosts have free, by name, as their nodes reported it; without unknown ones."""
+        return {host: each.free_mib for host, each in self._reported.capacities().items() if each.free_mib is not None}
+
+    @property
+    def size_mib(self) -> Mapping[str, int]:
+        """Nothing: what VMs need is known by their names."""
+        return {}
+
+    @property
+    def vm_mib(self) -> Mapping[str, int]:
+        """Memory of each VM that a node knows, by name."""
+        return {vm: mib for each in self._reported.capacities().values() for vm, mib in each.vm_mib.items()}
+
+    @property
+    def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
+        """Nothing: nodes do not compare their CPUs. A host that cannot run a VM refuses to receive it."""
+        return {}
+
+    @property
+    def silent_hosts(self) -> frozenset[str]:
+        """Names of the hosts whose platform did not answer their own node."""
+        return frozenset(host for host, each in self._reported.capacities().items() if each.is_silent)
 
     async def close(self) -> None:
         """Forget moves under way; may be called twice. Their nodes remember them. The bus stays open."""

@@ -31,6 +31,7 @@ from forewarn.hypervisor.interface import Hypervisor, ObservingHypervisor
 
 log = logging.getLogger(__name__)
 _MIN_INTERVAL_S = 0.5  # real time between two observations of a host, however many changes it reports
+_NEW_HOSTS_S = 1.0  # real time between looks for hosts that were not observed so far
 _SECOND_LOOK_S = 2.0  # real time until a host is observed again because of a finding that must be confirmed
 _MAX_CONCURRENT_SCOPES = 256  # transactions that the store can commit together
 
@@ -81,11 +82,15 @@ class UnannouncedChangeService:
         await self._forget_unobserved_hosts()
         if self._hypervisor is None or not self.is_observing:
             return
-        self._wake_events = {self._fleet_name(name): asyncio.Event() for name in self._hypervisor.observed_hosts}
-        loops = [self._observe_forever(name) for name in self._hypervisor.observed_hosts]
+        self._wake_events = {}
         async with asyncio.TaskGroup() as group:
-            for loop in (*loops, self._follow_changes()):
-                group.create_task(loop)
+            group.create_task(self._follow_changes())
+            while True:  # host nodes may join later
+                for name in self._hypervisor.observed_hosts:
+                    if (host := self._fleet_name(name)) not in self._wake_events:
+                        self._wake_events[host] = asyncio.Event()
+                        group.create_task(self._observe_forever(name))
+                await asyncio.sleep(_NEW_HOSTS_S)
 
     async def observe_host(self, name: str) -> None:
         """Observe one host, by its name in the settings, and record how its VMs differ from the fleet.

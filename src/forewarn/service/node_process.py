@@ -22,6 +22,7 @@ from forewarn.cluster.messages import NodeInfo
 from forewarn.cluster.nats_bus import NatsBus
 from forewarn.cluster.node_state import NodeState
 from forewarn.hypervisor.interface import Hypervisor
+from forewarn.hypervisor.machines.acts import MachineHypervisor
 from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
 from forewarn.metadata.limits import raise_open_file_limit
 from forewarn.metadata.socket_passing import SOCKETS_FILE
@@ -83,6 +84,9 @@ class _NodeProcess:
         supervisors = SupervisorRegistry(SupervisorRecords(directory.vms))
         hypervisor = open_hypervisor(settings, directory, supervisors, lambda host: False)
         stack.push_async_callback(hypervisor.close)
+        if isinstance(hypervisor, MachineHypervisor):
+            watching = asyncio.create_task(hypervisor.watch_capacity())
+            stack.push_async_callback(_end, watching)
         metrics_sockets = _bind_metrics(stack, settings)
         subjects = Subjects(settings.bus_prefix)
         bus = await NatsBus.connect(
@@ -153,6 +157,11 @@ class _NodeProcess:
     def _reload(self) -> None:
         if self._node is not None:
             self._node.reload_workers(_RELOAD_TIMEOUT_S)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:

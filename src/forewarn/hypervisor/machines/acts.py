@@ -250,7 +250,7 @@ class MachineHypervisor:
     async def _observe(
         self, record: MachineActRecord, now: float, known: Observation | None
     ) -> Observation | Wait | None:
-        """Return what the hosts of the act report; None before its first step, and Wait if one cannot be looked at.
+        """Return what the act's hosts report; None before its first step, Wait if one cannot be looked at.
 
         What is `known` from a moment ago is not asked again: a guest that runs keeps its QEMU from answering quickly.
         The operations that follow check the state on their hosts in any case.

@@ -130,11 +130,11 @@ class MachineOperations:
         now: float,
         source: MachineState | None = None,
     ) -> Observation:
-        """Return what the hosts of the act report now. `now` is lab time. A `source` that is given is not asked.
+        """Return what the hosts of the act report now. `now` is lab time.
 
-        A host that does not answer has the state None; the destination also while it receives a guest, since it is not
-        asked then. `is_overdue` and `done` are only passed on. Raises what the driver raises for a host that refuses to
-        be looked at.
+        A `source` that is given is not asked. A host that does not answer has the state None; the destination also
+        while it receives a guest, since it is not asked then. `is_overdue` and `done` are only passed on. Raises what
+        the driver raises for a host that refuses to be looked at.
         """
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None

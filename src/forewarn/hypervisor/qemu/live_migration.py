@@ -16,7 +16,7 @@ from forewarn.hypervisor.qemu.run_state import is_migrating, read_state
 
 
 async def begin_to_receive(monitor: Monitor, instance: QemuInstance, *, address: str) -> None:
-    """Let QEMU listen for a live migration: on a free TCP port of `address`, or, if that is "", on a socket beside it.
+    """Let QEMU listen for a live migration: on a free TCP port of `address`; "": on a Unix socket.
 
     Raises MonitorCommandFailed if it does already, or refuses, HostUnreachable if QEMU does not answer.
     """

@@ -139,8 +139,8 @@ class QemuProcesses:
     async def start(self, instance: QemuInstance, argv: Sequence[str]) -> None:
         """Start QEMU, and return once its monitor answers. Refused with its last message if it ends first.
 
-        Refused also if it runs already. HostUnreachable if it does not answer within `start_timeout_s`; it may come up
-        later.
+        Refused also if it runs already. HostUnreachable if it does not answer within `start_timeout_s`, and
+        MonitorNotListening, which is one, if it has not opened its monitor by then; it may come up later.
         """
         child = instance.start(argv)
         self._children.append(child)

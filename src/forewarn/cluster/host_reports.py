@@ -1,0 +1,90 @@
+"""What a host node reports about its host: free memory, and its VMs as the platform lists them.
+
+The active node chooses destinations by the first, and finds changes that no act explains by the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from forewarn.cluster.bus import BusMessage
+from forewarn.cluster.messages import HostCapacity, VmListing, encode_bus_message
+from forewarn.errors import ForewarnError, full_message
+from forewarn.hypervisor.capacity import CapacityHypervisor
+from forewarn.hypervisor.interface import Hypervisor, ObservingHypervisor
+
+log = logging.getLogger(__name__)
+_CAPACITY_REPORTS = 15  # a capacity that has not changed is in every 15th report, for an active node that is new
+_FOLLOW_AGAIN_S = 5.0  # real time, after the platform's changes could not be followed
+
+
+class HostReports:
+    """What the hypervisor of a node knows about `host`, for the reports of the node.
+
+    `changes` counts the changes that the platform has reported; it is -1 if the hypervisor cannot list its VMs, or the
+    settings say that nobody is to look.
+    """
+
+    def __init__(self, hypervisor: Hypervisor, host: str) -> None:
+        self._capacity = hypervisor if isinstance(hypervisor, CapacityHypervisor) else None
+        self._observing = observing_hypervisor(hypervisor)
+        self._host = host.casefold()
+        self._last: HostCapacity | None = None
+        self._reports_since = 0  # reports since the last one with a capacity
+        self.changes = -1 if self._observing is None else 0
+
+    def capacity(self) -> HostCapacity | None:
+        """Return what the host has free, for the next report; None: report nothing.
+
+        That is if it has not changed and was reported lately, or if the hypervisor does not know it.
+        """
+        if self._capacity is None:
+            return None
+        known = self._capacity
+        free = {name.casefold(): mib for name, mib in known.free_mib.items()}
+        is_silent = self._host in {name.casefold() for name in known.silent_hosts}
+        found = HostCapacity(free.get(self._host), dict(known.vm_mib), is_silent)
+        self._reports_since += 1
+        if found == self._last and self._reports_since < _CAPACITY_REPORTS:
+            return None
+        self._last, self._reports_since = found, 0
+        return found
+
+    async def follow_changes(self) -> None:
+        """Count the changes that the platform reports, until cancelled. Returns at once if it reports none.
+
+        Errors are logged, and it is followed again.
+        """
+        if self._observing is None:
+            return
+        while True:
+            try:
+                async with aclosing(self._observing.changed_hosts()) as changed:
+                    async for host in changed:
+                        self.changes += host.casefold() == self._host
+            except Exception:
+                log.exception("changes of VMs on this host cannot be followed, trying again")
+            await asyncio.sleep(_FOLLOW_AGAIN_S)
+
+
+def observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
+    """Return the hypervisor if it lists the VMs of its hosts, and the settings let it; else None."""
+    if isinstance(hypervisor, ObservingHypervisor) and hypervisor.observe_interval_s > 0:
+        return hypervisor
+    return None
+
+
+async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage) -> None:
+    """Answer a request to list the VMs of this host, with the reason if they cannot be listed."""
+    observing = observing_hypervisor(hypervisor)
+    folded = host.casefold()
+    reply = VmListing(text=f"the node of host {host} does not list VMs")
+    if observing is not None:
+        name = next((each for each in observing.observed_hosts if each.casefold() == folded), host)
+        try:
+            reply = VmListing(await observing.observe(name))
+        except ForewarnError as error:
+            reply = VmListing(text=full_message(error))
+    message.respond(encode_bus_message(reply))

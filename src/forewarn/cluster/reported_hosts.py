@@ -1,0 +1,75 @@
+"""What host nodes report about their hosts, for the control plane.
+
+Free memory comes with the nodes' reports. Their VMs are asked for when they are needed, because an old listing would
+look like a change by somebody else after an act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+
+from msgspec.structs import replace
+
+from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
+from forewarn.cluster.messages import HostCapacity, ListVms, VmListing, decode_vm_listing, encode_bus_message
+from forewarn.cluster.node_registry import JoinedNode
+from forewarn.core.observation import HostObservation
+from forewarn.errors import Rejected, Unavailable
+
+OBSERVE_INTERVAL_S = 30.0  # real time, between comparisons of all VMs of a host with the fleet
+_LISTING_S = 10.0  # real time: how long a listing is waited for
+_LOOK_S = 1.0  # real time, between looks at the reports
+
+
+class ReportedHosts:
+    """Memory and VMs of the hosts whose nodes have joined. `nodes` returns those nodes, by any order.
+
+    A node that is silent, or of an earlier release, is waited for: that is no finding about its host.
+    """
+
+    def __init__(self, bus: Bus, subjects: Subjects, nodes: Callable[[], Iterable[JoinedNode]]) -> None:
+        self._bus, self._subjects, self._nodes = bus, subjects, nodes
+
+    def capacities(self) -> dict[str, HostCapacity]:
+        """Return what hosts have free, by name, as their nodes reported it; without unknown ones."""
+        return {node.host: node.capacity for node in self._nodes() if node.capacity is not None}
+
+    def observed_hosts(self) -> tuple[str, ...]:
+        """Return the names of the hosts whose nodes can list their VMs."""
+        return tuple(node.host for node in self._nodes() if node.changes >= 0)
+
+    async def observe(self, host: str) -> HostObservation:
+        """Return what the host lists now, or why its platform does not answer.
+
+        Waits for a node that is silent. Raises Unavailable if the node says that it cannot list the VMs now.
+        """
+        while True:
+            listing = await self._ask(host) if self._can_list(host) else None
+            if listing is None:
+                await asyncio.sleep(_LOOK_S)
+            elif listing.observation is None:
+                raise Unavailable(listing.text)
+            else:
+                return replace(listing.observation, host=host)
+
+    async def changed_hosts(self) -> AsyncGenerator[str, None]:
+        """Yield the name of a host whenever its node has reported a change. It never ends."""
+        known: dict[str, int] = {}
+        while True:
+            for node in list(self._nodes()):
+                if known.setdefault(node.host, node.changes) != node.changes:
+                    known[node.host] = node.changes
+                    yield node.host
+            await asyncio.sleep(_LOOK_S)
+
+    def _can_list(self, host: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        return any(node.host == host and node.changes >= 0 and not node.is_silent(now) for node in self._nodes())
+
+    async def _ask(self, host: str) -> VmListing | None:
+        subject, request = self._subjects.act(host), encode_bus_message(ListVms())
+        try:
+            return decode_vm_listing(await request_repeatedly(self._bus, subject, request, within_s=_LISTING_S))
+        except (NoAnswer, Rejected):
+            return None
