@@ -15,6 +15,7 @@ from bench import (
     long_poll,
     memory,
     mixed,
+    planning,
     portal,
     reaction,
     real_vms,
@@ -45,6 +46,7 @@ ROWS: tuple[Row, ...] = (
     Row(name="start", measure=start.measure, figures=("start-time", "start-memory", "first-start-time")),
     Row(name="first-event", measure=first_event.measure, figures=("first-event-time",)),
     Row(name="rollout", measure=rollout.measure, figures=("rollout-time", "rollout-growth")),
+    Row(name="planning", measure=planning.measure, figures=planning.FIGURES),
     Row(
         name="reaction",
         measure=reaction.measure,

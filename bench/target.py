@@ -101,6 +101,8 @@ TARGETS: tuple[Target, ...] = (
     Target(name="rollout-time", title="a rollout over 10,000 VMs in virtual time", unit="s", at_most=60),
     # Sorting and cold caches may cost twice as much per VM over ten times the VMs; quadratic work costs ten times.
     Target(name="rollout-growth", title="the same, CPU per VM, 10,000 : 1,000", at_most=2),
+    Target(name="planning-time", title="planning a rollout over 100,000 VMs with budgets", unit="s", at_most=10),
+    Target(name="planning-growth", title="the same, CPU per VM, 100,000 : 10,000", at_most=1.5),
     Target(name="reaction-held", title="eviction → the agent's first step, long poll, p99", unit="ms", at_most=50),
     Target(name="reaction-polling", title="the same, polling once a second", unit="ms", at_most=1100),
     Target(name="agent-memory", title="memory of an idle agent", unit="MiB", at_most=40),

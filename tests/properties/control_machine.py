@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from forewarn.control.fleet import FleetChange
+from forewarn.core.budgets import Budget
 from forewarn.core.cause import Verb
 from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Event, EventState
@@ -33,6 +34,7 @@ from forewarn.hypervisor.simulated import (
 )
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import LastPoll
+from tests.properties.budget_checks import BUDGETS
 from tests.properties.commit_checks import CommitChecker
 from tests.properties.crashing_stores import CrashingMemoryStore, CrashingStore, CrashingWorld, FailurePlan, ProcessDied
 from tests.properties.random_fleets import SmallFleet, small_fleets, waved_rollouts
@@ -43,18 +45,8 @@ T = TypeVar("T")
 Call = Coroutine[Any, Any, object]
 DAY = 24 * 3600.0
 
-ASKS = st.sampled_from(
-    sorted(
-        set(RequestedOperation)
-        - {
-            RequestedOperation.ROLLOUT,
-            RequestedOperation.DEGRADE,
-            RequestedOperation.FAIL,
-            RequestedOperation.REPLAY,
-            RequestedOperation.PERFORM_MAINTENANCE,
-        }
-    )
-)
+_NOT_ON_VMS = {RequestedOperation(name) for name in ("rollout", "degrade", "fail", "replay", "perform-maintenance")}
+ASKS = st.sampled_from(sorted(set(RequestedOperation) - _NOT_ON_VMS))
 PICKS = st.integers(0, 19)
 NOTICES = st.sampled_from([(0.0, False), (0.0, True), (5.0, True), (60.0, False), (3600.0, False)])
 CALENDARS = st.sampled_from(
@@ -92,6 +84,7 @@ class ControlMachine(RuleBasedStateMachine):
         self.world = CrashingWorld(self.new_store(), policy=policy)
         self.checker = CommitChecker(policy)
         self.checker.current_hold = lambda: self.world.control.rollouts.hold
+        self.checker.budgets.current = lambda: self.world.control.budgets.budgets()
         self.checker.follow(self.world.store, None)
         self.accepted: dict[str, tuple[str, ...]] = {}  # request → the VMs it is about
         self.rollouts: list[str] = []
@@ -161,7 +154,9 @@ class ControlMachine(RuleBasedStateMachine):
 
     async def _break_host(self, ask: RequestedOperation, host: Host, notice: tuple[float, bool]) -> None:
         requests = self.world.control.requests
-        names = tuple(vm.name for vm in self.world.store.vms(host=host.name))
+        started = self.world.store.events(statuses=[EventState.STARTED])
+        leaving = {act.vm for event in started for act in event.unfinished_acts if act.to_host}  # they need no event
+        names = tuple(vm.name for vm in self.world.store.vms(host=host.name) if vm.key not in leaving)
         if ask is RequestedOperation.FAIL:
             receipt = await requests.fail_host(host.name, who="op")
         else:
@@ -250,6 +245,23 @@ class ControlMachine(RuleBasedStateMachine):
     @rule(rollout=waved_rollouts(CALENDARS), notice=NOTICES)
     def roll_out_in_waves(self, rollout: Rollout, notice: tuple[float, bool]) -> None:
         self.attempt(self._roll_out(rollout, notice))
+
+    @rule(budget=BUDGETS, remove=st.sampled_from([False, False, False, True]))
+    def set_or_remove_budget(self, budget: Budget, remove: bool) -> None:
+        budgets = self.world.control.budgets
+        self.attempt(budgets.remove_budget(budget.name, who="op") if remove else budgets.set_budget(budget, who="op"))
+
+    @rule()
+    def restart_at_rest(self) -> None:
+        self.failures.dies_in = self.failures.fails_in = None
+        self.settle()
+        if not self.world.control.executor.has_due_acts:
+            before = {event.id for event in self.world.store.events()}
+            self._restart_process()
+            self.settle()
+            assert {event.id for event in self.world.store.events()} == before, (
+                "the old process left nothing to publish"
+            )
 
     @rule(then_wait=st.booleans())
     def hold_or_lift(self, then_wait: bool) -> None:
@@ -473,6 +485,9 @@ class ControlMachine(RuleBasedStateMachine):
         if self.world.control.rollouts.hold is not None:
             self.world.do(self.world.control.rollouts.lift_hold(who="op"))
             self.world.settle()
+        for budget in self.world.control.budgets.budgets():
+            self.world.do(self.world.control.budgets.remove_budget(budget.name, who="op"))
+        self.world.settle()
         self.every_commit_was_correct()
         assert_at_rest(self.world)
         self.let_time_pass(61.0)

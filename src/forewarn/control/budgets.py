@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -69,8 +69,9 @@ class BudgetService:
         self.lock = asyncio.Lock()
         raw = self._store.load(BUDGETS_NAME)
         stored = msgspec.json.decode(raw, type=list[Budget]) if raw is not None else []
-        self._freed: set[BudgetGroup] = set()  # groups that may allow more since `take_freed`
+        self._freed: set[BudgetGroup] = set()  # groups that may allow more since `take_woken`
         self._was_changed = True  # since then a budget was set or removed
+        self.waiting: dict[str, tuple[BudgetShortage, ...]] = {}  # request id → what its rollout waits for
         self._use_budgets(stored)
 
     def budgets(self) -> list[Budget]:
@@ -138,8 +139,32 @@ class BudgetService:
             if group.budget == budget.key
         ]
 
-    def wait_texts(self, shortages: Iterable[BudgetShortage]) -> tuple[str, ...]:
-        """Return a clause for people for each of these shortages whose budget still exists."""
+    def set_waiting(self, request_id: str, shortages: tuple[BudgetShortage, ...]) -> None:
+        """Remember which budgets a rollout waits for, by the id of its request; (): for none."""
+        if shortages:
+            self.waiting[request_id] = shortages
+        else:
+            self.waiting.pop(request_id, None)
+
+    def take_woken(self) -> list[str]:
+        """Return the ids of the waiting requests whose budgets may allow more since the last call.
+
+        VMs of the groups that they wait for came back, or the number of VMs there changed, or a budget was set or
+        removed.
+        """
+        freed, self._freed = self._freed, set()
+        was_changed, self._was_changed = self._was_changed, False
+        return [
+            request_id
+            for request_id, shortages in self.waiting.items()
+            if was_changed or any(shortage.group in freed for shortage in shortages)
+        ]
+
+    def wait_texts(self, request_id: str) -> tuple[str, ...]:
+        """Return for people which budgets a rollout waits for, one clause each; () if for none.
+
+        That is as of the last time when it could have published more. `request_id` is that of its request.
+        """
         return tuple(
             shortage_text(
                 self._budgets[shortage.group.budget],
@@ -147,7 +172,7 @@ class BudgetService:
                 self._sizes[shortage.group],
                 list(self._out.get(shortage.group, {}).values()),
             )
-            for shortage in shortages
+            for shortage in self.waiting.get(request_id, ())
             if shortage.group.budget in self._budgets
         )
 
@@ -169,15 +194,6 @@ class BudgetService:
         for group, vms in outside.out.items():
             if vms:
                 self._out.setdefault(group, {}).update(vms)
-
-    def take_freed(self) -> frozenset[BudgetGroup] | None:
-        """Return the groups that may allow more since the last call; None: any of them may.
-
-        VMs of them came back, or their number changed. None is returned after a budget was set or removed.
-        """
-        freed, self._freed = self._freed, set()
-        was_changed, self._was_changed = self._was_changed, False
-        return None if was_changed else frozenset(freed)
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Count the VMs, hosts, events and planned events of a commit.

@@ -263,6 +263,8 @@ class RequestService:
 
     def host(self, name: str) -> Host:
         """Return the host with this name, ignoring case; NotFound if there is none."""
+        if (spelled := self._transactions.placement.host(name)) is not None:
+            return spelled  # the usual case, in constant time
         hosts = self._transactions.placement.hosts()
         host = next((host for host in hosts if host.name.casefold() == name.casefold()), None)
         if host is None:

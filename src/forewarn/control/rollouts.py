@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -14,17 +14,16 @@ from forewarn.control.budgets import BudgetService
 from forewarn.control.health_checks import HealthCheckService
 from forewarn.control.health_probes import HealthProber
 from forewarn.control.rollout_calendars import RolloutCalendars
+from forewarn.control.rollout_records import ended_entry, failures_text, wave_entry, withdraw_decision
 from forewarn.control.rollout_vms import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
-from forewarn.core import lifecycle
-from forewarn.core.budgets import BudgetShortage
+from forewarn.control.shared_work import SharedWorkIndex
 from forewarn.core.commit import Commit
-from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
 from forewarn.core.health import CheckOutcome, HealthDecision, health_verdict
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
+from forewarn.core.reconcile import reconcile_scope
 from forewarn.core.request import (
     ROLLOUT_CAUSES,
     MaintenanceRequest,
@@ -41,7 +40,7 @@ from forewarn.core.rollout import (
     rollout_end_reason,
 )
 from forewarn.core.rollout_health import after_verdict
-from forewarn.core.scope import Scope
+from forewarn.core.shared_work import NO_SHARED_WORK, SharedWork
 from forewarn.core.waves import (
     WavePhase,
     WaveStep,
@@ -64,6 +63,7 @@ class RolloutSnapshot:
 
     vms: list[Vm]  # present and covered by it when it was read, as `rollout_vms` orders them
     events: list[Event]  # all that its request has published, live or over, oldest first
+    shared: SharedWork = NO_SHARED_WORK  # what other rollouts do to its VMs in its place
 
 
 class RolloutService:
@@ -88,8 +88,8 @@ class RolloutService:
         self._transactions = transactions
         self._budgets = budgets
         self._calendars = calendars
-        self._shortages: dict[str, tuple[BudgetShortage, ...]] = {}  # request id → the budgets that it waits for
         self._store = transactions.store
+        self._shared_work = SharedWorkIndex(self._store)
         self._new_id = new_id
         self._changed: set[str] = {request.id for request in self._store.requests(open_only=True)}
         self._unblocked: dict[str, float] = {}  # request id → since when more events may be published
@@ -176,8 +176,8 @@ class RolloutService:
         """
         commit = applied.commit
         self._calendars.has_changed |= commit.changes_configurations
-        if self._shortages:
-            self._wake_waiting_for_budgets()
+        if self._budgets.waiting:
+            self._unblock(self._budgets.take_woken())
         self.health.on_commit(applied)
         for measurement in commit.measurements:
             if measurement.outcome is not CheckOutcome.GOOD or measurement.request_id in self._awaits_checks:
@@ -186,13 +186,14 @@ class RolloutService:
             self._index_targets(request)
             if request.is_open:
                 self._changed.add(request.id)
+            elif request.rollout is not None:
+                self._unblock(self._shared_work.open_peers(request))  # what it has not done remains for them
         if self._by_host:
             for vm in commit.vms:  # a VM that arrives on a host needs an event too
-                for request_id in self._by_host.get(vm.host, ()):
-                    self._unblocked.setdefault(request_id, self._now())
+                self._unblock(self._by_host.get(vm.host, ()))
         for request_id, rollout in self._by_property.items():
             if any(covers_vm(rollout, vm) for vm in commit.vms):
-                self._unblocked.setdefault(request_id, self._now())
+                self._unblock((request_id,))
         for event in commit.events:
             if not event.rules.planned:
                 continue
@@ -200,24 +201,16 @@ class RolloutService:
                 self._changed.add(event.request_id)  # enough failures stop the rollout
             elif not event.is_live:
                 # It may have kept events of rollouts with windows from starting until their last window was over.
-                for request_id in (event.request_id, *self._with_windows):
-                    self._unblocked.setdefault(request_id, self._now())
+                self._unblock((event.request_id, *self._with_windows))
+            if not event.is_live:
+                self._unblock(self._shared_work.others_on_host(event))
         for entry in commit.entries:
             if entry.what is EntryKind.SKIPPED:
                 self._changed.add(entry.request_id)
 
-    def _wake_waiting_for_budgets(self) -> None:
-        freed = self._budgets.take_freed()
-        for request_id, shortages in self._shortages.items():
-            if freed is None or any(shortage.group in freed for shortage in shortages):
-                self._unblocked.setdefault(request_id, self._now())
-
-    def budget_waits(self, request_id: str) -> tuple[str, ...]:
-        """Return for people which budgets VMs of a rollout wait for, one clause each; () if for none.
-
-        That is as of the last time when it could have published more.
-        """
-        return self._budgets.wait_texts(self._shortages.get(request_id, ()))
+    def _unblock(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._unblocked.setdefault(request_id, self._now())
 
     def _index_targets(self, request: MaintenanceRequest) -> None:
         rollout = request.rollout
@@ -227,6 +220,7 @@ class RolloutService:
             self._with_windows.discard(request.id)
         if rollout is None:
             return
+        self._shared_work.on_request(request)
         if request.is_open and not rollout.hosts and not rollout.scope_id:
             self._by_property[request.id] = rollout
         else:
@@ -262,7 +256,7 @@ class RolloutService:
             self._changed.discard(request_id)
             request = self._store.request(request_id)
             if request is None or request.rollout is None or not request.is_open:
-                self._shortages.pop(request_id, None)
+                self._budgets.set_waiting(request_id, ())
                 continue
             try:
                 did |= await self._reconcile_one(request, request.rollout)
@@ -301,13 +295,16 @@ class RolloutService:
         vms = self.vms_of(rollout)
         events = self._store.events(request_id=request.id)
         planned = self._store.planned(request_id=request.id)
-        self._shortages.pop(request.id, None)
+        self._budgets.set_waiting(request.id, ())
+        shared = self._shared_work.work_for(request, rollout, vms, events)
+        vms = shared.without(vms)
 
         phase = wave_phase(rollout, vms, events, planned, self._now())
         self._settling.pop(request.id, None)
-        left = len(phase.remaining) + len(planned)
+        unpublished = len(phase.remaining) + len(planned)
+        left = unpublished + shared.pending
         waiting = phase.members or phase.remaining
-        has_window = self._calendars.has_window(rollout, waiting, self._now() + request.notice_s)
+        has_window = not unpublished or self._calendars.has_window(rollout, waiting, self._now() + request.notice_s)
         is_settling = phase.step is WaveStep.SETTLE
         progress = next_rollout_state(
             rollout, events, left, has_window=has_window, now=self._now(), is_settling=is_settling
@@ -315,7 +312,7 @@ class RolloutService:
 
         if progress is not rollout.progress:
             ended = replace(rollout, progress=progress, why=rollout_end_reason(rollout, events, progress))
-            await self._save_rollout(request, ended, _ended_entry(request, ended, _failures_text(events), self._now()))
+            await self._save_rollout(request, ended, ended_entry(request, ended, failures_text(events), self._now()))
             return True
         if progress in _END_STATES:
             return await self._wind_down(request, rollout, events, planned)
@@ -327,10 +324,11 @@ class RolloutService:
             return False
         if is_settling and self.hold is None and await self._save_wave_end(request, rollout, phase):
             return True
-        if rollout.checks:
-            begins_wave = phase.step is WaveStep.BEGIN
-            if (did := await self._follow_checks(request, rollout, events, begins_wave)) is not None:
-                return did
+        begins_wave = phase.step is WaveStep.BEGIN
+        if rollout.waves and begins_wave and shared.pending:
+            return False  # another rollout works on VMs of the waves before
+        if rollout.checks and (did := await self._follow_checks(request, rollout, events, begins_wave)) is not None:
+            return did
         if self.hold is None and has_window and not is_settling:
             return await self._publish_next_wave(request, rollout, phase, vms, events, planned)
         return False
@@ -376,14 +374,13 @@ class RolloutService:
             wave = next_wave(
                 request, vms, events, planned, self._new_id, gates, among=among, budgets=ledger, windows=windows
             )
-            if wave.shortages:
-                self._shortages[request.id] = wave.shortages
+            self._budgets.set_waiting(request.id, wave.shortages)
             if not wave.planned:
                 return False
             entries: tuple[HistoryEntry, ...] = ()
             if phase.step is WaveStep.BEGIN and rollout.waves:
                 rollout = begin_wave(rollout, phase, events, planned, self._now())
-                entries = (_wave_entry(request, wave_begin_text(rollout, phase), self._now()),)
+                entries = (wave_entry(request, wave_begin_text(rollout, phase), self._now()),)
             elif rollout.wave_over_at is not None:
                 rollout = replace(rollout, wave_over_at=None)  # a VM came while the wave settled
             # The request is committed too: its version makes a concurrent abort a Conflict. So does the version of a
@@ -399,7 +396,7 @@ class RolloutService:
         if rollout.wave_over_at == phase.over_at:
             return False
         settling = replace(rollout, wave_over_at=phase.over_at)
-        await self._save_rollout(request, settling, _wave_entry(request, wave_end_text(rollout, phase), self._now()))
+        await self._save_rollout(request, settling, wave_entry(request, wave_end_text(rollout, phase), self._now()))
         return True
 
     def _closed_gates(self, events: list[Event]) -> dict[str, Gate]:
@@ -416,7 +413,7 @@ class RolloutService:
             await self._store.commit(Commit(requests=(request,), unplanned=tuple(p.event_id for p in planned)))
         scheduled = [event for event in events if event.status is EventState.SCHEDULED]
         for scope_id, members in group_by_scope(scheduled, lambda event: event.scope_id).items():
-            await self._transactions.run(scope_id, _withdraw_decision([e.id for e in members], rollout))
+            await self._transactions.run(scope_id, withdraw_decision([e.id for e in members], rollout))
         return bool(planned or scheduled)
 
     async def _wind_down(
@@ -426,7 +423,9 @@ class RolloutService:
         # One of them may have started before it could be withdrawn.
         if not any(event.is_live for event in self._store.events(request_id=request.id)):
             await self._save_rollout(
-                request, replace(rollout, closed=True, tally=self.tally_of(request, rollout)), None
+                request,
+                replace(rollout, closed=True, closed_at=self._now(), tally=self.tally_of(request, rollout)),
+                None,
             )
         return True
 
@@ -442,7 +441,8 @@ class RolloutService:
             return rollout.tally
         snapshot = snapshot or self.snapshot_of(request, rollout)
         # VMs that a completed rollout would cover now, and that came later, are not part of it.
-        return count_rollout_vms([] if rollout.progress is RolloutState.COMPLETED else snapshot.vms, snapshot.events)
+        vms = [] if rollout.progress is RolloutState.COMPLETED else snapshot.vms
+        return count_rollout_vms(vms, snapshot.events, snapshot.shared.states)
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:
         """Read the VMs that a rollout covers now, and all its events.
@@ -450,7 +450,18 @@ class RolloutService:
         The VMs are those of `vms_of`, the events live or over, oldest first. `request` is the rollout's request, which
         is not checked.
         """
-        return RolloutSnapshot(vms=self.vms_of(rollout), events=self._store.events(request_id=request.id))
+        vms, events = self.vms_of(rollout), self._store.events(request_id=request.id)
+        shared = self._shared_work.work_for(request, rollout, vms, events) if not rollout.closed else NO_SHARED_WORK
+        return RolloutSnapshot(vms=vms, events=events, shared=shared)
+
+    def publication_waits(self, request_id: str, snapshot: RolloutSnapshot | None = None) -> tuple[str, ...]:
+        """Return for people what keeps a rollout from publishing more, one clause each; () if nothing does.
+
+        These are budgets, and with `snapshot` (what `snapshot_of` returned) other rollouts that do the same work.
+        """
+        shared = snapshot.shared if snapshot is not None else NO_SHARED_WORK
+        others = (f"rollout {other} does the same work on VMs of it" for other in sorted(shared.request_ids))
+        return (*self._budgets.wait_texts(request_id), *others)
 
     async def _save_rollout(self, request: MaintenanceRequest, rollout: Rollout, entry: HistoryEntry | None) -> None:
         entries = (entry,) if entry is not None else ()
@@ -458,42 +469,3 @@ class RolloutService:
 
     def _now(self) -> float:
         return self._transactions.clock.now()
-
-
-def _withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that withdraws these events of a scope together.
-
-    So none of them starts because another one no longer blocks it. If a health check paused the rollout, they are only
-    postponed.
-    """
-    is_postponed = rollout.has_paused_itself
-    reason = f"its rollout was {rollout.progress}" + (f" ({rollout.why})" if is_postponed else "")
-
-    def decision(scope: Scope, context: DecisionContext) -> Scope:
-        for event_id in event_ids:
-            event = scope.event(event_id)
-            if event is not None and event.status is EventState.SCHEDULED:
-                event = replace(event, is_postponed=is_postponed)
-                scope = lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now)
-        return reconcile_scope(scope, context)
-
-    return decision
-
-
-def _failures_text(events: list[Event]) -> str:
-    """Return ` with 3 failed VMs`, or nothing."""
-    failed = sum(len(event.failed_acts) for event in events)
-    return f" with {failed} failed {'VM' if failed == 1 else 'VMs'}" if failed else ""
-
-
-def _wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEntry:
-    text = f"rollout {request.id}: {text}"
-    return HistoryEntry(at=now, what=EntryKind.WAVE, who=PLATFORM_ACTOR, text=text, request_id=request.id)
-
-
-def _ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
-    if rollout.progress is RolloutState.STOPPED:
-        text = f"rollout {request.id} stopped: {rollout.why}; events that have not started are withdrawn"
-        return HistoryEntry(at=now, what=EntryKind.STOPPED, who=PLATFORM_ACTOR, text=text, request_id=request.id)
-    text = f"rollout {request.id} completed{failed}" + (f": {rollout.why}" if rollout.why else "")
-    return HistoryEntry(at=now, what=EntryKind.COMPLETED, who=PLATFORM_ACTOR, text=text, request_id=request.id)

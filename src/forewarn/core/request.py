@@ -117,6 +117,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     progress: RolloutState = RolloutState.RUNNING
     why: str = ""  # for people: why it ended, or paused itself; "": neither, or a user paused it
     closed: bool = False  # nothing is left to publish, withdraw or wait for
+    closed_at: float | None = None  # lab time; None: it is open, or an earlier release closed it
     tally: RolloutTally | None = None  # set when it closes, because its events are pruned later; None before
     wave: int = 0  # index of the wave that is being published, or settles
     wave_began_at: float | None = None  # lab time; None: no wave has begun, or the rollout has no `waves`

@@ -307,13 +307,16 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
     return f"{count}, and it stops after {rollout.max_failures} ({failures})"
 
 
-def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTally:
+def count_rollout_vms(
+    vms: Iterable[Vm], events: Sequence[Event], shared: Mapping[tuple[str, str], str] = MappingProxyType({})
+) -> RolloutTally:
     """Count the VMs of a rollout by what happened to them.
 
     `vms` are the VMs that it covers now, `events` all its events, oldest first; VMs of either are counted. A VM counts
-    once, by its newest event: a VM that came back to a host has several.
+    once, by its newest event: a VM that came back to a host has several. `shared` has the states of VMs, by scope id
+    and name, on which another rollout does the work; an event of its own goes before.
     """
-    states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
+    states = {(vm.scope_id, vm.name): "waiting" for vm in vms} | dict(shared)
     for event in events:
         states |= {(event.scope_id, name): state for name, state in rollout_vm_states(event)}
     counts = Counter(states.values())

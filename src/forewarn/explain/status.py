@@ -64,7 +64,7 @@ class RolloutProgress:
 
     tally: RolloutTally  # how many VMs are in which state
     next_update_domains: tuple[int, ...] = ()  # of its scopes, that it has not reached; (): none
-    waits_for: tuple[str, ...] = ()  # what keeps it from publishing more, in clauses: settling, budgets
+    waits_for: tuple[str, ...] = ()  # what keeps it from publishing more, in clauses: settling, budgets, other rollouts
 
 
 def host_explanation(

@@ -101,7 +101,7 @@ def explain_request(context: RequestContext, request: MaintenanceRequest) -> Exp
     progress = RolloutProgress(
         tally=tally,
         next_update_domains=next_update_domains(context, request, snapshot),
-        waits_for=rollout_waits(context, request),
+        waits_for=rollout_waits(context, request, snapshot),
     )
     return rollout_explanation(request, rollout, progress, _events_with_facts(context, events), entries)
 

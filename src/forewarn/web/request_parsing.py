@@ -194,6 +194,8 @@ def reject_duplicates(names: tuple[str, ...], keys: list[str]) -> None:
 
     `keys` are the keys of `names`, in the same order.
     """
+    seen: set[str] = set()
     for number, key in enumerate(keys):
-        if key in keys[:number]:
+        if key in seen:
             raise Rejected(f"{names[number]!r} is named twice: name each once")
+        seen.add(key)

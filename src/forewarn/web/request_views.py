@@ -44,7 +44,7 @@ class RequestStatus:
     events: list[Event]  # that it has published, oldest first; of `perform-maintenance` those that it approved
     planned: tuple[PlannedEvent, ...]  # events that are not published yet; () when it is over
     skip_reasons: tuple[str, ...]  # why parts of it did not become events, in sentences; () until it is over
-    budget_waits: tuple[str, ...]  # which budgets keep a rollout from publishing more, in clauses
+    publication_waits: tuple[str, ...]  # which budgets keep a rollout from publishing more, in clauses
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
@@ -62,20 +62,24 @@ def read_request_status(context: RequestContext, request: MaintenanceRequest) ->
         events=events,
         planned=planned,
         skip_reasons=skip_reasons,
-        budget_waits=rollout_waits(context, request),
+        publication_waits=rollout_waits(context, request),
     )
 
 
-def rollout_waits(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
-    """What keeps a rollout from publishing more, in clauses: settling, budgets, health; () if nothing does.
+def rollout_waits(
+    context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot | None = None
+) -> tuple[str, ...]:
+    """What keeps a rollout from publishing more, in clauses; () if nothing does.
 
-    Also () for a caller who does not see everything, because the clauses name VMs (spec §13.1, §13.2, §13.5).
+    These are settling, budgets and health checks (spec §13.1, §13.2, §13.5), and with a `snapshot` of the rollout other
+    rollouts that do the same work (spec §13.6). Also () for a caller who does not see everything, because the clauses
+    name VMs.
     """
     if not context.can_see_everything() or request.rollout is None:
         return ()
     settling = settling_text(request.rollout, context.now())
-    budgets = context.control.rollouts.budget_waits(request.id)
-    return (*([settling] if settling else []), *budgets, *_health_waits(request.rollout))
+    others = context.control.rollouts.publication_waits(request.id, snapshot)
+    return (*([settling] if settling else []), *others, *_health_waits(request.rollout))
 
 
 def _health_waits(rollout: Rollout) -> tuple[str, ...]:
@@ -135,7 +139,7 @@ def _waits(view_builder: ViewBuilder, status: RequestStatus) -> Iterator[str]:
         are = "event that is" if len(status.planned) == 1 else "events that are"
         yield f"{len(status.planned)} {are} not published yet"
     rollout = status.request.rollout
-    yield from (f"more events: {wait}" for wait in status.budget_waits)
+    yield from (f"more events: {wait}" for wait in status.publication_waits)
     if rollout is not None:
         yield from (f"more events: {wait}" for wait in _health_waits(rollout))
     if rollout is not None and rollout.has_paused_itself:
@@ -214,7 +218,7 @@ def rollout_fields_from_snapshot(
         "wave": rollout.wave + 1,
         "settle_s": rollout.settle_s,
         "settles_until": settles_until(rollout, context.now()),
-        "waits_for": rollout_waits(context, request),
+        "waits_for": rollout_waits(context, request, snapshot),
         "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),
     }
 
@@ -239,6 +243,6 @@ def next_update_domains(
         return ()
     planned = context.store.planned(request_id=request.id)
     lowest: dict[str, int] = {}
-    for vm in remaining_vms(rollout, snapshot.vms, snapshot.events, planned):
+    for vm in remaining_vms(rollout, snapshot.shared.without(snapshot.vms), snapshot.events, planned):
         lowest[vm.scope_id] = min(vm.update_domain, lowest.get(vm.scope_id, vm.update_domain))
     return tuple(sorted(set(lowest.values())))

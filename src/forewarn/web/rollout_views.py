@@ -30,7 +30,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     wave: int  # number of the wave that it works on, or that settles, from 1
     settle_s: float  # lab time that must pass after each wave
     settles_until: float | None  # lab time until which the wave settles; None: it does not
-    waits_for: tuple[str, ...]  # what keeps it from publishing more, in clauses: settling, budgets; () if nothing does
+    waits_for: tuple[str, ...]  # what keeps it from publishing more, in clauses; () if nothing does
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):

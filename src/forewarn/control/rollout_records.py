@@ -1,0 +1,59 @@
+"""What the rollout service commits about a rollout: withdrawals of its events, and history entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from forewarn.core import lifecycle
+from forewarn.core.decision import DecisionContext
+from forewarn.core.event import Event, EventState
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
+from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
+from forewarn.core.scope import Scope
+
+
+def withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
+    """Return a decision that withdraws these events of a scope together.
+
+    So none of them starts because another one no longer blocks it. If a health check paused the rollout, they are only
+    postponed.
+    """
+    is_postponed = rollout.has_paused_itself
+    reason = f"its rollout was {rollout.progress}" + (f" ({rollout.why})" if is_postponed else "")
+
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
+        for event_id in event_ids:
+            event = scope.event(event_id)
+            if event is not None and event.status is EventState.SCHEDULED:
+                event = replace(event, is_postponed=is_postponed)
+                scope = lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now)
+        return reconcile_scope(scope, context)
+
+    return decision
+
+
+def failures_text(events: list[Event]) -> str:
+    """Return ` with 3 failed VMs`, or "" if no act of these events failed."""
+    failed = sum(len(event.failed_acts) for event in events)
+    return f" with {failed} failed {'VM' if failed == 1 else 'VMs'}" if failed else ""
+
+
+def wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEntry:
+    """Return the history entry of a wave that has begun or ended, as `text` says; `now` is lab time."""
+    text = f"rollout {request.id}: {text}"
+    return HistoryEntry(at=now, what=EntryKind.WAVE, who=PLATFORM_ACTOR, text=text, request_id=request.id)
+
+
+def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
+    """Return the history entry that a rollout has stopped itself or completed, at lab time `now`.
+
+    `failed` is what `failures_text` returned; `rollout` is that of `request`, in its new state.
+    """
+    if rollout.progress is RolloutState.STOPPED:
+        text = f"rollout {request.id} stopped: {rollout.why}; events that have not started are withdrawn"
+        return HistoryEntry(at=now, what=EntryKind.STOPPED, who=PLATFORM_ACTOR, text=text, request_id=request.id)
+    text = f"rollout {request.id} completed{failed}" + (f": {rollout.why}" if rollout.why else "")
+    return HistoryEntry(at=now, what=EntryKind.COMPLETED, who=PLATFORM_ACTOR, text=text, request_id=request.id)

@@ -1,0 +1,95 @@
+"""Work that two rollouts want on the same host is done once (spec §13.6).
+
+Two rollouts want the same work if they have the same impact and cover the same VM on the same host. An event of the
+other one then serves both, if it is live, or has ended since this rollout was requested. What the other one withdraws
+or fails to do remains for this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import Vm
+from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout
+from forewarn.core.rollout import rollout_vm_states
+
+VmInScope = tuple[str, str]  # scope id and name of a VM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWork:
+    """What other rollouts do, or have done, to VMs of a rollout in its place."""
+
+    states: dict[VmInScope, str] = field(default_factory=dict)  # the field of RolloutTally that counts the VM
+    request_ids: frozenset[str] = frozenset()  # of the other rollouts whose work is not over
+
+    @property
+    def pending(self) -> int:
+        """How many VMs another rollout works on, or has planned to."""
+        return sum(state != "done" for state in self.states.values())
+
+    def without(self, vms: Iterable[Vm]) -> list[Vm]:
+        """Return those of `vms` that no other rollout serves, in their order."""
+        if not self.states:
+            return list(vms)
+        return [vm for vm in vms if (vm.scope_id, vm.name) not in self.states]
+
+
+NO_SHARED_WORK = SharedWork()
+
+
+def may_share_work(request: MaintenanceRequest, other: MaintenanceRequest) -> bool:
+    """Return whether events of another rollout could serve the rollout of `request`.
+
+    They have the same impact, the other one is open or closed only after this one was requested, and, if both are over
+    hosts, they have one in common. False if one of the two is no rollout, or if they are the same request.
+    """
+    mine, others = request.rollout, other.rollout
+    if mine is None or others is None or request.id == other.id or mine.cause is not others.cause:
+        return False
+    if others.closed and (others.closed_at is None or others.closed_at < request.at):
+        return False
+    return not (mine.hosts and others.hosts) or not set(mine.hosts).isdisjoint(others.hosts)
+
+
+def shared_work(
+    request: MaintenanceRequest,
+    rollout: Rollout,
+    vms: Iterable[Vm],
+    own_events: Iterable[Event],
+    events: Iterable[Event],
+    planned: Iterable[PlannedEvent],
+) -> SharedWork:
+    """Return which of `vms`, the VMs of a rollout, other rollouts serve, and in which state they are.
+
+    `events` and `planned` are those of other rollouts that may share work with it; only those of the same cause count.
+    A VM that an event in `own_events` lists is not among them: the rollout has seen to it itself.
+    """
+    own = {(event.scope_id, name) for event in own_events for name in event.vms}
+    hosts = {(vm.scope_id, vm.name): vm.host for vm in vms if (vm.scope_id, vm.name) not in own}
+    states: dict[VmInScope, str] = {}
+    busy: set[str] = set()
+    for event in events:
+        if event.cause is not rollout.cause:
+            continue
+        for name, state in _states_in(event, request.at):
+            if hosts.get((event.scope_id, name)) == event.host:
+                states[event.scope_id, name] = state
+                if state != "done":
+                    busy.add(event.request_id)
+    for item in planned:
+        if item.cause is rollout.cause:
+            for name in item.vms:
+                if hosts.get((item.scope_id, name)) == item.host:
+                    states[item.scope_id, name] = "scheduled"
+                    busy.add(item.request_id)
+    return SharedWork(states=states, request_ids=frozenset(busy))
+
+
+def _states_in(event: Event, since: float) -> Iterable[tuple[str, str]]:
+    """Return names and states of the VMs that it serves; [] if it ended before `since` (lab time)."""
+    if event.status is EventState.OVER and (event.over_at is None or event.over_at < since):
+        return []
+    return [(name, state) for name, state in rollout_vm_states(event) if state in ("scheduled", "started", "done")]
