@@ -48,14 +48,16 @@ def _measure(context: RunContext, servers: ServerPair, name: str, callers: int) 
         path = directory / f"{run}.db"
         servers.empty()
         with closing(open_record(servers.url)) as record:
-            replicated.append(_commits_per_s(context, partial(open_replicated, path, record), callers))
-        alone.append(_commits_per_s(context, partial(SqliteStore.open, path.with_suffix(".plain.db")), callers))
+            replicated.append(commits_per_s(context, partial(open_replicated, path, record), callers))
+        alone.append(commits_per_s(context, partial(SqliteStore.open, path.with_suffix(".plain.db")), callers))
     note = f"{median(replicated):,.0f} and {median(alone):,.0f} a second"
     samples = {"replicated_per_s": tuple(replicated), "sqlite_per_s": tuple(alone)}
     return Figure(name=name, value=ratio(replicated, alone), note=note, samples=samples)
 
 
-def _commits_per_s(context: RunContext, open_store: Callable[[], Store], callers: int) -> float:
+def commits_per_s(context: RunContext, open_store: Callable[[], Store], callers: int) -> float:
+    """Return how many approvals a second this many callers commit to a store that nobody else uses."""
+
     async def run() -> float:
         store = open_store()
         try:

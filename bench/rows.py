@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench import (
     approval,
     azure_mock,
+    cluster_approval,
     connection_per_poll,
     failover,
     first_event,
@@ -22,6 +23,7 @@ from bench import (
     record,
     rollout,
     scheduling,
+    standby,
     start,
     two_workers,
 )
@@ -40,8 +42,10 @@ ROWS: tuple[Row, ...] = (
     Row(name="memory", measure=memory.measure, figures=("idle-memory", "waiting-memory")),
     Row(name="approval", measure=approval.measure, figures=("approval-rate", "approval-start-rate", "approval-cpu")),
     Row(name="record", measure=record.measure, figures=("record-rate", "record-alone")),
+    Row(name="cluster-approval", measure=cluster_approval.measure, figures=cluster_approval.FIGURES),
     Row(name="host-nodes", measure=host_nodes.measure, figures=host_nodes.FIGURES),
     Row(name="failover", measure=failover.measure, figures=failover.FIGURES),
+    Row(name="standby", measure=standby.measure, figures=standby.FIGURES),
     Row(name="scheduling", measure=scheduling.measure, figures=("schedule-growth",)),
     Row(name="start", measure=start.measure, figures=("start-time", "start-memory", "first-start-time")),
     Row(name="first-event", measure=first_event.measure, figures=("first-event-time",)),

@@ -38,7 +38,7 @@ address = "127.0.0.2"
 class ProcessCluster:
     """Control nodes of one cluster as processes. `store` is the URL of their record, which must be migrated.
 
-    With `bus`, host nodes answer the VMs of the fleet.
+    With `bus`, host nodes answer the VMs of the fleet. A node may take `start_s` to start.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class ProcessCluster:
         *,
         bus: str = "",
         fleet: str = FLEET,
+        start_s: float = LIMIT_S,
         part_of: Callable[[str], NetworkPart | None] = lambda name: None,
     ) -> None:
         self.part_of = part_of  # name of a node → its network namespace
         self.directory, self.store, self.bus, self.fleet = directory, store, bus, fleet
+        self._start_s = start_s
         self.secrets = directory / "secrets"
         create_cluster_secrets(self.secrets, time.time())
         self.nodes: dict[str, ServiceProcess] = {}
@@ -86,7 +88,7 @@ class ProcessCluster:
             fleet=self.fleet,
             command="serve",
             arguments=arguments,
-            start_s=LIMIT_S,
+            start_s=self._start_s,
             bus=self.bus,
             environment={**environment, **self._credentials()},
             part=part,

@@ -110,6 +110,16 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the process and return once it answers."""
+        self.launch()
+        deadline = time.monotonic() + self._start_s
+        while not self._is_answering():
+            if not self.is_running or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"the service did not start:\n{self.log.read_text()}")
+            time.sleep(0.02)
+
+    def launch(self) -> None:
+        """Start the process and return at once."""
         line = [sys.executable, *self._program, "--data", str(self.data), *self._arguments]
         self._endpoints.clear()
         popen: Callable[..., Any] = subprocess.Popen
@@ -117,12 +127,6 @@ class ServiceProcess:
             popen = partial(self._part.call, subprocess.Popen)
         with self.log.open("ab") as log:
             self._child = popen(line, stdout=log, stderr=log, env=_clean_environment(self.environment))
-        deadline = time.monotonic() + self._start_s
-        while not self._is_answering():
-            if self._child.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise AssertionError(f"the service did not start:\n{self.log.read_text()}")
-            time.sleep(0.02)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait until the process is gone."""

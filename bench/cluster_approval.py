@@ -1,0 +1,122 @@
+"""Approvals over HTTP at the active control node, beside commits of the same size to its store alone.
+
+VMs approve events at the listener of the node, 64 at a time; each approval is durable in PostgreSQL, with a
+synchronous standby, before it is answered. In turn with them, this process commits approvals to a record on the same
+servers with the same store, and nothing else. All parts share the cores of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.clients import Client, ClientPool, approval_request, run_clients
+from bench.figure import Figure, absent
+from bench.process import cpu_ns
+from bench.record import commits_per_s
+from bench.run_context import RunContext
+from bench.sample_statistics import median, ratio
+from forewarn.store.postgres_record import open_record
+from tests.cluster.control_node_processes import ProcessCluster
+from tests.support.postgres_pair import ServerPair
+from tests.support.postgres_server import is_installed
+from tests.support.replicated_store import open_replicated
+from tests.support.service_process import ServiceProcess
+
+FIGURES = ("cluster-approval-rate",)
+_CLIENTS = 64
+_PER_RUN = 600
+_LIST_S = 600.0
+
+
+def measure(context: RunContext) -> tuple[Figure, ...]:
+    if not is_installed():
+        return tuple(absent(name, "PostgreSQL is not installed") for name in FIGURES)
+    directory = context.directory / "cluster-approval"
+    directory.mkdir()
+    count = context.runs * _PER_RUN
+    servers, store_servers = ServerPair(fsync=True), ServerPair(fsync=True)
+    try:
+        with ProcessCluster(directory, servers.both_url, fleet="\n".join(_fleet(count)), start_s=_LIST_S) as cluster:
+            active = cluster.start("c1")
+            path, events = _pending_events(active, count)
+            samples = run_clients(_measure(context, active, events, directory, store_servers), core=None)
+            _check_approved(active, path, events)
+    finally:
+        servers.remove()
+        store_servers.remove()
+    over_http, alone, cpu_us = samples
+    return (
+        Figure(
+            name="cluster-approval-rate",
+            value=ratio(over_http, alone),
+            note=f"{median(over_http):,.0f} and {median(alone):,.0f} a second; CPU {median(cpu_us):,.0f} us",
+            samples={"approvals_per_s": tuple(over_http), "store_per_s": tuple(alone), "cpu_us": tuple(cpu_us)},
+        ),
+    )
+
+
+def _address(number: int) -> str:
+    return f"127.{1 + number // 62_500}.{number // 250 % 250}.{1 + number % 250}"
+
+
+def _fleet(count: int) -> Iterator[str]:
+    """As many hosts as approvals, each with two VMs of which one approves, so that nothing starts."""
+    yield f'[[hosts]]\nname = "h-{{n}}"\ncount = {count}\n'
+    for number in range(2 * count):
+        yield f'[[vms]]\nname = "vm-{number}"\nhost = "h-{number // 2}"\naddress = "{_address(number)}"\n'
+
+
+def _pending_events(active: ServiceProcess, count: int) -> tuple[str, list[tuple[str, str]]]:
+    """Roll out an update of every host; returns its path, and address and event id of the first VM of each."""
+    body = {"impact": "update", "hosts": [f"h-{number}" for number in range(count)]}
+    answer = active.api("POST", "/rollouts", body, timeout_s=_LIST_S)
+    assert answer.status in (200, 201, 202), answer.body
+    path = f"/rollouts/{answer.json['id']}"
+    listed: list[dict[str, Any]] = active.api("GET", path, timeout_s=_LIST_S).json["events"]
+    by_vm = {event["vms"][0]: str(event["id"]) for event in listed}
+    assert len(by_vm) == 2 * count, f"{len(by_vm)} events, not {2 * count}"
+    return path, [(_address(number), by_vm[f"vm-{number}"]) for number in range(0, 2 * count, 2)]
+
+
+async def _measure(
+    context: RunContext,
+    active: ServiceProcess,
+    events: Sequence[tuple[str, str]],
+    directory: Path,
+    store_servers: ServerPair,
+) -> tuple[list[float], list[float], list[float]]:
+    """Return the rates over HTTP and of the store alone, and the CPU of the node per approval, of each run."""
+    over_http, alone, cpu_us = [], [], []
+    pool, loop = ClientPool(), asyncio.get_running_loop()
+    for address, _ in events:
+        _, client = await loop.create_connection(Client, "127.0.0.1", active.port, local_addr=(address, 0))
+        pool.clients.append(client)
+    for run in context.track("approvals over HTTP, and commits to the store, in turn", range(context.runs)):
+        some = slice(run * _PER_RUN, (run + 1) * _PER_RUN)
+        requests = (approval_request(event_id) for _, event_id in events[some])
+        before, begin = cpu_ns(active.pid), time.perf_counter()
+        done = await pool.send_limited(zip(pool.clients[some], requests, strict=True), _CLIENTS)
+        over_http.append(done / (time.perf_counter() - begin))
+        cpu_us.append((cpu_ns(active.pid) - before) / 1e3 / done)
+        alone.append(await asyncio.to_thread(_store_rate, context, store_servers, directory / f"{run}.db"))
+    pool.close()
+    return over_http, alone, cpu_us
+
+
+def _store_rate(context: RunContext, servers: ServerPair, path: Path) -> float:
+    servers.empty()
+    with closing(open_record(servers.url)) as record:
+        return commits_per_s(context, partial(open_replicated, path, record), _CLIENTS)
+
+
+def _check_approved(active: ServiceProcess, path: str, events: Sequence[tuple[str, str]]) -> None:
+    listed = active.api("GET", path, timeout_s=_LIST_S).json["events"]
+    approved = {event["id"] for event in listed if event["approved_at"] is not None}
+    missing = sum(event_id not in approved for _, event_id in events)
+    assert not missing, f"{missing} of {len(events)} approvals are not in the record"
