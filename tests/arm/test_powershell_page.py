@@ -17,6 +17,7 @@ from forewarn.arm.routing import ArmRoute
 from forewarn.auth.token_service import TokenService
 from forewarn.auth.tokens import TokenIssuer
 from forewarn.core.access import Role
+from forewarn.core.cause import CAUSE_RULES, Cause
 from forewarn.core.fleet import Priority, Vm
 from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.core.request import RequestedOperation
@@ -27,6 +28,7 @@ from tools.docs.azure_api import MAINTENANCE_SECTION, section_of, success_status
 from tools.docs.powershell import powershell_markdown
 
 BASE = "https://localhost:8443"
+EVENT_ID = "11111111-2222-3333-4444-555555555555"
 PAGE = powershell_markdown(ROUTES)  # equal to docs/reference/powershell.md, see test_generated_pages.py
 BLOCK = re.compile(r"^```powershell\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CALLING = ("Invoke-RestMethod", "Invoke-WebRequest", "Invoke-AzRestMethod")
@@ -165,6 +167,60 @@ def test_every_call_of_the_page_is_answered_as_the_page_says(arm_of: Callable[..
     assert f"({usual}):\n\n```powershell\n{block}" in PAGE
 
 
+def sent_by_az(cmdlet: str, given: dict[str, Any]) -> tuple[str, str, Any]:
+    """Method, path and JSON body that Azure's own cmdlet sends for these parameters."""
+    group = f"/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/{given['ResourceGroupName']}"
+    compute = f"{group}/providers/Microsoft.Compute"
+    if cmdlet == "Restart-AzVM":
+        return "POST", f"{compute}/virtualMachines/{given['Name']}/restart", None
+    if cmdlet == "Set-AzVM":
+        assert given["Redeploy"] is True
+        return "POST", f"{compute}/virtualMachines/{given['Name']}/redeploy", None
+    if cmdlet == "Restart-AzVmss":
+        body = {"instanceIds": given["InstanceId"]}
+        return "POST", f"{compute}/virtualMachineScaleSets/{given['VMScaleSetName']}/restart", body
+    resource = f"{compute}/{given['ResourceType']}/{given['ResourceName']}"
+    event = f"providers/Microsoft.Maintenance/scheduledevents/{given['ScheduledEventId']}"
+    return "POST", f"{resource}/{event}/acknowledge", None
+
+
+CMDLETS = ("Restart-AzVM", "Set-AzVM", "Restart-AzVmss", "Approve-AzScheduledEvent")
+
+
+@pytest.mark.parametrize("block", blocks("Cmdlets"), ids=CMDLETS)
+def test_a_cmdlet_sends_the_request_that_the_page_shows_beside_it(arm_of: Callable[..., Any], block: str) -> None:
+    typed: list[tuple[str, str, Any]] = []
+    requests: list[Request] = []
+    cmdlets = {
+        name.replace("-", "_"): lambda given, _, name=name: typed.append(sent_by_az(name, given)) for name in CMDLETS
+    }
+    shell = shell_for(requests.append, **cmdlets)
+    shell.set("eventId", EVENT_ID)
+    run_script(block, shell)
+    (request,) = requests
+    assert typed == [(request.method, urlsplit(request.target).path, json.loads(request.body or "null"))]
+
+    arm = an_arm(arm_of, request.route)
+    target = request.target.replace(EVENT_ID, ids_in(arm)["eventId"])
+    answer = arm.call(request.method, target, request.body, request.headers)
+    assert re.search(rf"\({answer.status}: [^)]*\):\n\n```powershell\n{re.escape(block)}", PAGE)
+    (listed, *others) = arm.world.events()
+    kinds = {"Restart-AzVM": "Reboot", "Restart-AzVmss": "Reboot"}
+    assert listed.rules.kind == kinds.get(block.split()[0], "Redeploy")
+    assert len(others) == (1 if block.startswith("Restart-AzVmss") else 0)
+    assert (listed.approved_by not in ("", "policy")) == block.startswith("Approve-AzScheduledEvent")
+
+
+def test_the_notice_that_the_page_names_is_that_of_the_contract() -> None:
+    """Spec §6.3."""
+    for cause, text in (
+        (Cause.USER_RESTART, "a Reboot with 15 minutes"),
+        (Cause.USER_REDEPLOY, "a Redeploy with 10 minutes"),
+    ):
+        assert text in PAGE
+        assert f"{CAUSE_RULES[cause].minimum_notice_s // 60} minutes" in text
+
+
 def test_the_sign_in_of_the_page_gives_a_valid_token(arm_of: Any, signing_key: Any) -> None:
     sign_in = TokenService(issuer=TokenIssuer(f"{BASE}/adfs", signing_key), tenant_id="t")
     arm = arm_of(sign_in=sign_in, **a_fleet(CLOSED[0]))
@@ -237,7 +293,11 @@ def test_untested_blocks_of_the_page_can_be_parsed() -> None:
 
 
 def test_every_powershell_block_is_covered_by_these_tests() -> None:
-    read = [block for title in ("Trust", "Sign in", "Az", "Names", "Wait for an operation") for block in blocks(title)]
-    assert len(read) == 5
+    read = [
+        block
+        for title in ("Cmdlets", "Trust", "Sign in", "Az", "Names", "Wait for an operation")
+        for block in blocks(title)
+    ]
+    assert len(read) == len(CMDLETS) + 5
     assert [*read, *blocks("Calls")] == BLOCK.findall(PAGE)
     assert PAGE.count("```powershell") == len(read) + len(CLOSED)

@@ -53,6 +53,37 @@ $body = @'
 '@"""
 _PATCH_BODIES = {"VMs": _PROFILE_BODY, "Scale sets": _SET_PROFILE_BODY}
 
+# Title, the cmdlet, what it sends, the status of the response, and what follows from it.
+_CMDLETS = (
+    (
+        "Restart a VM",
+        "Restart-AzVM -ResourceGroupName $group -Name $vm",
+        'Invoke-AzRestMethod -Method POST -Path "$vmId/restart?$version"',
+        "202: a Reboot with 15 minutes of notice",
+    ),
+    (
+        "Redeploy a VM",
+        "Set-AzVM -ResourceGroupName $group -Name $vm -Redeploy",
+        'Invoke-AzRestMethod -Method POST -Path "$vmId/redeploy?$version"',
+        "202: a Redeploy with 10 minutes of notice",
+    ),
+    (
+        "Restart instances of a scale set",
+        "Restart-AzVmss -ResourceGroupName $group -VMScaleSetName $scaleSet -InstanceId '0', '1'",
+        "$body = @{ instanceIds = @('0', '1') } | ConvertTo-Json\n"
+        'Invoke-AzRestMethod -Method POST -Path "$scaleSetId/restart?$version" -Payload $body',
+        "202: a Reboot of each instance",
+    ),
+    (
+        "Approve an event",
+        "Approve-AzScheduledEvent -ResourceGroupName $group -ResourceType 'virtualMachines' -ResourceName $vm `\n"
+        "    -ScheduledEventId $eventId",
+        '$acknowledge = "$vmId/providers/Microsoft.Maintenance/scheduledevents/$eventId/acknowledge"\n'
+        'Invoke-AzRestMethod -Method POST -Path "${acknowledge}?$approvalVersion"',
+        "200: the event is approved",
+    ),
+)
+
 _PAGE = """\
 # From PowerShell
 
@@ -66,6 +97,12 @@ the calls do.
 
 The lines are for PowerShell 7. In its strings a `?` belongs to the name before it, so write `"${{vmId}}?…"`.
 
+## Cmdlets
+
+These are the cmdlets that people type. Az sends one request for each, which the command after it sends too. The
+[names](#names) are set below.
+
+{cmdlets}
 ## Trust
 
 The service has a certificate of forewarn's own CA, unless you gave it another one. On Linux, PowerShell reads trusted
@@ -196,8 +233,19 @@ def powershell_markdown(routes: Sequence[ArmRoute]) -> str:
     """The page docs/reference/powershell.md, without the routes of maintenance configurations."""
     authenticated = [r for r in routes if r.right is not None and section_of(r) != MAINTENANCE_SECTION]
     sections = [_section(title, section) for title, section in routes_by_section(authenticated)]
-    blocks = {"sign_in": _SIGN_IN, "az": _AZ, "names": _SET_NAMES, "wait": _WAIT}
+    blocks = {
+        "cmdlets": "\n".join(map(_cmdlet_entry, _CMDLETS)),
+        "sign_in": _SIGN_IN,
+        "az": _AZ,
+        "names": _SET_NAMES,
+        "wait": _WAIT,
+    }
     return _PAGE.format(sections="\n".join(sections), **blocks)
+
+
+def _cmdlet_entry(entry: tuple[str, str, str, str]) -> str:
+    title, cmdlet, request, answer = entry
+    return f"{title} ({answer}):\n\n```powershell\n{cmdlet}\n{request}\n```\n"
 
 
 def _section(title: str, routes: Sequence[ArmRoute]) -> str:

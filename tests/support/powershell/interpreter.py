@@ -36,6 +36,20 @@ PARAMETERS: dict[str, frozenset[str]] = {
         Paginate Path Payload PollFrom ResourceGroupName ResourceId ResourceProviderName ResourceType SubscriptionId Uri
         WaitForCompletion WhatIf"""
     ),
+    "Restart-AzVM": _parameter_names(
+        "AsJob Confirm DefaultProfile Id Name NoWait PerformMaintenance ResourceGroupName WhatIf"
+    ),
+    "Set-AzVM": _parameter_names(
+        """AsJob Confirm DefaultProfile Generalized Id Name NoWait Reapply Redeploy ResourceGroupName SimulateEviction
+        WhatIf"""
+    ),
+    "Restart-AzVmss": _parameter_names(
+        "AsJob Confirm DefaultProfile InstanceId ResourceGroupName VMScaleSetName WhatIf"
+    ),
+    "Approve-AzScheduledEvent": _parameter_names(
+        """AcquirePolicyToken ChangeReference Confirm DefaultProfile ResourceGroupName ResourceName ResourceType
+        ScheduledEventId WhatIf"""
+    ),
     "Add-AzEnvironment": _parameter_names(
         "Name ARMEndpoint StorageEndpoint AzureKeyVaultDnsSuffix", _CONTEXT_PARAMETERS
     ),
@@ -57,7 +71,7 @@ PARAMETERS: dict[str, frozenset[str]] = {
 SWITCHES = _word_set(
     """AllowInsecureRedirect AllowUnencryptedAuthentication AsArray AsJob AsPlainText Compress Confirm Debug
     DisableKeepAlive EnumsAsStrings FollowRelLink Force NoProxy Paginate PassThru PreserveAuthorizationOnRedirect
-    PreserveHttpMethodOnRedirect ProxyUseDefaultCredentials Raw Resume ServicePrincipal SkipCertificateCheck
+    PreserveHttpMethodOnRedirect ProxyUseDefaultCredentials Raw Redeploy Resume ServicePrincipal SkipCertificateCheck
     SkipContextPopulation SkipHeaderValidation SkipHttpErrorCheck UseBasicParsing UseDefaultCredentials Verbose Wait
     WaitForCompletion WhatIf"""
 )
