@@ -30,6 +30,7 @@ FLEET = '[[hosts]]\nname = "h1"\n' + "".join(
     f'[[vms]]\nname = "{vm}"\nhost = "h1"\naddress = "{address}"\n' for vm, address in VMS.items()
 )
 QUICK_ACTS = '[[simulate]]\nthen = "take"\nseconds = 0.2\n'
+_EFFECTS_WITH_REPEATS = "SELECT act_id, coalesce(repeats, 0) FROM effect LEFT JOIN act USING (act_id) ORDER BY seq"
 CONTROL_NODES = ("c1", "c2", "c3")
 PARTS = ("db1", "db2", "bus", "h1", "client", *CONTROL_NODES)  # of a cluster in network namespaces
 
@@ -145,7 +146,8 @@ class LoadedCluster:
 
         until(lambda: not column("SELECT id FROM events WHERE status <> 'over'"), "all events are over")
         with closing(sqlite3.connect(self.host.data / "simulated.db")) as ledger:
-            acts = [str(act_id) for (act_id,) in ledger.execute("SELECT act_id FROM effect ORDER BY seq")]
+            rows_of_acts = ledger.execute(_EFFECTS_WITH_REPEATS).fetchall()
+        acts = [str(act_id) for act_id, repeats in rows_of_acts for _ in range(1 + repeats)]
         events = [row_codec.read_event(body) for (body,) in rows("SELECT body FROM events")]
         return RecordFacts(
             requests=column("SELECT id FROM requests"),

@@ -30,7 +30,6 @@ pytestmark = [
         nats_program() is None or not is_installed(),
         reason="NATS or PostgreSQL is not installed: run tests/cluster/install_servers.sh",
     ),
-    pytest.mark.skipif(bool(why_networks_are_unavailable()), reason=why_networks_are_unavailable()),
 ]
 TERMINATE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -127,6 +126,8 @@ class Faults:
 
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedCluster]:
+    if reason := why_networks_are_unavailable():
+        pytest.skip(reason)
     found = LoadedCluster(tmp_path_factory.mktemp("cluster"), ClusterNetwork(PARTS), CONTROL_NODES)
     yield found
     found.close()

@@ -23,12 +23,13 @@ pytestmark = [
         nats_program() is None or not is_installed(),
         reason="NATS or PostgreSQL is not installed: run tests/cluster/install_servers.sh",
     ),
-    pytest.mark.skipif(bool(why_networks_are_unavailable()), reason=why_networks_are_unavailable()),
 ]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedCluster]:
+    if reason := why_networks_are_unavailable():
+        pytest.skip(reason)
     found = LoadedCluster(tmp_path_factory.mktemp("cluster"), ClusterNetwork(PARTS), CONTROL_NODES)
     yield found
     found.close()
