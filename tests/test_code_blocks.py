@@ -37,6 +37,8 @@ TESTED_BY = {
     ("docs/how-to/network.md", "toml"): "tests/service/test_listener_settings.py",
     ("docs/how-to/record-replay.md", "console"): "tests/replay/test_commands.py",
     ("docs/how-to/record-replay.md", "json"): "tests/replay/test_commands.py",
+    ("docs/how-to/rollout-health.md", "sh"): "tests/cli/test_rollout_health.py",
+    ("docs/how-to/rollout-health.md", "toml"): "tests/cli/test_rollout_health.py",
     ("docs/how-to/rollouts.md", "sh"): "tests/cli/test_rollout_windows.py",
     ("docs/how-to/rollouts.md", "toml"): "tests/core/test_rollout_file.py",
     ("docs/how-to/testing.md", "python"): "tests/lab/test_documentation.py",

@@ -48,6 +48,11 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("POST", "/hosts/{name}/confirm-down"): lambda api: (f"/hosts/{_failed_host(api)}/confirm-down", {}),
     ("POST", "/hosts/{name}/repair"): lambda api: (f"/hosts/{_failed_host(api)}/repair", {}),
     ("POST", "/rollouts/plan"): lambda api: ("/rollouts/plan", {"everything": True, "canary": "1"}),
+    ("POST", "/rollouts/check"): lambda api: (
+        "/rollouts/check",
+        {"everything": True, "checks": [{"name": "acts", "figure": "failed-acts"}]},
+    ),
+    ("GET", "/rollouts/{id}/checks"): lambda api: (f"/rollouts/{_rollout(api)}/checks", None),
     ("GET", "/rollouts"): lambda api: ("/rollouts", None),
     ("POST", "/rollouts"): lambda api: ("/rollouts", {"impact": "update", "hosts": ["h1", "h2"]}),
     ("GET", "/nodes"): lambda api: ("/nodes", None),

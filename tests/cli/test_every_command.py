@@ -33,6 +33,8 @@ ASKING = {
     "perform-maintenance": "perform-maintenance db-0",
     "rollout start": "rollout start --host h1 --impact reboot --no-wait",
     "rollout plan": "rollout plan --everything --canary 1",
+    "rollout check": "rollout check CHECKS",
+    "rollout checks": "rollout checks ROLLOUT",
     "rollout show": "rollout show",
     "rollout show ROLLOUT": "rollout show ROLLOUT",
     "rollout pause": "rollout pause ROLLOUT",
@@ -123,6 +125,7 @@ def arguments_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
     """The arguments of a command, after creating the objects that they name."""
     arguments = ASKING[name].split()
     made = {"FILE": lambda: _file(tmp_path), "BACKUP": lambda: str(tmp_path / "b.db"), "EVENT": lambda: _event(lab)}
+    made |= {"CHECKS": lambda: _rollout_file(tmp_path)}
     made |= {"RECORDING": lambda: _recording(tmp_path)}
     made |= {"CLIENT": lambda: _client(lab), "GRANT": lambda: _grant(lab)}
     made |= {"ROLLOUT": lambda: _rollout(lab), "PAUSED": lambda: _paused(lab), "WEBHOOK": lambda: _webhook(lab)}
@@ -143,6 +146,12 @@ def arguments_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
 def _file(tmp_path: Path) -> str:
     path = tmp_path / "fleet.toml"
     path.write_text(FLEET)
+    return str(path)
+
+
+def _rollout_file(tmp_path: Path) -> str:
+    path = tmp_path / "rollout.toml"
+    path.write_text("[rollout]\neverything = true\n[[checks]]\nname = 'acts'\nfigure = 'failed-acts'\n")
     return str(path)
 
 
@@ -195,7 +204,7 @@ def test_a_command_answers_programs_with_one_document(lab: Any, name: str, tmp_p
 
 @pytest.mark.parametrize("name", [name for name in ASKING if name not in ("doctor", "fleet check")])
 def test_a_command_without_a_service_says_how_to_start_one(command: Any, name: str, tmp_path: Path) -> None:
-    files = {"FILE": _file, "RECORDING": _recording}
+    files = {"FILE": _file, "RECORDING": _recording, "CHECKS": _rollout_file}
     arguments = [files[word](tmp_path) if word in files else word for word in ASKING[name].split()]
     sentence = command.refused(*arguments, code=3)
     assert sentence == f"no forewarn service answers in {command.data}: start one with `forewarn up`"

@@ -152,6 +152,9 @@ def hosts_and_rollouts(api: Api) -> None:
     rollout = api("rollouts", "POST", "/rollouts", body={"impact": "update", "scope": "web"})
     api("rollouts", "GET", "/rollouts")
     api("rollouts", "GET", "/rollouts/{id}", f"/rollouts/{rollout['id']}")
+    api("rollouts", "GET", "/rollouts/{id}/checks", f"/rollouts/{rollout['id']}/checks")
+    checks = [{"name": "acts", "figure": "failed-acts"}]
+    api("rollouts", "POST", "/rollouts/check", body={"scope": "web", "checks": checks})
     api("rollouts", "POST", "/rollouts/{id}/pause", f"/rollouts/{rollout['id']}/pause")
     api("rollouts", "POST", "/rollouts/{id}/resume", f"/rollouts/{rollout['id']}/resume")
     api("vms", "POST", "/vms/{name}/perform-maintenance", "/vms/web-0/perform-maintenance", {})

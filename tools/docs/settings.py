@@ -84,9 +84,12 @@ _MEANINGS = {
     "oidc_client_id": "the client id of the [portal](../how-to/portal.md) at that issuer, for people to sign in there",
     "oidc_client_secret_file": "file of that client's secret",
     "local_targets": (
-        "which local addresses webhooks and the external issuer may have: `none`, `loopback` (this machine), or "
-        "`link-local` (this machine and link-local addresses, such as 169.254.169.254). Other machines are always "
-        "allowed"
+        "which local addresses webhooks, health checks and the external issuer may have: `none`, `loopback` (this "
+        "machine), or `link-local` (this machine and link-local addresses, such as 169.254.169.254). Other machines "
+        "are always allowed"
+    ),
+    "allow_command_checks": (
+        "whether [health checks](../how-to/rollout-health.md) of rollouts may run commands, as the user of the service"
     ),
     "strict_api_versions": "reject calls of Azure's API without an api-version, or with an unknown one",
     "hypervisor": (

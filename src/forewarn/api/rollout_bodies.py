@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
+from msgspec.structs import replace
 
+from forewarn.api.rollout_checks import NewCheck, check_from_table, check_of
+from forewarn.core.health import MAX_CHECKS, HealthCheck, parse_condition
 from forewarn.core.request import Rollout, RolloutImpact, WaveSpec
 from forewarn.core.rollout_file import RolloutFile, parse_deadline, read_rollout_file
 from forewarn.core.waves import REST_WAVE, make_wave, make_waves
@@ -56,6 +59,7 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     shares: Annotated[tuple[float, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
     waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`
     settle_s: DurationSeconds = 0  # lab time
+    checks: Annotated[tuple[NewCheck, ...], Meta(max_length=MAX_CHECKS)] = ()  # health checks
     file: Annotated[str, Meta(max_length=_MAX_FILE_CHARACTERS)] = ""  # a rollout file, as TOML
 
 
@@ -95,12 +99,13 @@ def read_new_rollout(context: RequestContext, body: NewRollout) -> WantedRollout
         if body.short_notice and not body.notice_s:
             raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
         waves = _waves_of_body(body)
+        checks = context.control.rollouts.health.prober.require_usable([check_of(check) for check in body.checks])
         try:
             calendar = make_calendar(body.windows, body.blackouts, body.deadline)
         except ValueError as error:
             raise Rejected(str(error)) from error
         return WantedRollout(
-            rollout=_with_targets(context, body, waves, calendar),
+            rollout=replace(_with_targets(context, body, waves, calendar), checks=checks),
             notice_s=body.notice_s,
             short_notice=body.short_notice,
             file=None,
@@ -155,6 +160,7 @@ def _wanted_from_file(context: RequestContext, file: RolloutFile) -> WantedRollo
     with file.located("waves"):
         waves = _with_rest(_wave_from_table(index, wave) for index, wave in enumerate(file.waves))
     calendar = _calendar_from_file(file, context.now())
+    checks = _checks_from_file(context, file)
     with file.located("rollout", "impact"):
         impact = _impact(table.get("impact", RolloutImpact.UPDATE))
     with file.located("rollout", "max_failures"):
@@ -169,7 +175,7 @@ def _wanted_from_file(context: RequestContext, file: RolloutFile) -> WantedRollo
         body = NewRollout(
             impact=impact, max_failures=table.get("max_failures", 1), settle_s=table.get("settle", 0), **names
         )
-        rollout = _with_targets(context, body, waves, calendar)
+        rollout = replace(_with_targets(context, body, waves, calendar), checks=checks)
     return WantedRollout(
         rollout=rollout, notice_s=table.get("notice", 0), short_notice=table.get("short_notice", False), file=file
     )
@@ -181,6 +187,19 @@ _TARGET_KEYS = ("all_hosts", "scope", "tag", "location", "everything")
 def _wave_from_table(index: int, wave: Any) -> WaveSpec:
     name = wave.get("name") or ("canary" if index == 0 else f"wave {index + 1}")
     return make_wave(index, name, wave.get("vms"), wave.get("share"), wave.get("tag"))
+
+
+def _checks_from_file(context: RequestContext, file: RolloutFile) -> tuple[HealthCheck, ...]:
+    prober = context.control.rollouts.health.prober
+    checks: list[HealthCheck] = []
+    for index, table in enumerate(file.checks):
+        if "condition" in table:
+            with file.located("checks", index, "condition"):
+                _rejecting(parse_condition, table["condition"])
+        with file.located("checks", index):
+            checks.append(check_from_table(table))
+            checks[:] = prober.require_usable(checks)
+    return tuple(checks)
 
 
 def _impact(text: str) -> RolloutImpact:

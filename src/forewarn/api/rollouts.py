@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from forewarn.api.rollout_bodies import NewRollout, read_new_rollout
+from forewarn.api.rollout_checks import TriedChecksView, tried_check_view
 from forewarn.control.dry_run import dry_run_rollout
 from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, RolloutState
+from forewarn.errors import Rejected
 from forewarn.explain.polling import PollingState, polling_state
 from forewarn.explain.preview import Preview
 from forewarn.explain.rollout_plan import RolloutPlan
@@ -165,6 +169,20 @@ async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewR
                 notice_s=wanted.notice_s,
                 short_notice=wanted.short_notice,
             )
+
+
+async def try_rollout_checks(context: RequestContext, call: HandlerCall, body: NewRollout) -> TriedChecksView:
+    """Perform each health check of a rollout once, and show what it finds; starts and stores nothing.
+
+    Raises what `start_rollout` raises for the body, and Rejected if it has no checks.
+    """
+    wanted = read_new_rollout(context, body)
+    if not wanted.rollout.checks:
+        raise Rejected("this rollout has no health checks: give some, such as a figure of the service")
+    health = context.control.rollouts.health
+    checks = wanted.rollout.checks
+    found = await asyncio.gather(*(health.try_once(check, wanted.rollout) for check in checks))
+    return TriedChecksView(checks=tuple(map(tried_check_view, checks, found)))
 
 
 async def plan_new_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutPlan:

@@ -60,6 +60,8 @@ _EXAMPLES = {
     "rollout pause": ("rollout pause 6a9c88d6",),
     "rollout resume": ("rollout resume 6a9c88d6",),
     "rollout show": ("rollout show", "rollout show 6a9c88d6 --watch"),
+    "rollout check": ("rollout check rollout.toml",),
+    "rollout checks": ("rollout checks 6a9c88d6", "rollout checks 6a9c88d6 --limit 100"),
     "rollout plan": ("rollout plan rollout.toml", "rollout plan --everything --canary tag=canary --settle 1h"),
     "rollout start": (
         "rollout start --scope db --impact update",

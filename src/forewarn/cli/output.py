@@ -24,10 +24,12 @@ _UNBREAKABLE_PIECE = re.compile(r"\([^)]*\)|[-\d]{10} [:\d]{8}|\S+")
 _COLUMN_GAP = 2  # blanks between the columns of a table
 
 STATE_STYLES = {  # state in lower case → style of rich
-    **dict.fromkeys(("scheduled", "paused", "waiting", "degraded", "published", "requested"), "yellow"),
+    **dict.fromkeys(
+        ("scheduled", "paused", "waiting", "degraded", "published", "requested", "unclear", "error"), "yellow"
+    ),
     **dict.fromkeys(("started", "running", "approved", "released"), "cyan"),
-    **dict.fromkeys(("finished", "succeeded", "completed", "healthy", "performed"), "green"),
-    **dict.fromkeys(("failed", "stopped", "aborted", "gone"), "red"),
+    **dict.fromkeys(("finished", "succeeded", "completed", "healthy", "performed", "good"), "green"),
+    **dict.fromkeys(("failed", "stopped", "aborted", "gone", "bad"), "red"),
     **dict.fromkeys(("over", "withdrawn", "not needed", "skipped"), "bright_black"),
 }
 

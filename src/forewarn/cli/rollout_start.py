@@ -167,7 +167,7 @@ def _body(call: Invocation, file: str | None, options: dict[str, Any]) -> dict[s
         if given:
             name = next(iter(given)).removesuffix("_s").replace("_", "-")
             raise Rejected(f"a rollout file describes all of the rollout: give no other option ({name}) beside it")
-        return {"file": _read_text(file)}
+        return {"file": read_rollout_text(file)}
     if "deadline" in given:
         given["deadline"] = _deadline(call, given["deadline"])
     given |= _failure_limit(given.pop("max_failures", None), given.pop("keep_going", False))
@@ -185,7 +185,8 @@ def _deadline(call: Invocation, text: str) -> float:
     return parse_deadline(text, call.api.now())
 
 
-def _read_text(file: str) -> str:
+def read_rollout_text(file: str) -> str:
+    """Return the text of a rollout file by its path; Rejected if it cannot be read, or is empty."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

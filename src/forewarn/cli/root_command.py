@@ -57,7 +57,7 @@ HELP_SECTIONS = {
         "delete": "request",
         "power": "request",
         "perform-maintenance": "request",
-        "rollout": "rollout_start",
+        "rollout": "rollout_checks",
         "budget": "budget",
     },
     "Events": {

@@ -39,7 +39,8 @@ class HealthCheckService:
     """Measures the health checks of all open rollouts that are running.
 
     `reconcile` stores what was measured and starts what is due; `vms_of` returns the VMs that a rollout covers. The
-    attribute `pace` returns a lookup of how VMs poll; it may be replaced. Use it from one event loop.
+    attribute `pace` returns a lookup of how VMs poll; it may be replaced. `open_rollouts` are those with checks;
+    without any, there is nothing to do. `running` are the checks under way. Use it from one event loop.
     """
 
     def __init__(
@@ -56,18 +57,13 @@ class HealthCheckService:
         self._wake = wake
         self._vms_of = vms_of
         self.pace: Callable[[], PaceLookup] = lambda: pace_from_store(store, clock.now)
-        self._open: dict[str, MaintenanceRequest] = {}  # those with checks
+        self.open_rollouts: dict[str, MaintenanceRequest] = {}  # with checks, by the id of their request
         self._measured: dict[str, list[Measurement]] = {}  # request id → its measurements, oldest first
-        self._tasks: dict[CheckKey, asyncio.Task[None]] = {}
+        self.running: dict[CheckKey, asyncio.Task[None]] = {}  # the checks under way
         self._results: dict[CheckKey, Measurement] = {}  # not stored yet
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         for request in store.requests(open_only=True):
             self._index(request)
-
-    @property
-    def is_measuring(self) -> bool:
-        """Whether a check is under way."""
-        return bool(self._tasks)
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember the rollouts and measurements of a commit. Called for every commit, in order."""
@@ -86,7 +82,7 @@ class HealthCheckService:
         known = self._measured.get(request_id)
         if known is None:
             known = self._store.measurements(request_id)
-            if request_id in self._open:
+            if request_id in self.open_rollouts:
                 self._measured[request_id] = known = list(known)
         return [m for m in known if (m.wave, m.check_round) == (rollout.wave, rollout.check_round)]
 
@@ -115,8 +111,8 @@ class HealthCheckService:
 
     async def wait_for_any(self) -> None:
         """Wait until one of the checks under way has ended; return at once if there is none."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
+        if self.running:
+            await asyncio.wait(list(self.running.values()), return_when=asyncio.FIRST_COMPLETED)
 
     async def try_once(self, check: HealthCheck, rollout: Rollout) -> CheckResult:
         """Perform a check once for a rollout, which need not be stored, and return what it found."""
@@ -124,7 +120,7 @@ class HealthCheckService:
 
     async def close(self) -> None:
         """Cancel the checks under way, and kill their commands."""
-        tasks = list(self._tasks.values())
+        tasks = list(self.running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -132,35 +128,37 @@ class HealthCheckService:
     def _index(self, request: MaintenanceRequest) -> None:
         rollout = request.rollout
         if request.is_open and rollout is not None and rollout.checks:
-            self._open[request.id] = request
+            self.open_rollouts[request.id] = request
         else:
-            self._open.pop(request.id, None)
+            self.open_rollouts.pop(request.id, None)
             self._measured.pop(request.id, None)
 
     def _due_times(self) -> dict[CheckKey, float]:
         """Return when each check is due that is not under way and has no result to be stored."""
         due: dict[CheckKey, float] = {}
-        for request in self._open.values():
+        for request in self.open_rollouts.values():
             rollout = request.rollout
             if rollout is None or rollout.progress is not RolloutState.RUNNING:
                 continue
             counting = self.counting(request.id, rollout)
             for check in rollout.checks:
                 key = (request.id, check.name)
-                if key not in self._tasks and key not in self._results:
+                if key not in self.running and key not in self._results:
                     due[key] = next_measurement_at(check, counting)
         return due
 
     def _start(self, key: CheckKey) -> None:
-        request = self._open[key[0]]
+        request = self.open_rollouts[key[0]]
         assert request.rollout is not None
         check = next(check for check in request.rollout.checks if check.name == key[1])
-        self._tasks[key] = asyncio.create_task(self._perform(key, check, request.rollout))
+        self.running[key] = asyncio.create_task(self._perform(key, check, request.rollout))
 
     async def _perform(self, key: CheckKey, check: HealthCheck, rollout: Rollout) -> None:
         try:
             async with self._slots:
                 result = await self._measure(check, rollout, key[0])
+            if key[0] not in self.open_rollouts:
+                return  # it was closed meanwhile
             self._results[key] = measurement_of(
                 check,
                 result,
@@ -170,7 +168,7 @@ class HealthCheckService:
                 at=self._clock.now(),
             )
         finally:
-            del self._tasks[key]
+            del self.running[key]
             self._wake()
 
     async def _measure(self, check: HealthCheck, rollout: Rollout, request_id: str) -> CheckResult:

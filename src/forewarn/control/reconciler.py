@@ -162,7 +162,7 @@ class Reconciler:
         while True:
             if await self.reconcile():
                 continue
-            if self._rollouts.health.is_measuring:
+            if self._rollouts.health.running:
                 await self._rollouts.health.wait_for_any()
             elif self._executor.answering_acts:
                 await self._executor.wait_for_any()

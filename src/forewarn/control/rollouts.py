@@ -178,7 +178,8 @@ class RolloutService:
         self._calendars.has_changed |= commit.changes_configurations
         if self._budgets.waiting:
             self._unblock(self._budgets.take_woken())
-        self.health.on_commit(applied)
+        if commit.measurements or any(request.rollout is not None for request in commit.requests):
+            self.health.on_commit(applied)
         for measurement in commit.measurements:
             if measurement.outcome is not CheckOutcome.GOOD or measurement.request_id in self._awaits_checks:
                 self._changed.add(measurement.request_id)
@@ -245,7 +246,7 @@ class RolloutService:
         ten seconds of lab time, so that it is checked once for many events that end together.
         """
         self._check_unblocked(acts_are_due)
-        did = await self.health.reconcile()
+        did = await self.health.reconcile() if self.health.open_rollouts else False
         async with self._hold_lock:
             did |= await self._finish_lifting()
         if self._calendars.has_changed:
@@ -273,8 +274,8 @@ class RolloutService:
 
         Raises Unavailable.
         """
-        due = (self.health.next_due_at(), *self._settling.values())
-        return min((at for at in due if at is not None), default=None)
+        check_at = self.health.next_due_at() if self.health.open_rollouts else None
+        return min([*self._settling.values(), *([] if check_at is None else [check_at])], default=None)
 
     def _changed_in_order(self) -> list[str]:
         """Return the ids of the changed requests, the oldest request first: it gets what budgets allow."""

@@ -11,6 +11,12 @@ vms = 2
 
 [windows]
 open = ["sat,sun 02:00 4h Europe/Berlin"]
+
+[[checks]]
+name = "errors"
+prometheus = "http://prometheus.example:9090"
+query = "sum(rate(http_requests_total{code=~'5..'}[5m]))"
+condition = "< 1"
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from forewarn.wording import did_you_mean
 _TEXT, _TEXTS, _WHOLE, _NUMBER, _FLAG = "a text", "a list of texts", "a whole number", "a number", "true or false"
 _DURATION = "a duration such as 10m"
 
-# The keys of each table, and what their values are. `waves` is a list of tables, written [[waves]].
+# The keys of each table, and what their values are. `waves` and `checks` are lists of tables: [[waves]].
 FILE_KEYS: dict[str, dict[str, str]] = {
     "rollout": {
         "hosts": _TEXTS,
@@ -48,8 +54,25 @@ FILE_KEYS: dict[str, dict[str, str]] = {
     },
     "waves": {"name": _TEXT, "vms": _WHOLE, "share": _NUMBER, "tag": _TEXT},
     "windows": {"open": _TEXTS, "blackouts": _TEXTS, "deadline": _TEXT},
+    "checks": {
+        "name": _TEXT,
+        "prometheus": _TEXT,
+        "query": _TEXT,
+        "condition": _TEXT,
+        "http": _TEXT,
+        "status": _WHOLE,
+        "body": _TEXT,
+        "command": _TEXTS,
+        "exit": _WHOLE,
+        "figure": _TEXT,
+        "interval": _DURATION,
+        "timeout": _DURATION,
+        "bad_limit": _WHOLE,
+        "unclear_limit": _WHOLE,
+        "error_limit": _WHOLE,
+    },
 }
-_LIST_TABLES = frozenset({"waves"})
+_LIST_TABLES = frozenset({"waves", "checks"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +82,7 @@ class RolloutFile:
     rollout: Mapping[str, Any]  # the table [rollout]
     waves: tuple[Mapping[str, Any], ...]  # the tables [[waves]]
     windows: Mapping[str, Any]  # the table [windows]
+    checks: tuple[Mapping[str, Any], ...]  # the tables [[checks]]
     lines: TomlLineIndex
 
     @contextmanager
@@ -101,7 +125,7 @@ def read_rollout_file(text: str) -> RolloutFile:
     for table in data:
         if table not in FILE_KEYS:
             hint = did_you_mean(table, FILE_KEYS)
-            known = "give [rollout], [[waves]] and [windows]"
+            known = "give [rollout], [[waves]], [windows] and [[checks]]"
             raise _at_line(lines.line_of((table,)), f"[{table}] is not known{hint}: {known}")
     if "rollout" not in data:
         raise _at_line(1, "the table [rollout] is missing: give it with a target, such as everything = true")
@@ -114,7 +138,7 @@ def read_rollout_file(text: str) -> RolloutFile:
             )
         else:
             tables[name] = _checked_table(name, data.get(name, {}), lines, (name,))
-    return RolloutFile(tables["rollout"], tables["waves"], tables["windows"], lines)
+    return RolloutFile(tables["rollout"], tables["waves"], tables["windows"], tables["checks"], lines)
 
 
 def _list_of_tables(name: str, value: object, lines: TomlLineIndex) -> list[object]:

@@ -1,0 +1,189 @@
+"""Health checks of rollouts in the API: request bodies, their measurements, and trying them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from forewarn.core.health import CheckKind, CheckResult, HealthCheck, Measurement, OwnFigure
+from forewarn.core.request import MaintenanceRequest
+from forewarn.errors import Rejected
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.views import BaseView
+
+MAX_SHOWN_MEASUREMENTS = 500  # the newest ones
+
+
+class NewCheck(StrictBody, frozen=True, kw_only=True):
+    """A health check: exactly one of `prometheus`, `http`, `command` and `figure`, and how it is judged.
+
+    A `query` and a `condition` belong to `prometheus`, `status` and `body` to `http`, `exit` to `command`, and a
+    `condition` to `figure`, where it is `== 0` if it is not given. Limits are numbers of measurements.
+    """
+
+    name: NonEmptyText  # unique within the rollout
+    prometheus: str = ""  # URL of a Prometheus server
+    query: str = ""  # PromQL
+    condition: str = ""  # that each value must meet, such as `< 0.01`
+    http: str = ""  # URL that is called with GET
+    status: int = 200  # that it must answer with
+    body: str = ""  # text that the answer must contain; "": any
+    command: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # program and arguments, run by the service
+    exit: int = 0  # the exit status that it must end with
+    figure: OwnFigure | None = None  # of the service itself
+    interval_s: float = 60  # lab time between two measurements
+    timeout_s: float = 10  # real time that one may take
+    bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
+    unclear_limit: int = 1  # unclear ones in a row, from which on it publishes nothing
+    error_limit: int = 3  # errors in a row, from which on they count as unclear
+
+
+class CheckView(BaseView, frozen=True, kw_only=True):
+    """A health check of a rollout, and its latest measurement; `outcome` is "" if it has none."""
+
+    name: str
+    kind: str  # prometheus, http, command or figure
+    what: str  # what it demands, for people
+    interval_s: float  # lab time
+    bad_limit: int
+    unclear_limit: int
+    error_limit: int
+    outcome: str  # good, bad, unclear or error
+    text: str  # what was seen, for people
+    at: float | None  # lab time; None: not measured yet
+
+
+class MeasurementView(BaseView, frozen=True, kw_only=True):
+    """One measurement of a health check."""
+
+    check: str  # its name
+    at: float  # lab time
+    outcome: str  # good, bad, unclear or error
+    value: float | None  # that was compared
+    text: str  # what was seen, for people
+    wave: int  # of the rollout, from 1
+
+
+class RolloutChecksView(BaseView, frozen=True, kw_only=True):
+    """The health checks of a rollout with their newest measurements, oldest first, and what they led to."""
+
+    id: str  # of the rollout
+    progress: str  # running, paused, stopped, aborted or completed
+    why: str  # why it has paused itself, or ended; "": neither
+    unclear: str  # why its checks let it publish nothing; "": they do
+    checks: tuple[CheckView, ...]
+    measurements: tuple[MeasurementView, ...]  # at most 500
+
+
+class TriedCheckView(BaseView, frozen=True, kw_only=True):
+    """What a health check found that was tried once."""
+
+    name: str
+    what: str  # what it demands, for people
+    outcome: str  # good, bad, unclear or error
+    value: float | None  # that was compared
+    text: str  # what was seen, for people
+
+
+class TriedChecksView(BaseView, frozen=True, kw_only=True):
+    """What the health checks of a rollout found that was not started, in their order."""
+
+    checks: tuple[TriedCheckView, ...]
+
+
+def check_of(body: NewCheck) -> HealthCheck:
+    """Return the health check that a body describes; Rejected unless it asks exactly one kind of source.
+
+    What else is wrong with it, `HealthProber.require_usable` finds.
+    """
+    kinds = [kind for kind in CheckKind if getattr(body, kind)]
+    if len(kinds) != 1:
+        raise Rejected(
+            f"check {body.name!r} asks {'nothing' if not kinds else ' and '.join(kinds)}: "
+            "give one of prometheus, http, command and figure"
+        )
+    return HealthCheck(
+        name=body.name,
+        kind=kinds[0],
+        url=body.prometheus or body.http,
+        query=body.query,
+        condition=body.condition,
+        status=body.status,
+        body=body.body,
+        command=body.command,
+        exit_status=body.exit,
+        figure=body.figure,
+        interval_s=body.interval_s,
+        timeout_s=body.timeout_s,
+        bad_limit=body.bad_limit,
+        unclear_limit=body.unclear_limit,
+        error_limit=body.error_limit,
+    )
+
+
+def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
+    """Return the health check of a table of a rollout file, whose values have the right kinds.
+
+    Raises Rejected for a missing name, an unknown figure, or unless it asks exactly one kind of source.
+    """
+    fields = dict(table)
+    for name in ("interval", "timeout"):
+        if name in fields:
+            fields[f"{name}_s"] = fields.pop(name)
+    if not fields.get("name"):
+        raise Rejected("a check has no name: give one")
+    if (figure := fields.get("figure")) is not None and figure not in list(OwnFigure):
+        raise Rejected(f"the figure {figure!r} is not known: give one of {', '.join(OwnFigure)}")
+    return check_of(msgspec.convert(fields, NewCheck))
+
+
+def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) -> RolloutChecksView:
+    """Return the health checks of a rollout, and its newest measurements. `request` must carry a rollout."""
+    rollout = request.rollout
+    assert rollout is not None
+    measurements = context.store.measurements(request.id, limit=MAX_SHOWN_MEASUREMENTS)
+    latest = {measurement.check: measurement for measurement in measurements}
+    return RolloutChecksView(
+        id=request.id,
+        progress=rollout.progress,
+        why=rollout.why,
+        unclear=rollout.unclear,
+        checks=tuple(_check_view(check, latest.get(check.name)) for check in rollout.checks),
+        measurements=tuple(
+            MeasurementView(check=m.check, at=m.at, outcome=m.outcome, value=m.value, text=m.text, wave=m.wave + 1)
+            for m in measurements
+        ),
+    )
+
+
+def _check_view(check: HealthCheck, latest: Measurement | None) -> CheckView:
+    return CheckView(
+        name=check.name,
+        kind=check.kind,
+        what=check.what,
+        interval_s=check.interval_s,
+        bad_limit=check.bad_limit,
+        unclear_limit=check.unclear_limit,
+        error_limit=check.error_limit,
+        outcome=latest.outcome if latest else "",
+        text=latest.text if latest else "",
+        at=latest.at if latest else None,
+    )
+
+
+async def show_rollout_checks(context: RequestContext, call: HandlerCall) -> RolloutChecksView:
+    """Show the health checks of a rollout with their newest measurements.
+
+    The path parameter `id` is its id or a unique start of it, in any case. Measurements are oldest first, at most the
+    newest 500. Raises NotFound, or Refused if several ids start so.
+    """
+    return rollout_checks_view(context, context.find_rollout(call.path_params["id"]))
+
+
+def tried_check_view(check: HealthCheck, found: CheckResult) -> TriedCheckView:
+    """Return what one try of a check found."""
+    return TriedCheckView(name=check.name, what=check.what, outcome=found.outcome, value=found.value, text=found.text)

@@ -1,0 +1,65 @@
+"""Health checks of rollouts over the API and the command line (spec §13.4, §13.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+HANDLERS = {"name": "handlers", "figure": "vms-without-handler"}
+ACTS = {"name": "acts", "figure": "failed-acts", "interval_s": 30}
+
+
+def test_a_rollout_shows_its_checks_and_what_they_found(api: Any) -> None:
+    started = api.post("/rollouts", {"impact": "update", "hosts": ["h1"], "checks": [ACTS]})
+    shown = api.get(f"/rollouts/{started['id']}/checks")
+    assert shown["unclear"] == ""
+    (check,) = shown["checks"]
+    assert (check["name"], check["kind"], check["what"]) == ("acts", "figure", "failed-acts == 0")
+    assert (check["interval_s"], check["bad_limit"], check["error_limit"]) == (30, 1, 3)
+    assert [m["outcome"] for m in shown["measurements"]] == [check["outcome"]] * len(shown["measurements"])
+
+
+def test_checks_are_tried_without_starting_a_rollout(api: Any) -> None:
+    tried = api.post("/rollouts/check", {"hosts": ["h1"], "checks": [ACTS, HANDLERS]})
+    assert [(check["name"], check["outcome"]) for check in tried["checks"]] == [("acts", "good"), ("handlers", "bad")]
+    assert api.get("/rollouts")["rollouts"] == []
+
+
+@pytest.mark.parametrize(
+    ("check", "problem"),
+    [
+        ({"name": "x"}, "check 'x' asks nothing: give one of prometheus, http, command and figure"),
+        ({"name": "x", "http": "http://a", "figure": "failed-acts"}, "check 'x' asks http and figure: give one of"),
+        ({"name": "x", "figure": "failed-acts", "condition": "few"}, "check 'x': 'few' is not a condition"),
+        ({"name": "x", "prometheus": "http://p.example"}, "check 'x' asks Prometheus and has no 'query': give one"),
+        ({"name": "x", "command": ["/bin/true"]}, "check 'x' is a command, which this service does not run"),
+        ({"name": "x", "http": "http://169.254.169.254/"}, "which the setting 'local_targets' does not allow"),
+    ],
+)
+def test_a_check_that_cannot_be_used_is_refused_and_nothing_is_started(
+    api: Any, check: dict[str, Any], problem: str
+) -> None:
+    answer = api.call("POST", "/rollouts", {"hosts": ["h1"], "checks": [check]})
+    assert answer.status in (400, 409, 422)
+    assert problem in answer.json["error"]["message"]
+    assert api.get("/rollouts")["rollouts"] == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (
+            "name = 'x'\nfigure = 'failed-acts'\ncondition = 'few'",
+            "line 6 of the rollout file: 'few' is not a condition",
+        ),
+        ("name = 'x'\nfigure = 'mood'", "line 3 of the rollout file: the figure 'mood' is not known"),
+        ("figure = 'failed-acts'", "line 3 of the rollout file: a check has no name"),
+        ("name = 'x'\nfigure = 'failed-acts'\ninterval = 'often'", "line 6 of the rollout file: interval: 'often'"),
+        ("name = 'x'\nurl = 'http://a'", "line 5 of the rollout file: 'url' is not a key of [checks]"),
+    ],
+)
+def test_a_wrong_check_in_a_rollout_file_is_refused_with_its_line(api: Any, lines: str, problem: str) -> None:
+    answer = api.call("POST", "/rollouts", {"file": f"[rollout]\nhosts = ['h1']\n[[checks]]\n{lines}\n"})
+    assert problem in answer.json["error"]["message"]
+    assert api.get("/rollouts")["rollouts"] == []
