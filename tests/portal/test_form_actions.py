@@ -233,3 +233,29 @@ def test_a_form_sets_the_speed_of_the_clock(portal: PortalUser) -> None:
     assert '<span class="tag speed">×60</span>' in portal.get("/portal/").html
     submit_form(portal, "clock-speed", {"speed": "0"})
     assert '<span class="tag speed">paused</span>' in portal.get("/portal/").html
+
+
+def test_a_form_previews_a_rollout_in_waves_as_a_diagram_and_starts_it(portal: PortalUser) -> None:
+    """Spec §13.1, §13.6."""
+    fields = {"impact": "migrate", "everything": "on", "canary": "1", "shares": "50 %", "settle": "10m"}
+    page = confirm(portal, "rollout", fields)
+    assert re.findall(r'<tr class="wave-planned">\s*<th scope="row">(\d): ([^<]+)<', page.html) == [
+        ("1", "canary"),
+        ("2", "50 %"),
+        ("3", "rest"),
+    ]
+    assert 'class="part settling"' in page.html
+    assert "Calendar of starts (UTC)" in page.text
+    submit_form(portal, "rollout", fields)
+    (request,) = portal.world.store.requests()
+    assert request.rollout is not None
+    assert ([wave.name for wave in request.rollout.waves], request.rollout.settle_s) == (
+        ["canary", "50 %", "rest"],
+        600,
+    )
+
+
+def test_shares_that_are_no_numbers_are_refused_in_the_form(portal: PortalUser) -> None:
+    page = portal.post(form_path("rollout"), {"impact": "migrate", "everything": "on", "shares": "half"})
+    assert "'half' are not shares: enter percentages such as 10, 50" in page.text
+    assert portal.world.store.requests() == []

@@ -15,6 +15,7 @@ from forewarn.core.cause import Cause
 from forewarn.core.event import Event
 from forewarn.core.faults import FaultKind
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
+from forewarn.core.waves import make_waves
 from forewarn.portal.rollout_pages import _events_by_wave
 from tests.portal.conftest import PortalUser
 from tests.support.world import a_host, a_vm
@@ -243,3 +244,32 @@ def test_the_rollout_page_shows_scopes_with_live_events_first(portal_of: Callabl
     assert page.html.count('class="domain now"') == 24
     rollout = start(portal, scope_id="", hosts=("h1", "h2", "h0"))
     assert "And 10 more scopes." in portal.get(f"/portal/rollouts/{rollout}").text
+
+
+def test_a_rollout_in_waves_shows_its_plan_as_a_diagram_and_a_calendar(portal: PortalUser) -> None:
+    """Spec §13.1: the canary settles, and the rest waits."""
+    rollout = start(portal, scope_id="", everything=True, waves=make_waves("1", ()), settle_s=600)
+    portal.world.advance(15 * 60 + 30)
+    page = portal.get(f"/portal/rollouts/{rollout}")
+    assert re.findall(r'<tr class="wave-(\w+)">', page.html) == ["settling", "waiting"]
+    assert re.findall(r'<rect class="part (\w+)"', page.html)[:3] == ["notice", "performing", "settling"]
+    assert "Waits until 12:25 UTC: wave 1 of 2 (canary) settles." in page.text
+    assert "Mon 2026-01-05" in page.text
+    portal.world.advance(3 * 3600)
+    page = portal.get(f"/portal/rollouts/{rollout}")
+    assert re.findall(r'<tr class="wave-(\w+)">', page.html) == ["done", "done"]
+
+
+def test_a_rollout_with_one_wave_shows_no_plan(portal: PortalUser) -> None:
+    assert "wave-diagram" not in portal.get(f"/portal/rollouts/{start(portal)}").html
+
+
+def test_a_rollout_whose_wave_settles_is_not_stalled_and_ends_after_settling(portal: PortalUser) -> None:
+    rollout = start(portal, scope_id="", everything=True, waves=make_waves("1", ()), settle_s=7200)
+    portal.world.advance(15 * 60 + 30 + 3600)
+    text = portal.get("/portal/").text
+    assert "stalled" not in text
+    stored = portal.world.store.request(rollout)
+    assert stored is not None
+    assert stored.rollout is not None
+    assert stored.rollout.wave_over_at == portal.world.now - 3600

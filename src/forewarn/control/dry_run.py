@@ -27,9 +27,10 @@ from forewarn.core.placement import DestinationHints
 from forewarn.core.request import MaintenanceRequest, Rollout
 from forewarn.core.rollout import next_wave
 from forewarn.core.scope import Scope
-from forewarn.core.waves import wave_phase
+from forewarn.core.waves import divide_into_waves, wave_phase
 from forewarn.errors import Refused
 from forewarn.explain.preview import Preview, preview_from_events, preview_from_first_wave
+from forewarn.explain.rollout_plan import SimulatedRun, make_rollout_plan
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.hypervisor.verb_support import VerbSupport
@@ -117,7 +118,18 @@ async def dry_run_rollout(
     async def start(copy: ControlPlane) -> MaintenanceRequest:
         return await copy.rollout_requests.start(without_checks, who=who, notice_s=notice_s, short_notice=short_notice)
 
-    return await dry_run_request(control, start, vms)
+    now = control.clock.now()
+    end = await simulate_request(control, start, vms)
+    plan = make_rollout_plan(
+        request.rollout,
+        divide_into_waves(request.rollout, vms),
+        now=now,
+        notice_s=request.notice_s,
+        earliest=None,
+        latest=SimulatedRun(events=end.events, is_over=end.is_over),
+    )
+    preview = preview_from_events(end.events, now=now, vms=len(vms), is_over=end.is_over, skipped=end.skipped)
+    return replace(preview, rollout_waves=plan.waves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

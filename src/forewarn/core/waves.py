@@ -129,6 +129,27 @@ def divide_into_waves(rollout: Rollout, vms: Sequence[Vm]) -> list[list[Vm]]:
     return waves
 
 
+def following_waves(
+    rollout: Rollout, vms: Sequence[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
+) -> dict[int, int]:
+    """Return how many VMs each wave after the current one will have, by index; the fleet may change.
+
+    The arguments are those of `wave_phase`. A wave that is about to begin is among them.
+    """
+    phase = wave_phase(rollout, vms, events, planned, now)
+    taken = {vm.key for vm in phase.members} if phase.step is WaveStep.WORK else set()
+    remaining = [vm for vm in phase.remaining if vm.key not in taken]
+    total = len(handled_vms(rollout, events, planned)) + len(phase.remaining)
+    first = phase.wave if phase.step is WaveStep.BEGIN else phase.wave + 1
+    sizes: dict[int, int] = {}
+    for index, spec in list(enumerate(wave_specs(rollout)))[first:]:
+        members = _first_members(rollout, spec, vms, remaining, total)
+        taken = {vm.key for vm in members}
+        remaining = [vm for vm in remaining if vm.key not in taken]
+        sizes[index] = len(members)
+    return sizes
+
+
 def _first_members(
     rollout: Rollout, spec: WaveSpec, vms: Sequence[Vm], remaining: Sequence[Vm], total: int
 ) -> list[Vm]:

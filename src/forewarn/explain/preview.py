@@ -14,6 +14,7 @@ from forewarn.core.cause import CAUSE_RULES, verb_noun
 from forewarn.core.event import Event
 from forewarn.core.request import PlannedEvent
 from forewarn.duration import duration_text
+from forewarn.explain.rollout_plan import PlannedWave
 from forewarn.wording import first_names
 
 _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
@@ -50,6 +51,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     over_at: float | None  # when its last event would be over, in lab time; None: after the end of the preview
     is_cut: bool  # the preview does not reach the end: more events may follow than are listed here
     sentences: tuple[str, ...]  # the summary for people
+    rollout_waves: tuple[PlannedWave, ...] = ()  # of a rollout: its waves, with latest times; () for other requests
 
 
 def preview_from_events(

@@ -19,6 +19,7 @@ from forewarn.explain.preview import Preview, PreviewedEvent
 from forewarn.portal.confirmation_warnings import confirmation_warnings
 from forewarn.portal.context import PortalContext
 from forewarn.portal.form_definition import Form, FormValues
+from forewarn.portal.wave_diagram import WaveDiagram, diagram_of_plan
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.wording import first_names
@@ -122,6 +123,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     sentences: tuple[str, ...]  # what else would happen
     waves: tuple[PreviewedWave, ...]  # the first 20; () if there is nothing to publish, or no preview
     waves_left_out: int
+    diagram: WaveDiagram | None  # of a rollout: its waves over time; None: for other forms, or without a preview
     now: float  # lab time
     values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again
     idempotency_key: str  # makes the submission run once
@@ -151,6 +153,7 @@ async def confirmation_page(
         sentences=tuple(sentence for sentence in preview.sentences if sentence not in warnings),
         waves=waves[:_MAX_WAVES_SHOWN],
         waves_left_out=max(0, len(waves) - _MAX_WAVES_SHOWN),
+        diagram=diagram_of_plan(preview.rollout_waves, context.now()),
         now=context.now(),
         values=tuple(SubmittedValue(name=name, value=value) for name, texts in values.items() for value in texts),
         idempotency_key=key,

@@ -42,12 +42,57 @@ _BLACKOUTS_FIELD = FormField(
 )
 
 
+_SHARES_FIELD = FormField(
+    name="shares",
+    kind=FieldKind.TEXT,
+    label="Then these shares (%)",
+    hint="Such as 10, 50: waves of 10 % and 50 % of all VMs; the rest follows.",
+)
+_OTHER_TARGETS = (
+    FormField(name="tag", kind=FieldKind.TEXT, label="VMs with this tag", body_member="tag", hint="Or name=value."),
+    FormField(name="location", kind=FieldKind.TEXT, label="VMs in this location", body_member="location"),
+    FormField(name="everything", kind=FieldKind.CHECK, label="All VMs, also those that are added later",
+        body_member="everything"),
+)  # fmt: skip
+_WAVE_FIELDS = (
+    FormField(
+        name="canary",
+        kind=FieldKind.TEXT,
+        label="Begin with",
+        body_member="canary",
+        hint="A number of VMs such as 2, or a tag such as tag=canary. Empty: no canary.",
+    ),
+    _SHARES_FIELD,
+    FormField(
+        name="settle",
+        kind=FieldKind.DURATION,
+        label="Settling time after each wave",
+        body_member="settle_s",
+        hint="Such as 10m. Empty: none.",
+    ),
+)
+
+
+def _shares(values: FormValues) -> dict[str, Any]:
+    text = _SHARES_FIELD.parse(values)
+    if not text:
+        return {}
+    try:
+        return {"shares": [float(part.strip().removesuffix("%")) for part in text.split(",")]}
+    except ValueError:
+        raise Rejected(f"{text!r} are not shares: enter percentages such as 10, 50") from None
+
+
 def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    return _rollout_hosts(context, values) | {
-        field.name: [part.strip() for part in text.split(";") if part.strip()]
-        for field in (_WINDOWS_FIELD, _BLACKOUTS_FIELD)
-        if (text := field.parse(values))
-    }
+    return (
+        _rollout_hosts(context, values)
+        | _shares(values)
+        | {
+            field.name: [part.strip() for part in text.split(";") if part.strip()]
+            for field in (_WINDOWS_FIELD, _BLACKOUTS_FIELD)
+            if (text := field.parse(values))
+        }
+    )
 
 
 def _rollout_hosts(context: RequestContext, values: FormValues) -> dict[str, Any]:
@@ -112,7 +157,7 @@ ROLLOUT_FORMS = (
         name="rollout",
         title="Start a rollout",
         button="Start",
-        description="Performs platform maintenance on hosts or on a scope, one update domain of each scope at a time.",
+        description="Performs platform maintenance on VMs in waves, one update domain of each scope at a time.",
         route="POST /rollouts",
         done_message="Rollout started.",
         result_url=rollout_url,
@@ -132,6 +177,8 @@ ROLLOUT_FORMS = (
             _ALL_HOSTS_FIELD,
             _HOSTS_FIELD,
             SCOPE_FIELD,
+            *_OTHER_TARGETS,
+            *_WAVE_FIELDS,
             FormField(
                 name="max_failures",
                 kind=FieldKind.NUMBER,

@@ -23,7 +23,7 @@ from forewarn.core.fleet import Vm, vm_key_in_scope
 from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
 from forewarn.core.rollout import rollout_vm_states
-from forewarn.core.waves import covers_vm
+from forewarn.core.waves import covers_vm, settles_until, wave_specs
 from forewarn.errors import Unavailable
 from forewarn.store.interface import Store
 
@@ -122,13 +122,16 @@ class RolloutTracker:
         """Seconds of lab time since its last progress; None unless it runs and has stalled.
 
         `now` is lab time. It has stalled if progress is overdue by more than 300 s (STALL_S). Progress is due when the
-        last notice of its events has ended, plus the usual time of an act while some are under way; else at once.
+        last notice of its events has ended, plus the usual time of an act while some are under way, or when its wave
+        has settled; else at once.
         """
         if self.rollout.progress is not RolloutState.RUNNING:
             return None
         due_at = max(self._changed_at, self._last_not_before if self._counts["scheduled"] else 0.0)
         if self._counts["started"]:
             due_at += self._mean_act_s()
+        if self.rollout.wave_over_at is not None:
+            due_at = max(due_at, self.rollout.wave_over_at + self.rollout.settle_s)
         return now - self._changed_at if now - due_at > STALL_S else None
 
     def estimated_end(self, now: float, settle_s: float) -> EndEstimate | None:
@@ -147,6 +150,10 @@ class RolloutTracker:
         elif self._counts["started"]:
             end = max(now, self._changed_at + act_s)
         waves = self._waves.most
+        unsettled = len(wave_specs(self.rollout)) - self.rollout.wave  # waves that settle from now on
+        end = max(end, settles_until(self.rollout, now) or now) + (unsettled - 1) * self.rollout.settle_s
+        if self.rollout.wave_over_at is None:
+            end += self.rollout.settle_s
         return EndEstimate(at=end + waves * wave_s, waves=waves, is_measured=bool(self._ended))
 
     def _mean_act_s(self) -> float:

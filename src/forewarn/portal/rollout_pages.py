@@ -28,6 +28,7 @@ from forewarn.portal.request_page import (
 )
 from forewarn.portal.states import state_label
 from forewarn.portal.status_card import EventStatusCard, next_event_card
+from forewarn.portal.wave_diagram import WaveDiagram, diagram_of_rollout
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
@@ -173,6 +174,7 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     waiting: tuple[WaitingDomain, ...]  # VMs of later waves, by update domain; () unless it is running or paused
     scopes: tuple[ScopeProgress, ...]  # those with live events first, else by id; at most 60
     more_scopes: int  # scopes that are left out
+    diagram: WaveDiagram | None  # its waves over time, and a calendar; None: it has one wave that does not settle
     course: RequestTimeline  # events of the chosen wave over time, 15 per page; in an export all, the first 100
     done: str  # the done message of the form that led here; "": none
 
@@ -229,6 +231,7 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
         waiting=_waiting_domains(snapshot) if view.progress in _OPEN_STATES else (),
         scopes=tuple(_scope_progress(context, scopes[:_MAX_SCOPES])),
         more_scopes=max(0, len(scopes) - _MAX_SCOPES),
+        diagram=diagram_of_rollout(context, request, request.rollout, snapshot),
         course=request_timeline(
             context,
             snapshot.events if is_whole else waves[wave - 1] if wave else (),

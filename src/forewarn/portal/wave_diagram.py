@@ -1,0 +1,227 @@
+"""The waves of a rollout as a diagram over time, and the starts of their events as a calendar.
+
+For a rollout that is previewed, the times are those of the plan if nobody approves; for one that has begun, those of
+its events so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from forewarn.control.rollouts import RolloutSnapshot
+from forewarn.core.event import Event
+from forewarn.core.history import EntryKind
+from forewarn.core.request import MaintenanceRequest, Rollout
+from forewarn.core.waves import following_waves, wave_specs
+from forewarn.explain.rollout_plan import PlannedWave
+from forewarn.web.context import RequestContext
+from forewarn.web.views import BaseView
+
+_MAX_DAYS = 31  # of the calendar
+_MAX_TIMES = 12  # starts of a wave on one day that the calendar lists
+_MAX_ENTRIES_READ = 5_000
+_LEAST_WIDTH = 0.4  # percent of the diagram, so that a part of seconds can be seen
+
+
+class DiagramPart(BaseView, frozen=True, kw_only=True):
+    """A part of a wave's bar: notice until its first start, work until its last end, or settling time."""
+
+    what: str  # notice, performing or settling
+    x: float  # where it begins, in percent of the width
+    width: float  # in percent
+
+
+class DiagramWave(BaseView, frozen=True, kw_only=True):
+    """One wave of the diagram; times are lab time, None if they are not known."""
+
+    number: int  # from 1
+    name: str
+    state: str  # planned, waiting, now, settling or done
+    vms: int
+    begins_at: float | None
+    starts_at: float | None
+    over_at: float | None
+    settled_at: float | None
+    parts: tuple[DiagramPart, ...]
+
+
+class CalendarStarts(BaseView, frozen=True, kw_only=True):
+    """The times of a day (UTC) at which events of a wave start, or may start."""
+
+    wave: str  # its name
+    times: tuple[str, ...]  # such as `02:00`, each once, at most 12
+    more: int  # times that are left out
+
+
+class CalendarDay(BaseView, frozen=True, kw_only=True):
+    """A day of the calendar, in UTC."""
+
+    day: str  # such as `Sat 2026-12-05`
+    starts: tuple[CalendarStarts, ...]  # in the order of the waves
+
+
+class WaveDiagram(BaseView, frozen=True, kw_only=True):
+    """The waves of a rollout over time, and a calendar of its starts."""
+
+    waves: tuple[DiagramWave, ...]
+    days: tuple[CalendarDay, ...]  # with starts, ascending; at most 31
+    days_left_out: int
+    now_x: float | None  # where the current time is, in percent of the width; None: outside
+
+
+class _WaveFacts(BaseView, frozen=True, kw_only=True):
+    """What the diagram draws of one wave."""
+
+    name: str
+    state: str
+    vms: int
+    begins_at: float | None = None
+    starts_at: float | None = None
+    over_at: float | None = None
+    settled_at: float | None = None
+    starts: tuple[float, ...] = ()
+
+
+def diagram_of_plan(waves: Sequence[PlannedWave], now: float) -> WaveDiagram | None:
+    """The diagram of a planned rollout at lab time `now`, with its latest times; None if it has no times."""
+    if not any(wave.latest for wave in waves):
+        return None
+    return _diagram([_planned_facts(wave) for wave in waves if wave.size], now)
+
+
+def _planned_facts(wave: PlannedWave) -> _WaveFacts:
+    times = wave.latest
+    if times is None:
+        return _WaveFacts(name=wave.name, state="planned", vms=wave.size)
+    return _WaveFacts(
+        name=wave.name,
+        state="planned",
+        vms=wave.size,
+        begins_at=times.begins_at,
+        starts_at=times.starts_at,
+        over_at=times.over_at,
+        settled_at=times.settled_at,
+        starts=wave.starts,
+    )
+
+
+def diagram_of_rollout(
+    context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot
+) -> WaveDiagram | None:
+    """The diagram of a rollout that was started; None if it has only one wave, which does not settle.
+
+    `snapshot` is that of the rollout. Waves that have not begun have a number of VMs, if the rollout is open, and no
+    times.
+    """
+    specs = wave_specs(rollout)
+    if len(specs) == 1 and not rollout.settle_s:
+        return None
+    now = context.now()
+    begun = _begin_times(context, request) if rollout.waves else {0: request.at}
+    planned = context.store.planned(request_id=request.id)
+    later = {} if rollout.closed else following_waves(rollout, snapshot.vms, snapshot.events, planned, now)
+    facts: list[_WaveFacts] = []
+    for index, spec in enumerate(specs):
+        if index in begun:
+            ends = [at for number, at in begun.items() if number > index]
+            events = [e for e in snapshot.events if begun[index] <= e.published_at < min(ends, default=float("inf"))]
+            facts.append(_begun_facts(spec.name, events, rollout, now, is_last=not ends))
+        elif vms := later.get(index, 0):
+            facts.append(_WaveFacts(name=spec.name, state="waiting", vms=vms))
+    return _diagram(facts, now)
+
+
+def _begin_times(context: RequestContext, request: MaintenanceRequest) -> dict[int, float]:
+    """When each wave began, by index, from the history; without those whose entries are pruned."""
+    entries = context.store.history(request_id=request.id, limit=_MAX_ENTRIES_READ)
+    found: dict[int, float] = {}
+    for entry in entries:
+        words = entry.text.partition(": wave ")[2].split()
+        if entry.what is EntryKind.WAVE and " begins with " in entry.text and words and words[0].isdecimal():
+            found.setdefault(int(words[0]) - 1, entry.at)
+    return found
+
+
+def _begun_facts(name: str, events: Sequence[Event], rollout: Rollout, now: float, *, is_last: bool) -> _WaveFacts:
+    is_live = any(event.is_live for event in events)
+    started = [event.started_at for event in events if event.started_at is not None]
+    ends = [event.over_at for event in events if event.over_at is not None]
+    over_at = max(ends, default=None) if not is_live and not (is_last and rollout.wave_over_at is None) else None
+    if rollout.closed:
+        over_at = max(ends, default=None)
+    settled_at = over_at + rollout.settle_s if over_at is not None else None
+    state = "now"
+    if settled_at is not None:
+        state = "settling" if settled_at > now and not rollout.closed else "done"
+    return _WaveFacts(
+        name=name,
+        state=state,
+        vms=sum(len(event.vms) for event in events),
+        begins_at=min((event.published_at for event in events), default=None),
+        starts_at=min(started or [event.not_before for event in events], default=None),
+        over_at=over_at,
+        settled_at=settled_at,
+        starts=tuple(sorted({e.started_at if e.started_at is not None else e.not_before for e in events})),
+    )
+
+
+def _diagram(facts: Sequence[_WaveFacts], now: float) -> WaveDiagram:
+    known = [at for wave in facts for at in (wave.begins_at, wave.starts_at, wave.over_at, wave.settled_at) if at]
+    first, last = min([now, *known]), max([now, *known])
+    length = max(last - first, 1.0)
+    waves = tuple(
+        DiagramWave(
+            number=number,
+            name=wave.name,
+            state=wave.state,
+            vms=wave.vms,
+            begins_at=wave.begins_at,
+            starts_at=wave.starts_at,
+            over_at=wave.over_at,
+            settled_at=wave.settled_at,
+            parts=tuple(_parts(wave, first, length, now)),
+        )
+        for number, wave in enumerate(facts, 1)
+    )
+    days = _calendar(facts)
+    return WaveDiagram(
+        waves=waves,
+        days=tuple(days[:_MAX_DAYS]),
+        days_left_out=max(0, len(days) - _MAX_DAYS),
+        now_x=100 * (now - first) / length if last > first else None,
+    )
+
+
+def _parts(wave: _WaveFacts, first: float, length: float, now: float) -> list[DiagramPart]:
+    ends = {
+        "notice": (wave.begins_at, wave.starts_at if wave.starts_at is not None else now),
+        "performing": (wave.starts_at, wave.over_at if wave.over_at is not None else now),
+        "settling": (wave.over_at, wave.settled_at),
+    }
+    parts: list[DiagramPart] = []
+    for what, (since, until) in ends.items():
+        if since is None or until is None or until <= since:
+            continue
+        x = 100 * (since - first) / length
+        width = max(100 * (until - since) / length, _LEAST_WIDTH)
+        parts.append(DiagramPart(what=what, x=min(x, 100 - width), width=width))
+    return parts
+
+
+def _calendar(facts: Sequence[_WaveFacts]) -> list[CalendarDay]:
+    days: dict[str, dict[str, dict[str, None]]] = {}  # by ISO day, then wave: times in order
+    for wave in facts:
+        for at in wave.starts:
+            then = datetime.fromtimestamp(at, UTC)
+            days.setdefault(f"{then:%Y-%m-%d}", {}).setdefault(wave.name, {})[f"{then:%H:%M}"] = None
+    return [
+        CalendarDay(
+            day=f"{datetime.fromisoformat(day):%a} {day}",
+            starts=tuple(
+                CalendarStarts(wave=name, times=tuple(times)[:_MAX_TIMES], more=max(0, len(times) - _MAX_TIMES))
+                for name, times in days[day].items()
+            ),
+        )
+        for day in sorted(days)
+    ]
