@@ -8,6 +8,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from forewarn.control.dry_run import dry_run_rollout
@@ -20,7 +22,7 @@ from forewarn.core.maintenance_configuration import (
 )
 from forewarn.core.release import start_wait
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
-from forewarn.core.windows import make_calendar
+from forewarn.core.windows import MaintenanceCalendar, is_open, make_calendar
 from tests.support.world import World, a_host, a_vm
 
 A_DAY = 86_400.0
@@ -322,3 +324,39 @@ def test_writing_a_configuration_unchanged_touches_no_event(make_world: MakeWorl
     world.do(world.control.maintenance_configurations.put(replace(configuration, tags={"a": "b"}), who="ann"))
     world.settle()
     assert world.scope("db") == before
+
+
+HOURS = st.sampled_from([None, "00:00", "01:00", "02:00", "12:30", "23:00"])
+
+
+@given(
+    hours=st.tuples(HOURS, HOURS, HOURS),
+    is_shared=st.booleans(),
+    late=st.booleans(),
+    impact=st.sampled_from(RolloutImpact),
+)
+@settings(max_examples=15, deadline=None)
+def test_no_unapproved_start_is_outside_of_the_windows_of_its_vms(
+    hours: tuple[str | None, ...], is_shared: bool, late: bool, impact: RolloutImpact
+) -> None:
+    """Whether the configurations are assigned before or after the events are published."""
+    vms = [a_vm(f"web-{n}", host="h0" if is_shared else f"h{n}") for n in range(3)]
+    world = World(hosts=[a_host(f"h{n}") for n in range(4)], vms=vms)
+    try:
+        if late:
+            start(world, impact=impact)
+        windows = {}
+        for vm, hour in zip(vms, hours, strict=True):
+            if hour is not None:
+                configuration = configure(world, f"of-{vm.name}", hour)
+                assign(world, configuration, f"{COMPUTE}/virtualMachines/{vm.name}")
+                windows[vm.name] = MaintenanceCalendar(windows=(configuration.window,))
+        if not late:
+            start(world, impact=impact)
+        world.advance(3 * A_DAY)
+        for event in world.events():
+            for name in event.vms:
+                if event.started_at is not None and name in windows:
+                    assert is_open(windows[name], event.started_at), (event.vms, hours)
+    finally:
+        world.close()

@@ -165,6 +165,7 @@ class TargetWindows:
         self._configurations = configurations
         self._at = at
         self._starts: dict[MaintenanceCalendar, bool] = {}  # whether it has a start at `at` or later
+        self._openings: dict[str, bool] = {}  # key of a configuration → whether it opens at `at` or later
 
     def calendar_for(self, vms: Iterable[Vm], own: MaintenanceCalendar | None) -> MaintenanceCalendar | None:
         """Return when events of these VMs may start together without an approval; None: at any time.
@@ -176,7 +177,7 @@ class TargetWindows:
         sets: set[tuple[MaintenanceWindow, ...]] = set()
         names: dict[str, str] = {}
         for vm in vms:
-            found = [c for c in self._configurations.of_vm(vm) if self._opens(c.window)]
+            found = [c for c in self._configurations.of_vm(vm) if self._opens(c)]
             names.update({c.key: c.name for c in found})
             if found:
                 sets.add(tuple(c.window for c in found))
@@ -184,7 +185,7 @@ class TargetWindows:
                 sets.add(own.windows)
         if not names:
             return own
-        first, *others = sorted(sets, key=lambda windows: [window_text(window) for window in windows])
+        first, *others = sets if len(sets) == 1 else sorted(sets, key=lambda set_: [window_text(one) for one in set_])
         return MaintenanceCalendar(
             windows=first,
             other_sets=tuple(others),
@@ -193,8 +194,11 @@ class TargetWindows:
             source=_source_text([names[key] for key in sorted(names)]),
         )
 
-    def _opens(self, window: MaintenanceWindow) -> bool:
-        return self.can_start(MaintenanceCalendar(windows=(window,)))
+    def _opens(self, configuration: MaintenanceConfiguration) -> bool:
+        if configuration.key not in self._openings:
+            calendar = MaintenanceCalendar(windows=(configuration.window,))
+            self._openings[configuration.key] = next_start(calendar, self._at) is not None
+        return self._openings[configuration.key]
 
     def can_start(self, calendar: MaintenanceCalendar | None) -> bool:
         """Return whether an event with this calendar (None: without windows) could start without an approval."""

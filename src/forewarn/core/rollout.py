@@ -87,7 +87,8 @@ def next_wave(
         for vm_group in _publishable_groups(rollout, group):
             if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
-            if windows is not None and not windows.can_start(windows.calendar_for(vm_group, rollout.calendar)):
+            calendar = rollout.calendar if windows is None else windows.calendar_for(vm_group, rollout.calendar)
+            if windows is not None and not windows.can_start(calendar):
                 continue
             if budgets is not None:
                 vm_group = _take_within_budgets(budgets, rollout, host, vm_group, shortages)
@@ -96,7 +97,6 @@ def next_wave(
             busy.update({vm.scope_id: vm.update_domain for vm in vm_group})
             gate = closed_gates.get(host) or _gate_for(request, host, vm_group, new_id)
             gates.extend([gate] if gate else [])
-            calendar = windows.calendar_for(vm_group, rollout.calendar) if windows is not None else rollout.calendar
             wave_planned.extend(_planned_events(request, host, vm_group, gate, calendar, new_id))
     return RolloutWave(planned=tuple(wave_planned), gates=tuple(gates), shortages=tuple(shortages.values()))
 
