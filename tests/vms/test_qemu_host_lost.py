@@ -145,7 +145,7 @@ def test_a_vm_whose_destination_is_lost_while_it_is_sent_goes_on_where_it_was(
     check_runs_once_on(site, FIRST, boots=boots)
 
 
-@pytest.mark.vms
+@pytest.mark.vms_long
 def test_a_vm_whose_destination_is_lost_before_it_goes_on_there_boots_on_its_source_once_that_is_confirmed(
     site: QemuSite, clone_guest: CloneGuest
 ) -> None:
