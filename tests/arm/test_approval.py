@@ -156,3 +156,26 @@ def test_an_invalid_list_of_events_is_rejected_with_one_sentence(arm: Any, body:
 )
 def test_a_generated_list_changes_nothing_unless_it_names_events(arm: Any, body: Any) -> None:
     assert arm.refused("POST", f"{DB}/{EVENTS}", body)[0] in (400, 404)
+
+
+@pytest.mark.parametrize("over", [WEB_2, WEB_SET], ids=["another VM of the set", "the set"])
+def test_the_events_that_the_vms_of_a_resource_see_are_listed(arm: Any, over: str) -> None:
+    """Spec §7.2: all VMs of a scope see its events, and no VM sees those of another."""
+    (event,) = restart(arm, "web-0")
+    restart(arm, "db")
+    (listed,) = arm.holding(Role.READER, over).get(f"{over}/{EVENTS}")["value"]
+    name = event.id.lower()
+    assert (listed["id"], listed["name"]) == (f"{WEB_SET}/providers/microsoft.maintenance/scheduledevents/{name}", name)
+    properties = listed["properties"]
+    assert (properties["EventStatus"], properties["EventType"]) == ("Scheduled", "Reboot")
+    assert (properties["Resources"], properties["EventSource"]) == (["web-0"], "User")
+    assert properties["NotBefore"].endswith(" GMT")
+
+
+def test_a_started_event_is_listed_until_it_is_over(arm: Any) -> None:
+    (event,) = restart(arm, "db")
+    arm.call("POST", acknowledge(DB, event))
+    (listed,) = arm.get(f"{DB}/{EVENTS}")["value"]
+    assert (listed["properties"]["EventStatus"], listed["properties"]["NotBefore"]) == ("Started", "")
+    arm.world.advance(3600)
+    assert arm.get(f"{DB}/{EVENTS}")["value"] == []

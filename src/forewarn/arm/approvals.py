@@ -1,4 +1,4 @@
-"""Approves events from outside the VM: one event of a VM or set, or several at once, all or none."""
+"""Lists and approves events from outside the VM: one event of a VM or set, or several, all or none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from forewarn.arm.rendering import JsonObject
 from forewarn.arm.routing import (
     AVAILABILITY_SET_PATH,
     SCALE_SET_PATH,
@@ -19,7 +20,10 @@ from forewarn.arm.routing import (
 from forewarn.arm.targets import ArmEmptyBody, all_instances, find_vm, parse_arm_body
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
+from forewarn.core.resource_ids import scope_resource_id
+from forewarn.core.webhook import EventGridStatus
 from forewarn.errors import NotFound, Refused
+from forewarn.explain.notification import EventNotification, notification_message
 from forewarn.web.context import RequestContext
 
 _EVENTS_SEGMENT = "providers/Microsoft.Maintenance/scheduledevents"
@@ -84,6 +88,36 @@ async def _approve(context: RequestContext, is_own_scope: ScopePredicate, ids: t
     return ArmResponse(body=_APPROVED_BODY)
 
 
+def _list_handler(find: ScopeFinder) -> ArmHandler:
+    """Lists the events that VMs of the called resource see now, in the form of Azure's notifications."""
+
+    async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        is_own_scope = find(context, call)
+        live = context.store.events(statuses=(EventState.SCHEDULED, EventState.STARTED))
+        listed = (event for event in live if event.listed and is_own_scope(event.scope_id))
+        return ArmResponse(body={"value": [_event_resource(context, event) for event in listed]})
+
+    return handler
+
+
+def _event_resource(context: RequestContext, event: Event) -> JsonObject:
+    """A live event as a resource below that of its scope: id, name, type, location and properties."""
+    scope = context.store.scope(event.scope_id)
+    assert scope is not None, f"event {event.id} has no scope"
+    vm = scope.vms[0]
+    has_started = event.status is EventState.STARTED
+    notification = EventNotification(
+        status=EventGridStatus.STARTED if has_started else EventGridStatus.SCHEDULED,
+        at=event.published_at,
+        event=event,
+        resource=scope_resource_id(vm),
+        subscription_id=vm.subscription_id,
+        location=vm.location,
+    )
+    resource: JsonObject = notification_message(notification).data["resourceInfo"]
+    return resource
+
+
 def _find_event(context: RequestContext, is_own_scope: ScopePredicate, name: str) -> Event:
     event = context.store.event(name.strip().upper()) if name.isascii() else None
     if event is None or not event.listed or not is_own_scope(event.scope_id):
@@ -93,9 +127,10 @@ def _find_event(context: RequestContext, is_own_scope: ScopePredicate, name: str
     return event  # also one that was approved before, so that a retry is harmless (spec §5.2)
 
 
-def _approval_routes(path: str, find: ScopeFinder) -> tuple[ArmRoute, ArmRoute]:
+def _event_routes(path: str, find: ScopeFinder) -> tuple[ArmRoute, ...]:
     one_path, many_path = f"{path}/{_EVENTS_SEGMENT}/{{event}}/acknowledge", f"{path}/{_EVENTS_SEGMENT}"
     return (
+        ArmRoute("GET", many_path, _list_handler(find), right=Right.READ, summary="lists the events that its VMs see"),
         ArmRoute("POST", one_path, _approve_one_handler(find), right=Right.APPROVE, summary="approves an event"),
         ArmRoute(
             "POST", many_path, _approve_many_handler(find), right=Right.APPROVE, summary="approves events, all or none"
@@ -104,7 +139,7 @@ def _approval_routes(path: str, find: ScopeFinder) -> tuple[ArmRoute, ArmRoute]:
 
 
 ROUTES: tuple[ArmRoute, ...] = (
-    *_approval_routes(VM_PATH, _scope_of_vm),
-    *_approval_routes(SCALE_SET_PATH, _scopes_of_scale_set),
-    *_approval_routes(AVAILABILITY_SET_PATH, _scope_of_availability_set),
+    *_event_routes(VM_PATH, _scope_of_vm),
+    *_event_routes(SCALE_SET_PATH, _scopes_of_scale_set),
+    *_event_routes(AVAILABILITY_SET_PATH, _scope_of_availability_set),
 )
