@@ -45,10 +45,10 @@ from tests.support.nats_server import NatsServer, nats_program
 from tests.support.node_process import NodeProcess
 from tests.support.world import a_host, a_vm
 
-_HOSTS = 300
-_HOSTS_PER_CHANGE = 10
-_CHANGES_PER_S = 350
-_REAL_NODES = 3
+HOSTS = 300
+HOSTS_PER_CHANGE = 10
+CHANGES_PER_S = 350
+REAL_NODES = 3
 _TASK_PROCESSES = 3
 _AWAY_S = 5.0
 _CATCH_UP_S = 10.0
@@ -100,7 +100,7 @@ class _Samples:
 async def _measure(context: RunContext) -> tuple[Figure, ...]:
     directory = context.directory / "host-nodes"
     directory.mkdir()
-    hosts = max(30, context.scaled(_HOSTS))
+    hosts = max(30, context.scaled(HOSTS))
     samples, caught_up = _Samples(), []
     plain_sent: dict[int, float] = {}
     with NatsServer(directory) as nats:
@@ -112,13 +112,13 @@ async def _measure(context: RunContext) -> tuple[Figure, ...]:
                 await asyncio.to_thread(nodes.watch)
                 collect_rarely()
                 for _ in context.track("commit → shown by the last of ten hosts", range(context.runs)):
-                    await active.send_plain(_CHANGES_PER_S, context.run_s, nodes.task_hosts, plain_sent)
+                    await active.send_plain(CHANGES_PER_S, context.run_s, nodes.task_hosts, plain_sent)
                     await asyncio.sleep(1.0)
                     before = nodes.cpu_ns(nats)
-                    await active.change_scopes(_CHANGES_PER_S, context.run_s)
+                    await active.change_scopes(CHANGES_PER_S, context.run_s)
                     await asyncio.sleep(1.0)
                     for name, after in nodes.cpu_ns(nats).items():
-                        changes = int(_CHANGES_PER_S * context.run_s)
+                        changes = int(CHANGES_PER_S * context.run_s)
                         samples.cpu_us[name].append((after - before[name]) / 1e3 / changes)
                 changes_made = dict(active.committed)
                 outages = [
@@ -181,8 +181,8 @@ class _ActiveNode:
             await asyncio.sleep(max(0.0, began + number / per_s - time.monotonic()))
             payload = f"{len(sent):0{PLAIN_DIGITS}}".ljust(_PLAIN_BYTES).encode()
             sent[len(sent)] = time.monotonic()
-            for place in range(_HOSTS_PER_CHANGE):
-                host = hosts[(number + place * (len(hosts) // _HOSTS_PER_CHANGE)) % len(hosts)]
+            for place in range(HOSTS_PER_CHANGE):
+                host = hosts[(number + place * (len(hosts) // HOSTS_PER_CHANGE)) % len(hosts)]
                 self._bus.publish(plain_subject(host), payload)
 
     async def change(self, scope_id: str) -> None:
@@ -229,9 +229,9 @@ async def _active_node(directory: Path, nats: NatsServer, hosts: int) -> AsyncIt
 def _fleet(hosts: int) -> Iterator[Vm]:
     """As many scopes as hosts, each with a VM on ten of them."""
     for scope in range(hosts):
-        for place in range(_HOSTS_PER_CHANGE):
-            host = (scope + place * (hosts // _HOSTS_PER_CHANGE)) % hosts
-            number = scope * _HOSTS_PER_CHANGE + place
+        for place in range(HOSTS_PER_CHANGE):
+            host = (scope + place * (hosts // HOSTS_PER_CHANGE)) % hosts
+            number = scope * HOSTS_PER_CHANGE + place
             yield a_vm(
                 f"vm-{number}",
                 host=f"h{host}",
@@ -256,7 +256,7 @@ async def _outage(
     before = set(active.committed)
     with nodes.polling():
         nats.kill()
-        await active.change_scopes(_CHANGES_PER_S, len(active.hosts_of) / _CHANGES_PER_S)
+        await active.change_scopes(CHANGES_PER_S, len(active.hosts_of) / CHANGES_PER_S)
         await asyncio.sleep(_AWAY_S)
         await asyncio.to_thread(nats.start)
         began_at = time.monotonic()
@@ -268,7 +268,7 @@ class _HostNodes:
     """The processes with host nodes, and one that polls the real ones. `start`, `watch` and `stop` block."""
 
     def __init__(self, directory: Path, nats: NatsServer, hosts: int) -> None:
-        real = [number * (hosts // _REAL_NODES) for number in range(_REAL_NODES)]
+        real = [number * (hosts // REAL_NODES) for number in range(REAL_NODES)]
         self.real_hosts = {f"h{number}" for number in real}
         self.task_hosts = [f"h{number}" for number in range(hosts) if number not in real]
         self.shown: list[ShownDocument] = []

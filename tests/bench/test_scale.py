@@ -7,24 +7,25 @@ from pathlib import Path
 import pytest
 
 from bench.result import read_result
-from bench.scale import REFERENCE, cores_for, limits_markdown, nodes_for, scale_markdown
+from bench.scale import CLUSTER, REFERENCE, cores_for, limits_markdown, nodes_for, scale_markdown
 from bench.target import BY_NAME
 
 PAGES = Path(__file__).parents[2] / "docs" / "explanation"
 
 
-def test_the_scale_page_follows_from_the_reference_run() -> None:
-    assert (PAGES / "scale.md").read_text(encoding="utf-8") == scale_markdown(read_result(REFERENCE)), "run `make docs`"
+def test_the_scale_page_follows_from_the_reference_run_and_that_of_a_cluster() -> None:
+    expected = scale_markdown(read_result(REFERENCE), read_result(CLUSTER))
+    assert (PAGES / "scale.md").read_text(encoding="utf-8") == expected, "run `make docs`"
 
 
-def test_the_page_about_limits_follows_from_the_reference_run() -> None:
-    assert (PAGES / "limits.md").read_text(encoding="utf-8") == limits_markdown(read_result(REFERENCE)), (
-        "run `make docs`"
-    )
+def test_the_page_about_limits_follows_from_both_runs() -> None:
+    expected = limits_markdown(read_result(REFERENCE), read_result(CLUSTER))
+    assert (PAGES / "limits.md").read_text(encoding="utf-8") == expected, "run `make docs`"
 
 
-def test_the_reference_run_describes_its_machine_and_has_only_known_figures() -> None:
-    reference = read_result(REFERENCE)
+@pytest.mark.parametrize("path", [REFERENCE, CLUSTER])
+def test_a_stored_run_describes_its_machine_and_has_only_known_figures(path: Path) -> None:
+    reference = read_result(path)
     assert {figure.name for figure in reference.figures} <= set(BY_NAME)
     assert not reference.is_quick
     assert reference.machine.processor
