@@ -26,6 +26,7 @@ from forewarn.portal.request_page import (
     RequestTimeline,
     request_timeline,
 )
+from forewarn.portal.rollout_health import RolloutCheckRow, rollout_check_rows
 from forewarn.portal.states import state_label
 from forewarn.portal.status_card import EventStatusCard, next_event_card
 from forewarn.portal.wave_diagram import WaveDiagram, diagram_of_rollout
@@ -176,6 +177,7 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     more_scopes: int  # scopes that are left out
     diagram: WaveDiagram | None  # its waves over time, and a calendar; None: it has one wave that does not settle
     course: RequestTimeline  # events of the chosen wave over time, 15 per page; in an export all, the first 100
+    checks: tuple[RolloutCheckRow, ...]  # its health checks; (): none
     done: str  # the done message of the form that led here; "": none
 
     def svg(self) -> str:
@@ -238,6 +240,7 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
             page=query.page,
             size=MAX_EXPORTED_EVENTS if call.for_export else EVENTS_PER_PAGE,
         ),
+        checks=rollout_check_rows(context, request),
         done=done_message(query),
     )
 

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from forewarn.core.event import Ending, EventState
 from forewarn.core.fleet import HostHealth
+from forewarn.core.health import CheckOutcome
 from forewarn.core.history import EntryKind
 from forewarn.core.request import RolloutState
 from forewarn.core.request_state import RequestState
@@ -34,6 +35,7 @@ class StateFamily(StrEnum):
     POLLING = "polling"
     DELIVERY = "delivery"  # of a pending event to a VM
     NODE = "node-state"  # of a cluster: control nodes and host nodes
+    CHECK = "check-outcome"  # of a measurement of a rollout's health check
     ENTRY = "entry-kind"  # of the history
 
 
@@ -134,6 +136,12 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
         "silent": StateLook("silent", "⚠", "bad"),
         "stopped": _STOPPED,
         "absent": StateLook("not joined", "◌", "warn"),
+    },
+    StateFamily.CHECK: {
+        CheckOutcome.GOOD: StateLook("good", *_DONE),
+        CheckOutcome.BAD: StateLook("bad", "✕", "bad"),
+        CheckOutcome.UNCLEAR: StateLook("unclear", "◌", "warn"),
+        CheckOutcome.ERROR: StateLook("error", "⚠", "warn"),
     },
     StateFamily.ENTRY: {
         **{kind: StateLook(kind, "", "faint") for kind in EntryKind},

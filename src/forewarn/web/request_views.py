@@ -84,7 +84,7 @@ def rollout_waits(
 
 def _health_waits(rollout: Rollout) -> tuple[str, ...]:
     """Why its health checks keep a rollout from publishing more, as a clause; () if they do not."""
-    return (f"its health checks must be clear ({rollout.unclear})",) if rollout.unclear else ()
+    return (f"for clear health checks ({rollout.unclear})",) if rollout.unclear else ()
 
 
 def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
