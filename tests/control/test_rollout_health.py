@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +12,8 @@ from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
 from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Refused, Rejected
+from forewarn.store.memory import MemoryStore
+from tests.support.disturbed_calls import ServiceKilled
 from tests.support.fake_prober import FakeProber
 from tests.support.world import World, a_host, a_vm
 
@@ -193,3 +195,51 @@ def test_a_check_with_a_bad_condition_is_rejected_and_nothing_is_stored(world: W
     with pytest.raises(Rejected, match="check 'x': 'few' is not a condition"):
         start(world, Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",), checks=(check,)))
     assert world.store.requests() == []
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before the write", "after the write"])
+def test_a_service_that_is_killed_at_any_write_pauses_withdraws_and_resumes_all_the_same(applied: bool) -> None:
+    """Spec §13.5. The number of writes until the kill grows until the whole rollout needs fewer of them."""
+    for writes in range(300):
+        if not play_with_a_kill(writes, applied=applied):
+            return
+    raise AssertionError("the rollout needs more writes than expected")
+
+
+def play_with_a_kill(writes: int, *, applied: bool) -> bool:
+    """Play a rollout that is paused and resumed, and kill the service at one write; whether it was killed."""
+    prober, store = FakeProber(), MemoryStore()
+    vms = [a_vm(f"web-{n}", host=f"h{n}", availability_set="web", update_domain=n) for n in (0, 1)]
+    world = World(hosts=[a_host("h0"), a_host("h1")], vms=vms, prober=prober, store=store)
+    request = start(world)
+    was_killed = False
+    store.fail_next(ServiceKilled(), after=writes, applied=applied)
+
+    def survive(step: Callable[[], None]) -> None:
+        nonlocal was_killed
+        try:
+            step()
+        except ServiceKilled:
+            was_killed = True
+            world.restart()
+
+    def advance(by_s: float) -> None:
+        target = world.now + by_s
+        while world.now < target:
+            survive(lambda: world.advance(target - world.now))
+
+    prober.outcomes["shop"] = CheckOutcome.BAD
+    advance(120)
+    paused = rollout_of(world, request)
+    assert (paused.progress, scheduled(world)) == (RolloutState.PAUSED, [])
+    assert all(event.is_postponed for event in world.events())
+    prober.outcomes["shop"] = CheckOutcome.GOOD
+    while rollout_of(world, request).progress is RolloutState.PAUSED:
+        survive(lambda: change(world, request, RolloutState.RUNNING))
+    advance(7200)
+    final = rollout_of(world, request)
+    assert final.progress is RolloutState.COMPLETED
+    done = [name for event in world.events() if event.ending is Ending.FINISHED for name in event.vms]
+    assert done == ["web-0", "web-1"]
+    world.close()
+    return was_killed
