@@ -89,7 +89,7 @@ def version_features(version: str) -> VersionFeatures:
 
 
 def version_lists_kind(version: str, kind: Kind) -> bool:
-    """Whether documents of this api-version, one of ALL_VERSIONS (else KeyError), list events of this kind."""
+    """Whether documents of this api-version list events of this kind; KeyError if not in ALL_VERSIONS."""
     return kind in _FEATURES_BY_VERSION[version].kinds
 
 
