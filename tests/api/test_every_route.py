@@ -59,6 +59,9 @@ VALID_CALLS: dict[tuple[str, str], ValidCall] = {
     ("GET", "/rollouts/hold"): lambda api: ("/rollouts/hold", None),
     ("POST", "/rollouts/hold"): lambda api: ("/rollouts/hold", {"reason": "an incident"}),
     ("POST", "/rollouts/hold/lift"): lambda api: (_held(api), None),
+    ("GET", "/rollouts/standing-order"): lambda api: ("/rollouts/standing-order", None),
+    ("POST", "/rollouts/standing-order"): lambda api: ("/rollouts/standing-order", {"within_s": 30 * 86400}),
+    ("DELETE", "/rollouts/standing-order"): lambda api: (_standing_order(api), None),
     ("GET", "/rollouts/{id}"): lambda api: (f"/rollouts/{_rollout(api)}", None),
     ("POST", "/rollouts/{id}/pause"): lambda api: (f"/rollouts/{_rollout(api)}/pause", None),
     ("POST", "/rollouts/{id}/resume"): lambda api: (f"/rollouts/{_paused(api)}/resume", None),
@@ -154,6 +157,11 @@ def _webhook(api: Any) -> str:
 def _budget(api: Any) -> str:
     api.post("/budgets", {"name": "all", "max_vms": 2})
     return "/budgets/all"
+
+
+def _standing_order(api: Any) -> str:
+    api.post("/rollouts/standing-order", {"within_s": 30 * 86400})
+    return "/rollouts/standing-order"
 
 
 def _held(api: Any) -> str:

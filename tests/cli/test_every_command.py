@@ -42,6 +42,9 @@ ASKING = {
     "rollout abort": "rollout abort ROLLOUT",
     "rollout hold": "rollout hold --reason incident",
     "rollout lift-hold": "rollout lift-hold",
+    "rollout standing set": "rollout standing set --within 30d",
+    "rollout standing show": "rollout standing show",
+    "rollout standing remove": "rollout standing remove",
     "budget set": "budget set web --at-most 10% --per location",
     "budget list": "budget list",
     "budget remove": "budget remove web",
@@ -136,6 +139,8 @@ def arguments_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
         lab.api.get("history", query={"after": 0, "wait_s": 5, "vm": "db-0"})
     if name in ("repair", "confirm-down"):
         lab.good("fail", "h9")
+    if name == "rollout standing remove":
+        lab.good("rollout", "standing", "set", "--within", "30d")
     if name == "budget remove":
         lab.good("budget", "set", "web", "--at-most", "2")
     if name == "rollout lift-hold":

@@ -269,6 +269,10 @@ def budgets(api: Api) -> None:
     api("budgets", "GET", "/budgets")
     api("budgets", "POST", "/budgets", body={"name": "none", "max_vms": 0}, title="a budget of 0")
     api("budgets", "DELETE", "/budgets/{name}", "/budgets/all")
+    api("rollouts", "GET", "/rollouts/standing-order")
+    api("rollouts", "POST", "/rollouts/standing-order", body={"within_s": 1}, title="too short an interval")
+    api("rollouts", "POST", "/rollouts/standing-order", body={"within_s": 864000})
+    api("rollouts", "DELETE", "/rollouts/standing-order")
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from forewarn.api import (
     rollout_checks,
     rollouts,
     service,
+    standing_order,
     webhooks,
 )
 from forewarn.api.errors import error_response
@@ -128,6 +129,9 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/rollouts/hold", rollouts.show_hold, READ, resources=listing),
     ApiRoute("POST", "/rollouts/hold", rollouts.hold_rollouts, PLATFORM),
     ApiRoute("POST", "/rollouts/hold/lift", rollouts.lift_hold, PLATFORM),
+    ApiRoute("GET", "/rollouts/standing-order", standing_order.show_standing_order, READ),
+    ApiRoute("POST", "/rollouts/standing-order", standing_order.set_standing_order, PLATFORM),
+    ApiRoute("DELETE", "/rollouts/standing-order", standing_order.remove_standing_order, PLATFORM),
     ApiRoute("GET", "/rollouts/{id}", rollouts.show_rollout, READ),
     ApiRoute("GET", "/rollouts/{id}/checks", rollout_checks.show_rollout_checks, READ),
     ApiRoute("POST", "/rollouts/{id}/pause", rollouts.pause_rollout, PLATFORM),

@@ -22,6 +22,7 @@ from forewarn.cli.formatting import (
 )
 from forewarn.cli.invocation import Invocation, service_command
 from forewarn.cli.output import Cell, bold, dim, join_text, state_text
+from forewarn.cli.standing_order import standing_order
 from forewarn.errors import Rejected
 
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
@@ -33,6 +34,9 @@ _PAUSED_BUT_SCHEDULED = (
 @click.group()
 def rollout() -> None:
     """Roll maintenance out over hosts, scopes or VMs."""
+
+
+rollout.add_command(standing_order)
 
 
 @rollout.command()

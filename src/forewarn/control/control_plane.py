@@ -29,6 +29,7 @@ from forewarn.control.rollout_calendars import RolloutCalendars
 from forewarn.control.rollout_requests import RolloutRequestService
 from forewarn.control.rollouts import RolloutService
 from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.control.standing_order import StandingOrderService
 from forewarn.control.unannounced_changes import UnannouncedChangeService
 from forewarn.control.webhooks import WebhookService
 from forewarn.core.decision import Policy
@@ -139,6 +140,10 @@ class ControlPlane:
             verbs=self.verbs,
             prober=self.rollouts.health.prober,
         )
+        self.standing_order = StandingOrderService(
+            transactions=transactions, requests=self.rollout_requests, new_id=new_id
+        )
+        self.rollouts.standing_order = self.standing_order
         self.request_keys = RequestKeys(store)
         transactions.destination_hints = lambda: destination_hints(hypervisor, self.unreachable_hosts())
         self.host_statements = HostStatementService(transactions, self.requests.host, self.unreachable_hosts)

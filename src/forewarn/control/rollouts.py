@@ -18,6 +18,7 @@ from forewarn.control.rollout_records import ended_entry, failures_text, wave_en
 from forewarn.control.rollout_vms import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
 from forewarn.control.shared_work import SharedWorkIndex
+from forewarn.control.standing_order import StandingOrderService
 from forewarn.core.commit import Commit
 from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
@@ -90,6 +91,7 @@ class RolloutService:
         self._calendars = calendars
         self._store = transactions.store
         self._shared_work = SharedWorkIndex(self._store)
+        self.standing_order: StandingOrderService | None = None  # whose visits it begins; set once, before it is used
         self._new_id = new_id
         self._changed: set[str] = {request.id for request in self._store.requests(open_only=True)}
         self._unblocked: dict[str, float] = {}  # request id → since when more events may be published
@@ -175,6 +177,8 @@ class RolloutService:
         An event that is published or starts needs no check, because the rollout has counted its VMs already.
         """
         commit = applied.commit
+        if self.standing_order is not None and self.standing_order.order is not None:
+            self.standing_order.on_commit(applied)
         self._calendars.has_changed |= commit.changes_configurations
         if self._budgets.waiting:
             self._unblock(self._budgets.take_woken())
@@ -245,6 +249,8 @@ class RolloutService:
         events and is closed once no event is live. While `acts_are_due`, a rollout whose events ended waits for up to
         ten seconds of lab time, so that it is checked once for many events that end together.
         """
+        if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
+            await standing.reconcile()  # a visit that it begins is a change of its own
         self._check_unblocked(acts_are_due)
         did = await self.health.reconcile() if self.health.open_rollouts else False
         async with self._hold_lock:
@@ -270,12 +276,14 @@ class RolloutService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return the lab time at which a wave has settled or a health check is due; None if none.
+        """Return the lab time at which a wave has settled, or a health check or visit is due; None if none.
 
         Raises Unavailable.
         """
-        check_at = self.health.next_due_at() if self.health.open_rollouts else None
-        return min([*self._settling.values(), *([] if check_at is None else [check_at])], default=None)
+        due = [self.health.next_due_at() if self.health.open_rollouts else None, *self._settling.values()]
+        if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
+            due.append(standing.next_due_at())
+        return min((at for at in due if at is not None), default=None)
 
     def _changed_in_order(self) -> list[str]:
         """Return the ids of the changed requests, the oldest request first: it gets what budgets allow."""

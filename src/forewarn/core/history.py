@@ -41,6 +41,7 @@ class EntryKind(StrEnum):
     SERVICE = "service"  # it started or stopped
     UPKEEP = "upkeep"  # the history was pruned or the store was copied
     BUDGET = "budget"  # set or removed
+    STANDING_ORDER = "standing order"  # set or removed
     PROGRAM = "program"  # the program in a namespace VM started or ended
 
 

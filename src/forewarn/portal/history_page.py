@@ -44,6 +44,7 @@ _ENTRIES_WITH_ACTOR = frozenset(
         EntryKind.FAULT,
         EntryKind.WEBHOOK,
         EntryKind.BUDGET,
+        EntryKind.STANDING_ORDER,
     }
 )
 

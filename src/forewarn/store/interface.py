@@ -23,6 +23,7 @@ from forewarn.core.webhook import WebhookSubscription
 LAB_CLOCK_NAME = "clock"  # the position of a lab's clock
 ROLLOUT_HOLD_NAME = "rollout-hold"  # the hold on all rollouts, if there is one
 BUDGETS_NAME = "budgets"  # the budgets of the fleet
+STANDING_ORDER_NAME = "standing-order"  # the order to visit every host, with its visits
 REPLAY_SCRIPT_PREFIX = "replay/"  # and a request's id: the name under which a replay's script is saved
 
 

@@ -1,0 +1,109 @@
+"""A standing order: visit every host within a number of days, the one that waits longest first.
+
+Each visit is a rollout over one host, so windows, budgets and the hold apply to it. A host is due when four fifths of
+the interval have passed since its last visit; a host that was never visited is due at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from forewarn.core.request import MaintenanceRequest, RolloutImpact, RolloutState
+from forewarn.core.windows import MaintenanceCalendar
+from forewarn.duration import duration_text
+from forewarn.errors import Rejected
+
+MIN_INTERVAL_S = 3600.0
+MAX_INTERVAL_S = 366 * 86_400.0
+MAX_AT_ONCE = 1_000
+_DUE_SHARE = 0.8  # of the interval; the rest is reserve for windows and budgets
+_MAX_RETRY_S = 86_400.0  # after a visit that failed
+
+
+class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What a standing order knows about one host. Times are lab time."""
+
+    visited_at: float | None = None  # when the last visit that succeeded ended; None: there was none
+    asked_at: float | None = None  # when the last visit was requested
+    request_id: str = ""  # of the visit under way; "": none is
+    problem: str = ""  # for people: why the last visit did not succeed; "": it did, or is under way
+
+
+class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """An order to visit every host within `within_s`. Stored; there is at most one. Times are lab time."""
+
+    within_s: float  # each host is visited at least once in this time
+    impact: RolloutImpact  # what a visit does to the VMs of the host
+    who: str  # the name of who gave it
+    at: float  # when it was given
+    notice_s: float = 0  # of its events; 0: the minimum
+    calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
+    at_once: int = 1  # how many hosts may be visited at the same time
+    visits: dict[str, HostVisit] = {}  # by host name; a host that is missing was never visited
+
+    def visit(self, host: str) -> HostVisit:
+        """Return what is known about the host of this name; an empty one if nothing is."""
+        return self.visits.get(host, HostVisit())
+
+
+def require_valid_order(order: StandingOrder) -> None:
+    """Raise Rejected, with one sentence, if the interval or the number of hosts at once is not possible."""
+    if not MIN_INTERVAL_S <= order.within_s <= MAX_INTERVAL_S:
+        shortest, longest = duration_text(MIN_INTERVAL_S), duration_text(MAX_INTERVAL_S)
+        raise Rejected(f"hosts cannot be visited within {duration_text(order.within_s)}: give {shortest} to {longest}")
+    if not 1 <= order.at_once <= MAX_AT_ONCE:
+        raise Rejected(f"{order.at_once} hosts cannot be visited at once: give 1 to {MAX_AT_ONCE}")
+
+
+def due_at(order: StandingOrder, host: str) -> float:
+    """Return the lab time, perhaps past, from which the host is to be visited."""
+    visit = order.visit(host)
+    at = order.at if visit.visited_at is None else visit.visited_at + _DUE_SHARE * order.within_s
+    if visit.problem and visit.asked_at is not None:
+        at = max(at, visit.asked_at + min(_MAX_RETRY_S, order.within_s / 10))
+    return at
+
+
+def late_at(order: StandingOrder, host: str) -> float:
+    """Return the lab time from which the host lags: its last visit is longer ago than the interval.
+
+    For a host that was never visited, the order counts instead.
+    """
+    visited_at = order.visit(host).visited_at
+    return (order.at if visited_at is None else visited_at) + order.within_s
+
+
+def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[str]:
+    """Return the hosts (names) to visit next at lab time `now`, the longest waiting first; [] if none.
+
+    `hosts` are all hosts of the fleet. At most `at_once` visits are under way.
+    """
+    names = list(hosts)
+    free = order.at_once - sum(bool(order.visit(host).request_id) for host in names)
+    due = [host for host in names if not order.visit(host).request_id and due_at(order, host) <= now]
+    due.sort(key=lambda host: (late_at(order, host), due_at(order, host), host))
+    return due[: max(0, free)]
+
+
+def next_order_time(order: StandingOrder, hosts: Iterable[str]) -> float | None:
+    """Return the lab time, perhaps past, at which the next host is due; None if no more may be visited."""
+    names = list(hosts)
+    if sum(bool(order.visit(host).request_id) for host in names) >= order.at_once:
+        return None
+    return min((due_at(order, host) for host in names if not order.visit(host).request_id), default=None)
+
+
+def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
+    """Return what is known about a host after the rollout of `request`, its visit, has closed.
+
+    A visit succeeds if its rollout completed without a failed VM; else the host is visited again later.
+    """
+    rollout = request.rollout
+    assert rollout is not None
+    failed = rollout.tally.failed if rollout.tally is not None else 0
+    if rollout.progress is RolloutState.COMPLETED and not failed:
+        return replace(visit, request_id="", problem="", visited_at=rollout.closed_at)
+    return replace(visit, request_id="", problem=rollout.why or f"its rollout was {rollout.progress}")

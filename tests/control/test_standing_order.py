@@ -1,0 +1,153 @@
+"""The standing order: every host is visited within its interval, the one that waits longest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.budgets import make_budget
+from forewarn.core.request import RolloutImpact
+from forewarn.core.standing_order import HostVisit, StandingOrder, due_at, late_at, next_visits
+from forewarn.core.windows import make_calendar
+from forewarn.errors import Refused, Rejected
+from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from tests.support.world import World, a_host, a_vm
+
+A_DAY = 86_400.0
+HOSTS = ("h0", "h1", "h2")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(hosts=[a_host(host) for host in HOSTS], vms=[a_vm(f"vm-{host[1]}", host=host) for host in HOSTS])
+    yield world
+    world.close()
+
+
+def give_order(world: World, **fields: Any) -> None:
+    facts = {"within_s": 10 * A_DAY, "impact": RolloutImpact.UPDATE, "who": "ann", "at": world.now, **fields}
+    world.do(world.control.standing_order.set_order(StandingOrder(**facts)))
+    world.settle()
+
+
+def visited(world: World) -> list[str]:
+    """The hosts of the events, in the order in which they were published."""
+    return [event.host for event in world.events()]
+
+
+def visit_of(world: World, host: str) -> HostVisit:
+    order = world.control.standing_order.order
+    assert order is not None
+    return order.visit(host)
+
+
+def test_hosts_are_visited_one_after_the_other_and_again_before_the_interval_is_over(world: World) -> None:
+    give_order(world)
+    assert visited(world) == ["h0"]
+    world.advance(2 * 3600)
+    assert visited(world) == list(HOSTS)
+    assert all(visit_of(world, host).visited_at is not None for host in HOSTS)
+    world.advance(10 * A_DAY)
+    assert visited(world) == [*HOSTS, *HOSTS]
+    for host in HOSTS:
+        first, second = (event.over_at for event in world.events() if event.host == host)
+        assert first is not None
+        assert second is not None
+        assert second - first < 10 * A_DAY
+
+
+def test_several_hosts_are_visited_at_once_if_the_order_says_so(world: World) -> None:
+    give_order(world, at_once=2)
+    assert visited(world) == ["h0", "h1"]
+
+
+def test_visits_keep_to_windows_budgets_and_the_hold(world: World) -> None:
+    world.do(world.control.budgets.set_budget(make_budget("all", max_vms=1), who="ann"))
+    give_order(world, at_once=3, calendar=make_calendar(["02:00 1h"], [], None))
+    assert len(world.events()) == 1
+    world.advance(A_DAY)
+    world.do(world.control.rollouts.set_hold("an incident", who="ann"))
+    held = len(world.events())
+    world.advance(2 * A_DAY)
+    assert len(world.events()) == held
+    world.do(world.control.rollouts.lift_hold(who="ann"))
+    world.advance(3 * A_DAY)
+    assert sorted(visited(world)) == list(HOSTS)
+
+
+def test_a_visit_that_fails_is_noted_and_repeated(world: World) -> None:
+    world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="vm-0"),)))
+    give_order(world)
+    world.advance(3600)
+    assert "vm-0" in visit_of(world, "h0").problem
+    world.hypervisor.set_behaviour(SimulatedBehaviour())
+    world.advance(2 * A_DAY)
+    assert (visit_of(world, "h0").problem, visited(world).count("h0")) == ("", 2)
+
+
+def test_a_restart_of_the_service_neither_forgets_nor_repeats_a_visit(world: World) -> None:
+    give_order(world)
+    for _ in range(8):
+        world.restart()
+        world.settle()
+        world.advance(20 * 60)
+    assert visited(world) == list(HOSTS)
+
+
+def test_a_crash_before_the_request_of_a_visit_repeats_the_request(world: World) -> None:
+    give_order(world)
+    service = world.control.standing_order
+    assert service.order is not None
+    lost = replace(service.order, visits={"h1": HostVisit(request_id="lost", asked_at=world.now)}, at_once=2)
+    world.do(service._save(lost))
+    world.settle()
+    assert world.store.request("lost") is not None
+
+
+def test_a_host_that_is_removed_is_forgotten_and_a_new_one_is_visited(world: World) -> None:
+    from forewarn.control.fleet import FleetChange
+
+    give_order(world)
+    world.advance(2 * 3600)
+    vm = world.vm("vm-2")
+    change = FleetChange(removed=(vm,), removed_hosts=("h2",), hosts=(a_host("h9"),))
+    world.do(world.control.fleet.apply_change(change, who="ann"))
+    world.advance(3600)
+    order = world.control.standing_order.order
+    assert order is not None
+    assert sorted(order.visits) == ["h0", "h1", "h9"]
+    assert order.visit("h9").visited_at is not None
+
+
+def test_the_host_that_waits_longest_is_next() -> None:
+    visits = {"a": HostVisit(visited_at=50.0), "b": HostVisit(visited_at=20.0), "d": HostVisit(request_id="x")}
+    order = StandingOrder(within_s=100.0, impact=RolloutImpact.UPDATE, who="ann", at=0.0, visits=visits, at_once=3)
+    assert next_visits(order, ["a", "b", "c", "d"], 135.0) == ["c", "b"]
+    assert (due_at(order, "b"), late_at(order, "b"), late_at(order, "c")) == (100.0, 120.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"within_s": 60.0}, "hosts cannot be visited within 1 min: give 1 h to 366 d"),
+        ({"at_once": 0}, "0 hosts cannot be visited at once: give 1 to 1000"),
+        ({"notice_s": 5.0}, "notice of 5 s is shorter than the 15 min a Freeze needs"),
+    ],
+)
+def test_a_wrong_order_is_rejected_and_changes_nothing(world: World, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Rejected) as raised:
+        give_order(world, **fields)
+    assert message in str(raised.value)
+    assert world.control.standing_order.order is None
+
+
+def test_an_order_is_removed_and_its_visits_end(world: World) -> None:
+    give_order(world)
+    world.do(world.control.standing_order.remove_order(who="ann"))
+    world.advance(A_DAY)
+    assert visited(world) == ["h0"]
+    with pytest.raises(Refused, match="there is no standing order"):
+        world.do(world.control.standing_order.remove_order(who="ann"))
