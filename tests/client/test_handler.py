@@ -172,6 +172,21 @@ def test_an_event_is_approved_when_its_function_has_returned(run_it: Run) -> Non
 
 
 @EITHER
+def test_a_rebalance_recommendation_calls_the_function_and_is_not_approved(run_it: Run) -> None:
+    """Spec §14.4: it has no impact, so there is nothing to approve."""
+    handler, calls = Handler(), []
+
+    @handler.on(approve=True)
+    def move_work(change: Change) -> None:
+        calls.append(change.event.kind)
+        handler.stop()
+
+    with Service(document(2, "SpotRebalanceRecommendation")) as server:
+        run_it(handler, server)
+    assert (calls, server.approvals) == (["SpotRebalanceRecommendation"], [])
+
+
+@EITHER
 def test_a_function_that_raises_is_called_again_and_others_continue(
     run_it: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
