@@ -96,7 +96,9 @@ def test_an_updated_index_equals_a_newly_built_one(steps_taken: list[Callable[[W
             assert {event.id for event in index.started()} == {event.id for event in world.events(EventState.STARTED)}
             assert_filtered_by_scope(index)
             for tracker in index.rollouts.open_rollouts():
-                assert tracker.tally == world.control.rollouts.tally_of(tracker.request, tracker.rollout)
+                snapshot = world.control.rollouts.snapshot_of(tracker.request, tracker.rollout)
+                if not snapshot.shared.states:
+                    assert tracker.tally == world.control.rollouts.tally_of(tracker.request, tracker.rollout, snapshot)
 
 
 def test_a_commit_during_the_build_is_in_the_index(world: World) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from forewarn.core.health import CheckKind, HealthCheck, OwnFigure
+from forewarn.core.commit import Commit
+from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, Measurement, OwnFigure
 from forewarn.core.request import Rollout, RolloutImpact
 from tests.portal.conftest import PortalUser
+from tests.portal.test_event_index import build_index
 
 
 def start(portal: PortalUser, condition: str) -> str:
@@ -41,3 +43,20 @@ def test_a_rollout_without_checks_has_no_such_part(portal: PortalUser) -> None:
     request = portal.world.do(portal.world.control.rollout_requests.start(rollout, who="bob"))
     portal.world.settle()
     assert "Health checks" not in portal.get(f"/portal/rollouts/{request.id}").text
+
+
+def test_vms_whose_events_a_check_has_withdrawn_wait_again_in_the_list(portal: PortalUser) -> None:
+    rollout = start(portal, ">= 0")
+    before = portal.get("/portal/rollouts?as=json").json["rollouts"][0]["rollout"]["tally"]
+    assert before["scheduled"] > 0
+    world = portal.world
+    request = world.store.request(rollout)
+    assert request is not None
+    assert request.rollout is not None
+    bad = Measurement(request_id=rollout, check="handlers", at=world.now, outcome=CheckOutcome.BAD, text="as it is")
+    world.do(world.store.commit(Commit(measurements=(bad,))))
+    world.settle()
+    after = portal.get("/portal/rollouts?as=json").json["rollouts"][0]["rollout"]["tally"]
+    assert (after["scheduled"], after["waiting"], after["total"]) == (0, before["total"], before["total"])
+    (tracker,) = build_index(world).rollouts.open_rollouts()
+    assert tracker.tally == world.control.rollouts.tally_of(tracker.request, tracker.rollout)

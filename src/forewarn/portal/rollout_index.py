@@ -110,10 +110,14 @@ class RolloutTracker:
 
     @property
     def tally(self) -> RolloutTally:
-        """Its progress in VMs, each counted once, as `count_rollout_vms` would count them."""
+        """Its progress in VMs, each counted once, as `count_rollout_vms` would count them.
+
+        VMs for which another rollout does the same work (spec §13.6) count as waiting here.
+        """
         # VMs that it would cover, and that came after it completed, are not part of it.
-        waiting = 0 if self.rollout.progress is RolloutState.COMPLETED else len(self._waiting)
-        return RolloutTally(total=self._counts.total() + waiting, waiting=waiting, **self._field_counts())
+        without_event = 0 if self.rollout.progress is RolloutState.COMPLETED else len(self._waiting)
+        waiting = without_event + self._counts["waiting"]  # a health check has withdrawn the events of the latter
+        return RolloutTally(total=self._counts.total() + without_event, waiting=waiting, **self._field_counts())
 
     def _field_counts(self) -> dict[str, int]:
         return {name: self._counts[name] for name in RolloutTally.__struct_fields__ if name not in ("total", "waiting")}
