@@ -112,9 +112,10 @@ class RemoteHypervisor:
         return OBSERVE_INTERVAL_S
 
     async def observe(self, host: str) -> HostObservation:
-        """Return what the node of a host lists now; see `ObservingHypervisor`. Waits for a silent node.
+        """Return what the node of a host lists now, or as `problem` why the host does not answer its node.
 
-        Raises Unavailable if the node cannot list its VMs now.
+        Changes nothing. Waits without end while the node is silent, has not joined or is of an earlier release. Raises
+        Unavailable if the node cannot list its VMs now.
         """
         return await self._reported.observe(host)
 

@@ -322,7 +322,8 @@ class ChildMachine:
     def close(self) -> None:
         """Kill all processes of the handler, and close the pipe of its output; does not wait for their end.
 
-        May be called twice. The end of the program is reported only while the loop runs.
+        Call it after the event loop has ended, because that still watches the pipe; the end of the program is not
+        reported then. May be called twice.
         """
         if self._is_open:
             self._is_open = False

@@ -140,7 +140,8 @@ def notification_message(notification: EventNotification) -> NotificationMessage
     """Return the message about a notification: its id, subject and time, and the event in Azure's form.
 
     It is the same for both schemas and every receiver. `data` has resourceInfo, with the event in its properties, and
-    apiVersion. NotBefore is empty once the event has started or completed.
+    apiVersion. The properties are those of the notification's api-version, with the id in lower case. The status is
+    the notification's, even if the event has a later one by now; NotBefore is "" if it is Started or Completed.
     """
     return NotificationMessage(
         id=notification.id,

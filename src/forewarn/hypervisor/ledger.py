@@ -177,7 +177,8 @@ class EffectLedger:
     def record_effect(self, effect: Effect) -> bool:
         """Record an effect and return True; if its act already has one, count a repeat and return False.
 
-        From time to time it deletes old effects that ended: all but the newest 100,000 and those of the last day.
+        From time to time it deletes old effects that ended: all but the newest 100,000 and those of the last day of lab
+        time. Raises ActNotTried if the ledger cannot be written now.
         """
         values = [getattr(effect, name) for name in _EFFECT_COLUMNS.split(", ")]
         placeholders = ", ".join("?" * len(values))

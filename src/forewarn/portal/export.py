@@ -36,7 +36,10 @@ def truncation_note(is_cut: bool, exported: int, found: int | None = None) -> st
 
 @runtime_checkable
 class CsvExportable(Protocol):
-    """A page that can be exported as CSV."""
+    """A page that can be exported as CSV: its method `table` returns the columns and rows of the file.
+
+    `encode_csv` makes the file of it.
+    """
 
     def table(self) -> ExportTable:
         """The columns and rows of the file. May be called in another thread."""

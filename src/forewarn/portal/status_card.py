@@ -81,8 +81,9 @@ def event_status_card(context: RequestContext, event: Event, *, others: int = 0)
 def next_event_card(context: RequestContext, events: Iterable[Event]) -> EventStatusCard | None:
     """The card of the live event that matters most among these; None if none is live.
 
-    An event that has started comes before others, then the one with the earliest NotBefore. Check before that the user
-    may see their scopes.
+    An event that has started comes before others (of several in a scope, the one published first), then the one with
+    the earliest NotBefore. Check before that the user may see their scopes: if not, an event that awaits approval
+    raises NotFound, and any other is shown.
     """
     live = sorted((event for event in events if event.is_live), key=_urgency)
     return event_status_card(context, live[0], others=len(live) - 1) if live else None

@@ -55,10 +55,11 @@ class CommandReaction:
 async def run_check_command(
     check: CommandLine, context: StepContext, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> bool | None:
-    """Runs the command `check`; returns True if it exits with 0, False with another status.
+    """Runs the command `check`; returns True if it exits with 0, False with another status or by a signal.
 
-    None if `check` is (), or it cannot be run or does not end in the step's time. `variables` are added to its
-    environment, and its output goes to check.log in the step's folder.
+    None if `check` is (), or it cannot be run or does not end in the step's time; then it is ended. It gets the event
+    on stdin as JSON and in its environment, to which `variables` are added; its output replaces check.log in the step's
+    folder. First ends what an earlier command in that folder left running.
     """
     if not check:
         return None

@@ -42,7 +42,12 @@ class ParsedTable(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedFleetFile:
-    """All tables of a fleet file, each kind in the order of the file."""
+    """The usable tables of a fleet file, each kind in the order of the file.
+
+    Tables that lack a valid required key are left out, so only the `path` of a table says which one of the file it is.
+    `roles` has a list, which may be empty, for each of `cloud_services`. `invalid_tables` has the key of each kind,
+    such as "vms", with a table that was left out or has an invalid value; wrong roles count as "cloud_services".
+    """
 
     defaults: ParsedTable[tables.DefaultsTable]
     subscriptions: list[ParsedTable[tables.SubscriptionTable]] = field(default_factory=list)
