@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from forewarn.core.event import EventState
+from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState, RolloutTally, WaveSpec
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from tests.support.fake_prober import FakeProber
 from tests.support.world import World, a_host, a_vm
 
 LIVE = (EventState.SCHEDULED, EventState.STARTED)
@@ -128,3 +130,25 @@ def test_a_restart_of_the_service_repeats_no_shared_work(world: World) -> None:
     assert sorted([*vms_of(world, first), *vms_of(world, second)]) == ["vm-0", "vm-1", "vm-2"]
     assert not world.store.events(statuses=LIVE)
     assert outcome(world, second)[1].done == 2
+
+
+def test_a_rollout_that_resumes_after_a_health_pause_does_not_repeat_what_another_does() -> None:
+    prober = FakeProber()
+    world = World(
+        hosts=[a_host("h0"), a_host("h1")], vms=[a_vm(f"vm-{n}", host=f"h{n}") for n in (0, 1)], prober=prober
+    )
+    check = HealthCheck(name="shop", kind=CheckKind.HTTP, url="http://127.0.0.1:9/health")
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h0", "h1"), checks=(check,))
+    first = world.do(world.control.rollout_requests.start(rollout, who="ann"))
+    world.settle()
+    prober.coming["shop"] = [CheckOutcome.BAD]
+    world.advance(60)
+    assert outcome(world, first)[1].waiting == 2
+    start(world, "h0", "h1", impact=RolloutImpact.REBOOT)
+    assert outcome(world, first)[1].scheduled == 2
+    world.do(world.control.rollout_requests.change_state(first.id, RolloutState.RUNNING, who="ann"))
+    world.advance(7200)
+    assert sorted(act.name for event in world.events() for act in event.acts) == ["vm-0", "vm-1"]
+    progress, tally = outcome(world, first)
+    assert (progress, tally.total, tally.done) == (RolloutState.COMPLETED, 2, 2)
+    world.close()

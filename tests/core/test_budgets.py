@@ -51,6 +51,14 @@ def test_a_budget_counts_only_the_vms_of_its_location_and_tag() -> None:
     assert [group.budget for group in budget_groups(budgets, DB)] == ["a"]
 
 
+def test_a_location_is_one_group_however_it_is_spelled() -> None:
+    budget = make_budget("b", max_vms=1, per="location")
+    groups = {
+        group for name in ("WestEurope", "westeurope") for group in budget_groups([budget], a_vm("x", location=name))
+    }
+    assert groups == {BudgetGroup("b", "westeurope")}
+
+
 @pytest.mark.parametrize(
     ("percent", "size", "limit"), [(10, 20, 2), (10, 29, 2), (10, 9, 1), (1, 1, 1), (99, 2, 1), (100, 3, 3), (50, 0, 1)]
 )

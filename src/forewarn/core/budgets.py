@@ -32,7 +32,7 @@ class BudgetGrouping(StrEnum):
     """Which VMs a budget counts together. The values are stored, and users type them."""
 
     EVERYTHING = "everything"  # all its VMs
-    LOCATION = "location"  # those of each location
+    LOCATION = "location"  # those of each location, ignoring case
     FAULT_DOMAIN = "fault-domain"  # those of each fault domain of each scope
     SCOPE = "scope"  # those of each scope
     TAG = "tag"  # those with the same value of a tag; VMs without the tag do not count
@@ -185,7 +185,7 @@ def _group_value(budget: Budget, vm: Vm) -> str | None:
         case BudgetGrouping.EVERYTHING:
             return ""
         case BudgetGrouping.LOCATION:
-            return vm.location
+            return vm.location.casefold()
         case BudgetGrouping.FAULT_DOMAIN:
             return f"{vm.fault_domain} {vm.scope_id}"
         case BudgetGrouping.SCOPE:

@@ -314,11 +314,13 @@ def count_rollout_vms(
 
     `vms` are the VMs that it covers now, `events` all its events, oldest first; VMs of either are counted. A VM counts
     once, by its newest event: a VM that came back to a host has several. `shared` has the states of VMs, by scope id
-    and name, on which another rollout does the work; an event of its own goes before.
+    and name, on which another rollout does the work (`shared_work`); they go before its own events, which do not handle
+    these VMs (`handled_vms`).
     """
-    states = {(vm.scope_id, vm.name): "waiting" for vm in vms} | dict(shared)
+    states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:
         states |= {(event.scope_id, name): state for name, state in rollout_vm_states(event)}
+    states |= shared
     counts = Counter(states.values())
     return RolloutTally(total=len(states), **{name: counts[name] for name in _TALLY_STATES})
 

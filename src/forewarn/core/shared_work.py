@@ -7,13 +7,13 @@ or fails to do remains for this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout
-from forewarn.core.rollout import rollout_vm_states
+from forewarn.core.rollout import handled_vms, rollout_vm_states
 
 VmInScope = tuple[str, str]  # scope id and name of a VM
 
@@ -58,16 +58,17 @@ def shared_work(
     request: MaintenanceRequest,
     rollout: Rollout,
     vms: Iterable[Vm],
-    own_events: Iterable[Event],
+    own_events: Sequence[Event],
     events: Iterable[Event],
     planned: Iterable[PlannedEvent],
 ) -> SharedWork:
     """Return which of `vms`, the VMs of a rollout, other rollouts serve, and in which state they are.
 
     `events` and `planned` are those of other rollouts that may share work with it; only those of the same cause count.
-    A VM that an event in `own_events` lists is not among them: the rollout has seen to it itself.
+    A VM that an event in `own_events` handles (`handled_vms`) is not among them: the rollout has seen to it itself. One
+    whose event a health check withdrew is, so that a rollout that resumes does not repeat what another did meanwhile.
     """
-    own = {(event.scope_id, name) for event in own_events for name in event.vms}
+    own = handled_vms(rollout, own_events, ())
     hosts = {(vm.scope_id, vm.name): vm.host for vm in vms if (vm.scope_id, vm.name) not in own}
     states: dict[VmInScope, str] = {}
     busy: set[str] = set()
