@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from forewarn.control.dry_run import dry_run_rollout
+from forewarn.control.fleet import FleetChange
 from forewarn.core.azure_windows import AzureWindow, MaintenanceScope, parse_azure_window
 from forewarn.core.event import Event, EventState
 from forewarn.core.maintenance_configuration import (
@@ -22,6 +23,7 @@ from forewarn.core.maintenance_configuration import (
 )
 from forewarn.core.release import start_wait
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
+from forewarn.core.vm_settings import VmSettingsChange
 from forewarn.core.windows import MaintenanceCalendar, is_open, make_calendar
 from tests.support.world import World, a_host, a_vm
 
@@ -93,6 +95,19 @@ def start(
     request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
     world.settle()
     return request
+
+
+def start_on(world: World, host: str) -> MaintenanceRequest:
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=(host,))
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
+    world.settle()
+    return request
+
+
+def move_to(world: World, vm: str, host: str) -> None:
+    change = FleetChange(vms=(replace(world.vm(vm), host=host),))
+    world.do(world.control.fleet.apply_change(change, who="ann"))
+    world.settle()
 
 
 def event_of(world: World, vm: str) -> Event:
@@ -279,6 +294,48 @@ def test_a_crash_after_a_configuration_changed_loses_nothing(make_world: MakeWor
     assert event_of(world, "db").status is EventState.SCHEDULED
     world.advance(A_DAY)
     assert event_of(world, "db").started_at == berlin("2026-01-06T02:00")
+
+
+def test_a_tag_that_matches_a_filter_holds_an_event_that_was_published_before(make_world: MakeWorld) -> None:
+    world = make_world("db")
+    assign(world, configure(world), SUBSCRIPTION, AssignmentFilter(tags={"team": ("shop",)}))
+    start(world)
+    change = VmSettingsChange(tags={"team": "shop"})
+    world.do(world.control.fleet.update_settings([world.vm("db")], change, label="db", who="ann"))
+    world.settle()
+    world.advance(A_DAY)
+    assert event_of(world, "db").started_at == berlin("2026-01-06T02:00")
+
+
+def test_a_changed_fleet_lets_an_event_start_that_a_filter_held(make_world: MakeWorld) -> None:
+    world = make_world(vms=[a_vm("db", host="h1", tags={"team": "shop"})])
+    assign(world, configure(world), SUBSCRIPTION, AssignmentFilter(tags={"team": ("shop",)}))
+    start(world)
+    untagged = replace(world.vm("db"), tags={})
+    world.do(world.control.fleet.apply_change(FleetChange(vms=(untagged,)), who="ann"))
+    world.settle()
+    assert event_of(world, "db").calendar is None
+
+
+def test_a_vm_that_joins_a_closed_gate_starts_when_windows_of_both_are_open(make_world: MakeWorld) -> None:
+    world = make_world(vms=[a_vm("db", host="h1"), a_vm("web", host="h2")])
+    assign(world, configure(world, "early", "01:00"), f"{COMPUTE}/virtualMachines/db")
+    assign(world, configure(world, "late", "02:00", duration="04:00"), f"{COMPUTE}/virtualMachines/web")
+    start_on(world, "h1")
+    move_to(world, "web", "h1")
+    assert len({event.gate_id for event in world.events()}) == 1
+    world.advance(A_DAY)
+    assert {event.started_at for event in world.events()} == {berlin("2026-01-06T02:00")}
+
+
+def test_a_rollout_stops_if_a_vm_joins_a_gate_whose_windows_its_own_never_meet(make_world: MakeWorld) -> None:
+    world = make_world(vms=[a_vm("db", host="h1"), a_vm("web", host="h2")])
+    assign(world, configure(world, "night", "02:00"), f"{COMPUTE}/virtualMachines/db")
+    assign(world, configure(world, "evening", "20:00"), f"{COMPUTE}/virtualMachines/web")
+    request = start_on(world, "h1")
+    move_to(world, "web", "h1")
+    assert state_of(world, request).progress is RolloutState.STOPPED
+    assert state_of(world, request).why == "no maintenance window follows in which the other VMs could start"
 
 
 def test_an_approval_starts_an_event_before_the_window_of_its_configuration(make_world: MakeWorld) -> None:

@@ -13,19 +13,21 @@ from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
+from forewarn.core.history import EntryKind
 from forewarn.core.maintenance_configuration import TargetWindows
 from forewarn.core.reconcile import reconcile_scope
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout
 from forewarn.core.rollout import can_any_group_start, has_window_left
 from forewarn.core.scope import Scope
 from forewarn.core.windows import MaintenanceCalendar
+from forewarn.store.interface import AppliedCommit
 
 
 class RolloutCalendars:
     """Knows when events of rollouts may start: in windows of rollouts or maintenance configurations.
 
-    `reconcile` gives the events that have not started the windows that follow now, after a start of the service, and
-    after the owner has set `has_changed` because configurations or assignments have changed.
+    `reconcile` gives the events that have not started the windows that follow now: after a start of the service, after
+    a commit that may have changed them, and after the owner has set `has_changed` because an event joined a gate.
     """
 
     def __init__(self, transactions: ScopeTransactions, configurations: MaintenanceConfigurationService) -> None:
@@ -33,6 +35,15 @@ class RolloutCalendars:
         self._store = transactions.store
         self._configurations = configurations
         self.has_changed = bool(self._store.requests(open_only=True))  # whether `reconcile` has to look at events
+
+    def on_commit(self, applied: AppliedCommit) -> None:
+        """Remember whether a commit may change windows of events, for `reconcile`. Called for every commit.
+
+        Filters of assignments depend on the tags and other settings of VMs, which only changes of the fleet write.
+        """
+        commit = applied.commit
+        changes_fleet = bool(commit.vms) and any(entry.what is EntryKind.FLEET for entry in commit.entries)
+        self.has_changed |= commit.changes_configurations or (changes_fleet and self.are_used)
 
     def windows_at(self, at: float) -> TargetWindows | None:
         """Return the windows for events whose notice ends at `at` (lab time); None without configurations."""

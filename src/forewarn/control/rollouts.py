@@ -179,7 +179,7 @@ class RolloutService:
         commit = applied.commit
         if self.standing_order is not None and self.standing_order.order is not None:
             self.standing_order.on_commit(applied)
-        self._calendars.has_changed |= commit.changes_configurations
+        self._calendars.on_commit(applied)
         if self._budgets.waiting:
             self._unblock(self._budgets.take_woken())
         if commit.measurements or any(request.rollout is not None for request in commit.requests):
@@ -398,6 +398,8 @@ class RolloutService:
             await self._store.commit(
                 Commit(requests=(request,), planned=wave.planned, gates=wave.gates, entries=entries)
             )
+            closed = {gate.id for gate in gates.values()}
+            self._calendars.has_changed |= any(item.gate_id in closed for item in wave.planned)  # they start together
         return True
 
     async def _save_wave_end(self, request: MaintenanceRequest, rollout: Rollout, phase: WavePhase) -> bool:
