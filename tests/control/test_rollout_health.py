@@ -12,6 +12,7 @@ from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
 from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Refused, Rejected
+from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
 from forewarn.store.memory import MemoryStore
 from tests.support.disturbed_calls import ServiceKilled
 from tests.support.fake_prober import FakeProber
@@ -109,7 +110,7 @@ def test_a_bad_check_pauses_withdraws_and_says_why(world: World, prober: FakePro
     )
     (event,) = world.events()
     assert (event.ending, event.is_postponed) == (Ending.WITHDRAWN, True)
-    assert event.reason == "its rollout was paused (check 'shop' is bad: it answered 500, not 200)"
+    assert event.reason == "its rollout was paused by a health check"
     paused = [e for e in world.store.history(request_id=request.id) if e.what is EntryKind.PAUSED]
     assert "paused: check 'shop' is bad" in paused[0].text
     assert world.control.rollouts.tally_of(request, rollout).waiting == 2
@@ -243,3 +244,49 @@ def play_with_a_kill(writes: int, *, applied: bool) -> bool:
     assert done == ["web-0", "web-1"]
     world.close()
     return was_killed
+
+
+@pytest.mark.parametrize("settle_s", [0, 1800])
+@pytest.mark.parametrize("outcome", [CheckOutcome.UNCLEAR, CheckOutcome.ERROR])
+def test_the_last_wave_completes_only_after_its_checks_were_good(
+    world: World, prober: FakeProber, outcome: CheckOutcome, settle_s: float
+) -> None:
+    """Spec §13.5."""
+    request = start(world, replace(ON_BOTH, hosts=("h0",), settle_s=settle_s))
+    prober.outcomes["shop"] = outcome
+    world.advance(3600)
+    waiting = rollout_of(world, request)
+    assert [event.ending for event in world.events()] == [Ending.FINISHED]
+    assert waiting.progress is RolloutState.RUNNING
+    assert "check 'shop' is" in waiting.unclear
+    prober.outcomes["shop"] = CheckOutcome.GOOD
+    world.advance(60)
+    final = rollout_of(world, request)
+    assert (final.progress, final.closed, final.unclear) == (RolloutState.COMPLETED, True, "")
+
+
+def test_a_check_that_is_bad_after_the_last_event_pauses_until_a_person_resumes(
+    world: World, prober: FakeProber
+) -> None:
+    request = start(world, replace(ON_BOTH, hosts=("h0",)))
+    prober.coming["shop"] = [CheckOutcome.GOOD] * 15 + [CheckOutcome.BAD]
+    world.advance(86_400)
+    assert [event.ending for event in world.events()] == [Ending.FINISHED]
+    assert rollout_of(world, request).why == "check 'shop' is bad: it answered 500, not 200"
+    change(world, request, RolloutState.RUNNING)
+    world.advance(60)
+    assert rollout_of(world, request).progress is RolloutState.COMPLETED
+
+
+def test_a_rollout_that_stops_while_its_checks_are_unclear_waits_for_them_no_longer(
+    world: World, prober: FakeProber
+) -> None:
+    request = start(world)
+    prober.outcomes["shop"] = CheckOutcome.UNCLEAR
+    world.advance(60)
+    assert rollout_of(world, request).unclear
+    assert isinstance(world.hypervisor, SimulatedHypervisor)
+    world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="web-0", note="no power"),)))
+    world.advance(1800)
+    stopped = rollout_of(world, request)
+    assert (stopped.progress, stopped.unclear) == (RolloutState.STOPPED, "")

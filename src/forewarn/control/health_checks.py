@@ -177,7 +177,7 @@ class HealthCheckService:
                 return await self.prober.probe(check)
             events = self._store.events(request_id=request_id) if request_id else []
             vms = self._vms_of(rollout)
-            return measure_figure(check, self._store, vms, events, self.pace(), self._clock.now())
+            return measure_figure(check, self._store, rollout, vms, events, self.pace(), self._clock.now())
         except ForewarnError as error:
             return CheckResult(CheckOutcome.ERROR, str(error))
         except Exception as error:

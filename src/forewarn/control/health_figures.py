@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from forewarn.core.cause import CAUSE_RULES
-from forewarn.core.event import Event, EventState
-from forewarn.core.fleet import PowerState, Vm, vm_key_in_scope
+from forewarn.core.event import Act, ActOutcome, Event, EventState
+from forewarn.core.fleet import PowerState, Vm, VmCondition, vm_key_in_scope
 from forewarn.core.health import CheckOutcome, CheckResult, HealthCheck, OwnFigure, judge_values
+from forewarn.core.request import Rollout
 from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState, polling_state, vms_given_before_start
 from forewarn.store.interface import LastPoll, Store
 from forewarn.wording import first_names
@@ -19,23 +20,37 @@ PaceLookup = Callable[[str], PollingPace | None]  # by VM key; None for a VM tha
 
 
 def measure_figure(
-    check: HealthCheck, store: Store, vms: Sequence[Vm], events: Sequence[Event], pace: PaceLookup, now: float
+    check: HealthCheck,
+    store: Store,
+    rollout: Rollout,
+    vms: Sequence[Vm],
+    events: Sequence[Event],
+    pace: PaceLookup,
+    now: float,
 ) -> CheckResult:
     """Return what the figure of this check is now, and what that means for it.
 
     `vms` are the VMs that the rollout covers, `events` all its events; `pace` says how a VM polls, by its key; `now`
-    is lab time. Reads deliveries and polls from the store. Raises Unavailable.
+    is lab time. What happened to its events before its current wave began, or before a person last resumed it, does not
+    count. Reads deliveries, polls and VMs from the store. Raises Unavailable.
     """
     assert check.figure is not None
+    ended = [
+        (event, act, act.outcome)
+        for event in events
+        for act in event.acts
+        if act.outcome is not None and _counts(rollout, act.outcome.at)
+    ]
     match check.figure:
         case OwnFigure.FAILED_ACTS:
-            names = [act.name for event in events for act in event.failed_acts]
+            names = [act.name for _, act, outcome in ended if not outcome.ok]
         case OwnFigure.WITHOUT_HANDLER:
             names = vms_without_handler(vms, pace)
         case OwnFigure.UNDELIVERED:
-            names = [name for event in events if _was_undelivered(store, event) for name in event.vms]
+            started = [e for e in events if e.started_at is not None and _counts(rollout, e.started_at)]
+            names = [name for event in started if _was_undelivered(store, event) for name in event.vms]
         case OwnFigure.NOT_BACK:
-            waiting, names = _vms_not_back(store, events, now)
+            waiting, names = _vms_not_back(store, ended, now)
             if waiting and not names:
                 text = f"{_count_text(waiting)} not polled yet since their maintenance"
                 return CheckResult(CheckOutcome.UNCLEAR, text, float(len(waiting)))
@@ -67,33 +82,47 @@ def pace_from_store(store: Store, now: Callable[[], float]) -> PaceLookup:
     return pace
 
 
+def _counts(rollout: Rollout, at: float) -> bool:
+    """Return whether what happened at this lab time counts: in the current wave, and since it was resumed."""
+    is_in_wave = rollout.wave_began_at is None or at >= rollout.wave_began_at
+    return is_in_wave and (rollout.resumed_at is None or at > rollout.resumed_at)
+
+
 def _was_undelivered(store: Store, event: Event) -> bool:
-    """Return whether the event started, and no VM of its scope was given it while it was scheduled."""
-    if event.started_at is None or not event.listed:
-        return False
-    return not vms_given_before_start(store.deliveries(event_id=event.id))
+    """Return whether no VM of its scope was given this event, which has started, while it was scheduled."""
+    return event.listed and not vms_given_before_start(store.deliveries(event_id=event.id))
 
 
-def _vms_not_back(store: Store, events: Sequence[Event], now: float) -> tuple[list[str], list[str]]:
+def _vms_not_back(
+    store: Store, ended: Iterable[tuple[Event, Act, ActOutcome]], now: float
+) -> tuple[list[str], list[str]]:
     """Return the VMs that polled before their maintenance and not since: within the limit, and beyond.
 
-    A VM that has never polled has no handler that could come back, so it does not count.
+    A VM that has never polled has no handler that could come back, so it does not count; nor does one that was removed
+    or turned off meanwhile. `ended` are acts with their events and outcomes.
     """
-    over = [event for event in events if event.status is EventState.OVER and CAUSE_RULES[event.cause].verb]
-    ended = {
-        vm_key_in_scope(event.scope_id, act.name): (act.name, act.outcome.at)
-        for event in over
-        for act in event.acts
-        if act.outcome is not None and act.outcome.ok
+    over = {
+        vm_key_in_scope(event.scope_id, act.name): (act.name, outcome.at)
+        for event, act, outcome in ended
+        if outcome.ok and event.status is EventState.OVER and CAUSE_RULES[event.cause].verb
     }
-    polls = {poll.vm: poll for scope_id in {e.scope_id for e in over} for poll in store.last_polls(scope_id=scope_id)}
+    if not over:
+        return [], []
+    polls = {poll.vm: poll for poll in store.last_polls()}
     absent = [
         (name, at)
-        for key, (name, at) in ended.items()
-        if key in polls and polls[key].at + min(polls[key].wait_s, SILENCE_LIMIT_S) < at
+        for key, (name, at) in over.items()
+        if key in polls and polls[key].at + min(polls[key].wait_s, SILENCE_LIMIT_S) < at and _should_run(store.vm(key))
     ]
     waiting = [name for name, at in absent if now - at <= RETURN_LIMIT_S]
     return waiting, [name for name, at in absent if now - at > RETURN_LIMIT_S]
+
+
+def _should_run(vm: Vm | None) -> bool:
+    """Return whether the VM is present, and nobody has turned it off: one that crashed should run."""
+    if vm is None or vm.removed_at is not None:
+        return False
+    return vm.power is PowerState.RUNNING or vm.condition is VmCondition.CRASHED
 
 
 def _count_text(names: Sequence[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.dry_run import MAX_SIMULATED_VMS, simulate_request
 from forewarn.core.fleet import Vm
@@ -24,16 +26,18 @@ async def plan_rollout(
     """Return the plan of a rollout: waves, VMs, earliest and latest times; none for over 2,000 VMs.
 
     The arguments are those of `RolloutRequestService.start`; `notice_s` is in seconds of lab time, 0 means the minimum.
-    `has_handler` says whether a VM polls for events. Changes nothing. Waits for an earlier dry run. A simulation ends
-    after 10 seconds of real time; the plan is then cut. Raises what `start` raises, and DryRunTooLarge.
+    `has_handler` says whether a VM polls for events. Changes nothing, and performs no health check. Waits for an
+    earlier dry run. A simulation ends after 10 seconds of real time; the plan is then cut. Raises what `start` raises,
+    and DryRunTooLarge.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
+    without_checks = replace(rollout, checks=())  # nothing is asked: a plan shows what happens if all is well
     divided = divide_into_waves(request.rollout, vms)
 
     async def start(copy: ControlPlane) -> MaintenanceRequest:
-        return await copy.rollout_requests.start(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+        return await copy.rollout_requests.start(without_checks, who=who, notice_s=notice_s, short_notice=short_notice)
 
     async def run(*, approves: bool) -> SimulatedRun | None:
         if len(vms) > MAX_SIMULATED_VMS:

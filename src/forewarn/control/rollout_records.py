@@ -19,10 +19,10 @@ def withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope
     """Return a decision that withdraws these events of a scope together.
 
     So none of them starts because another one no longer blocks it. If a health check paused the rollout, they are only
-    postponed.
+    postponed; what the check found stays with the rollout, because readers of a single scope see the reason.
     """
     is_postponed = rollout.has_paused_itself
-    reason = f"its rollout was {rollout.progress}" + (f" ({rollout.why})" if is_postponed else "")
+    reason = f"its rollout was {rollout.progress}" + (" by a health check" if is_postponed else "")
 
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event_id in event_ids:

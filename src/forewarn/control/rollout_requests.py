@@ -130,13 +130,12 @@ class RolloutRequestService:
             what, verb = _STATE_CHANGE_ENTRIES[progress]
             why = f"{who} ended it" if progress is RolloutState.ABORTED else ""
             rollout = replace(request.rollout, progress=progress, why=why, unclear="")
+            now = self._transactions.clock.now()
             if progress is RolloutState.RUNNING:
-                rollout = replace(rollout, check_round=rollout.check_round + 1)
+                rollout = replace(rollout, check_round=rollout.check_round + 1, resumed_at=now)
             changed = replace(request, rollout=rollout)
             text = f"rollout {request.id} {verb} by {who}"
-            entry = HistoryEntry(
-                at=self._transactions.clock.now(), what=what, who=who, text=text, request_id=request.id
-            )
+            entry = HistoryEntry(at=now, what=what, who=who, text=text, request_id=request.id)
             await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
             return changed
 

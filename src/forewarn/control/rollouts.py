@@ -320,7 +320,13 @@ class RolloutService:
         )
 
         if progress is not rollout.progress:
-            ended = replace(rollout, progress=progress, why=rollout_end_reason(rollout, events, progress))
+            if progress is RolloutState.COMPLETED and rollout.checks and phase.over_at is not None:
+                if rollout.progress is RolloutState.PAUSED:
+                    return False  # nothing is measured until a person resumes it
+                if (did := await self._follow_checks(request, rollout, events, must_be_good=True)) is not None:
+                    return did
+            why = rollout_end_reason(rollout, events, progress)
+            ended = replace(rollout, progress=progress, why=why, unclear="")
             await self._save_rollout(request, ended, ended_entry(request, ended, failures_text(events), self._now()))
             return True
         if progress in _END_STATES:
@@ -336,23 +342,25 @@ class RolloutService:
         begins_wave = phase.step is WaveStep.BEGIN
         if rollout.waves and begins_wave and shared.pending:
             return False  # another rollout works on VMs of the waves before
-        if rollout.checks and (did := await self._follow_checks(request, rollout, events, begins_wave)) is not None:
-            return did
+        if rollout.checks:
+            did = await self._follow_checks(request, rollout, events, must_be_good=begins_wave)
+            if did is not None:
+                return did
         if self.hold is None and has_window and not is_settling:
             return await self._publish_next_wave(request, rollout, phase, vms, events, planned)
         return False
 
     async def _follow_checks(
-        self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], begins_wave: bool
+        self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], *, must_be_good: bool
     ) -> bool | None:
         """Pause the rollout, or let it wait, if its health checks demand that (spec §13.5).
 
-        Returns None if it goes on, else whether anything was stored. `begins_wave`: the next events are the first of a
-        wave, so each check must have been good since the last event ended.
+        Returns None if it goes on, else whether anything was stored. `must_be_good`: a wave is about to begin, or the
+        rollout to complete, so each check must have been good since the last event ended.
         """
         now = self._now()
         ended = [event.over_at for event in events if event.over_at is not None]
-        good_since = max(ended, default=0.0) if begins_wave else None
+        good_since = max(ended, default=0.0) if must_be_good else None
         counting = self.health.counting(request.id, rollout)
         verdict = health_verdict(rollout.checks, counting, now, good_since=good_since)
         changed, entry = after_verdict(request, rollout, verdict, now)

@@ -125,6 +125,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     wave_base: int = 0  # how many VMs the rollout had handled when the wave began
     wave_over_at: float | None = None  # lab time at which the last event of the wave ended; None: it goes on
     check_round: int = 0  # how often it was resumed: only measurements of the same round count
+    resumed_at: float | None = None  # lab time at which a person last resumed it; None: nobody has
     unclear: str = ""  # for people: why its checks let it publish nothing; "": they do
 
     @property

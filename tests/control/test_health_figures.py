@@ -1,0 +1,128 @@
+"""The service's own figures as health checks (spec §13.4): what counts of a rollout, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from forewarn.control.rollout_plan import plan_rollout
+from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
+from forewarn.core.request import (
+    MaintenanceRequest,
+    RequestedOperation,
+    Rollout,
+    RolloutImpact,
+    RolloutState,
+    WaveSpec,
+)
+from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
+from forewarn.store.interface import LastPoll
+from tests.support.fake_prober import FakeProber
+from tests.support.world import World, a_host, a_vm
+
+BOTH_HOSTS = ("h0", "h1")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two update domains of one scope, on two hosts."""
+    vms = [a_vm(f"web-{n}", host=f"h{n}", availability_set="web", update_domain=n) for n in (0, 1)]
+    world = World(hosts=[a_host("h0"), a_host("h1")], vms=vms, prober=FakeProber())
+    yield world
+    world.close()
+
+
+def figure(of: OwnFigure, condition: str = "") -> HealthCheck:
+    return HealthCheck(name="figure", kind=CheckKind.FIGURE, figure=of, condition=condition)
+
+
+def start(world: World, *checks: HealthCheck, waves: tuple[WaveSpec, ...] = ()) -> MaintenanceRequest:
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=BOTH_HOSTS, max_failures=0, waves=waves, checks=checks)
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
+    world.settle()
+    return request
+
+
+def rollout_of(world: World, request: MaintenanceRequest) -> Rollout:
+    now = world.store.request(request.id)
+    assert now is not None
+    assert now.rollout is not None
+    return now.rollout
+
+
+def resume(world: World, request: MaintenanceRequest) -> None:
+    world.do(world.control.rollout_requests.change_state(request.id, RolloutState.RUNNING, who="ann"))
+    world.settle()
+
+
+def fail(world: World, vm: str) -> None:
+    hypervisor = world.hypervisor
+    assert isinstance(hypervisor, SimulatedHypervisor)
+    hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm=vm, note="no power"),)))
+
+
+def poll(world: World, *names: str) -> None:
+    vms = [world.vm(name) for name in names]
+    polls = [LastPoll(vm=vm.key, scope_id=vm.scope_id, at=world.now, version="2020-07-01") for vm in vms]
+    world.do(world.store.record_observations(polls, []))
+
+
+def test_a_resumed_rollout_counts_no_failures_from_before(world: World) -> None:
+    request = start(world, figure(OwnFigure.FAILED_ACTS))
+    fail(world, "web-0")
+    world.advance(1200)
+    assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    world.advance(60)
+    resume(world, request)
+    assert rollout_of(world, request).resumed_at == world.now
+    world.advance(7200)
+    assert rollout_of(world, request).progress is RolloutState.COMPLETED
+    assert [(act.name, act.outcome and act.outcome.ok) for event in world.events() for act in event.acts] == [
+        ("web-0", False),
+        ("web-1", True),
+    ]
+
+
+def test_failures_of_a_wave_before_count_no_longer(world: World) -> None:
+    waves = (WaveSpec(name="canary", vms=1), WaveSpec(name="rest"))
+    request = start(world, figure(OwnFigure.FAILED_ACTS, "< 2"), waves=waves)
+    fail(world, "web-0")
+    world.advance(1200)
+    fail(world, "web-1")
+    world.advance(7200)
+    assert rollout_of(world, request).progress is RolloutState.COMPLETED
+    assert {m.value for m in world.store.measurements(request.id)} == {0, 1}
+
+
+def test_a_resumed_rollout_counts_no_undelivered_notices_from_before(world: World) -> None:
+    request = start(world, figure(OwnFigure.UNDELIVERED))
+    world.advance(1200)
+    assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    resume(world, request)
+    assert rollout_of(world, request).progress is RolloutState.RUNNING
+    world.advance(7200)
+    assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-1)"
+
+
+@pytest.mark.parametrize("is_turned_off", [False, True], ids=["runs", "was turned off by its user"])
+def test_a_vm_that_its_user_turned_off_is_not_awaited(world: World, is_turned_off: bool) -> None:
+    poll(world, "web-0", "web-1")
+    request = start(world, figure(OwnFigure.NOT_BACK))
+    (event,) = world.events()
+    world.approve("web-0", event.id)
+    world.do(world.control.lab_clock.advance(60, without_polls=True))
+    assert world.store.measurements(request.id)[-1].outcome is CheckOutcome.UNCLEAR
+    if is_turned_off:
+        world.ask(RequestedOperation.DEALLOCATE, "web-0")
+    world.do(world.control.lab_clock.advance(600, without_polls=True))
+    assert (rollout_of(world, request).progress is RolloutState.RUNNING) == is_turned_off
+
+
+def test_a_plan_performs_no_health_check(world: World) -> None:
+    """Spec §13.6. The copy of the simulation runs no commands, so it would refuse this rollout."""
+    command = HealthCheck(name="smoke", kind=CheckKind.COMMAND, command=("/bin/true",))
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=BOTH_HOSTS, checks=(command,))
+    plan = world.do(plan_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
+    assert [len(wave.vms) for wave in plan.waves] == [2]
+    assert not plan.is_cut
