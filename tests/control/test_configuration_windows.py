@@ -354,6 +354,21 @@ def test_an_expired_configuration_has_no_effect(make_world: MakeWorld) -> None:
     assert event_of(world, "db").not_before == world.now + 900
 
 
+def test_an_event_that_waits_starts_once_its_configuration_has_expired(make_world: MakeWorld) -> None:
+    """The grace period after a restart takes the rest of the last window."""
+    world = make_world("db")
+    assign(world, configure(world, expires="2026-01-06 03:00"), SUBSCRIPTION)
+    request = start(world)
+    world.do(world.control.close())
+    world.clock.apply_setting(world.clock.setting_after_jump(berlin("2026-01-06T02:59") + 30))
+    world.restart()
+    world.advance(A_DAY)
+    started_at = event_of(world, "db").started_at
+    assert started_at is not None
+    assert started_at <= berlin("2026-01-06T03:01")
+    assert state_of(world, request).progress is RolloutState.COMPLETED
+
+
 def test_a_rollout_whose_own_windows_are_over_goes_on_in_those_of_configurations(make_world: MakeWorld) -> None:
     world = make_world(vms=[a_vm(f"web-{n}", host=f"h{n}", availability_set="web", update_domain=n) for n in range(3)])
     assign(world, configure(world), SUBSCRIPTION)

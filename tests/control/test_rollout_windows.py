@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from forewarn.control.dry_run import dry_run_rollout
+from forewarn.core.budgets import make_budget
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
@@ -243,3 +244,32 @@ def test_windows_that_are_over_are_rejected_and_change_nothing(
         start(world, *windows, deadline=deadline)
     assert message in str(raised.value)
     assert world.store.requests() == []
+
+
+def test_a_rollout_stops_at_the_end_of_its_last_window_although_nothing_else_happens(make_world: MakeWorld) -> None:
+    """The service was down until shortly before the end, and its grace period took the rest of the window."""
+    world = make_world(domains=1)
+    request = start(world, "2026-01-06T02:00 2m Europe/Berlin")
+    world.do(world.control.close())
+    world.clock.apply_setting(world.clock.setting_after_jump(berlin("2026-01-06T02:01") + 10))
+    world.restart()
+    assert state_of(world, request).progress is RolloutState.RUNNING
+    world.advance(60)
+    rollout = state_of(world, request)
+    assert (rollout.progress, rollout.closed) == (RolloutState.STOPPED, True)
+    assert [(event.ending, event.over_at) for event in world.events()] == [
+        (Ending.WITHDRAWN, berlin("2026-01-06T02:02"))
+    ]
+
+
+def test_a_rollout_that_waits_for_a_budget_stops_when_no_notice_fits_before_the_last_end(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.do(world.control.budgets.set_budget(make_budget("one", max_vms=1), who="ann"))
+    world.ask(RequestedOperation.POWER_OFF, "web-1")
+    calendar = make_calendar(["2026-01-06T02:00 2h Europe/Berlin"], (), None)
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",), calendar=calendar)
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
+    world.advance(berlin("2026-01-06T03:44") - world.now)
+    assert state_of(world, request).progress is RolloutState.RUNNING
+    world.advance(60)
+    assert state_of(world, request).progress is RolloutState.STOPPED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -19,7 +20,7 @@ from forewarn.core.reconcile import reconcile_scope
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout
 from forewarn.core.rollout import can_any_group_start, has_window_left
 from forewarn.core.scope import Scope
-from forewarn.core.windows import MaintenanceCalendar
+from forewarn.core.windows import MaintenanceCalendar, closing_times
 from forewarn.store.interface import AppliedCommit
 
 
@@ -35,6 +36,7 @@ class RolloutCalendars:
         self._store = transactions.store
         self._configurations = configurations
         self.has_changed = bool(self._store.requests(open_only=True))  # whether `reconcile` has to look at events
+        self._closes_at: dict[str, float] = {}  # id of an open rollout → when the next of its windows is over for good
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember whether a commit may change windows of events, for `reconcile`. Called for every commit.
@@ -42,8 +44,46 @@ class RolloutCalendars:
         Filters of assignments depend on the tags and other settings of VMs, which only changes of the fleet write.
         """
         commit = applied.commit
+        for request in commit.requests:
+            self._follow_closing(request)
         changes_fleet = bool(commit.vms) and any(entry.what is EntryKind.FLEET for entry in commit.entries)
         self.has_changed |= commit.changes_configurations or (changes_fleet and self.are_used)
+
+    def _follow_closing(self, request: MaintenanceRequest) -> None:
+        """Note when to look at a rollout again, because a window is over for good or too close for a notice."""
+        rollout, now = request.rollout, self._transactions.clock.now()
+        if not request.is_open or rollout is None:
+            self._closes_at.pop(request.id, None)
+            return
+        if self._closes_at.get(request.id, math.inf) <= now:
+            return  # `take_due` has not seen it yet
+        own = closing_times(rollout.calendar.windows) if rollout.calendar is not None else ()
+        times = [
+            at for end in (*own, *self._configurations.hosts.closing_times) for at in (end - request.notice_s, end)
+        ]
+        if later := [at for at in times if at > now]:
+            self._closes_at[request.id] = min(later)
+        else:
+            self._closes_at.pop(request.id, None)
+
+    def next_due_at(self) -> float | None:
+        """Return the lab time at which `take_due` returns a rollout; None if no window ends for good."""
+        return min(self._closes_at.values(), default=None)
+
+    def take_due(self) -> set[str]:
+        """Return the ids of the open rollouts of which a window is over for good now, each time once.
+
+        No commit tells it, and VMs that wait may have no window left. `reconcile` looks at their events again, because
+        a configuration whose last window is over counts as not assigned.
+        """
+        now = self._transactions.clock.now()
+        due = {request_id for request_id, at in self._closes_at.items() if at <= now}
+        for request_id in due:
+            del self._closes_at[request_id]
+            if (request := self._store.request(request_id)) is not None:
+                self._follow_closing(request)
+        self.has_changed |= bool(due) and self.are_used
+        return due
 
     def windows_at(self, at: float) -> TargetWindows | None:
         """Return the windows for events whose notice ends at `at` (lab time); None without configurations."""
@@ -77,6 +117,7 @@ class RolloutCalendars:
         checked = [request for request in self._store.requests(open_only=True) if request.rollout is not None]
         try:
             for request in checked:
+                self._follow_closing(request)
                 await self._update_events(request)
         except BaseException:
             self.has_changed = True

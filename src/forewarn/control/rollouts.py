@@ -276,11 +276,12 @@ class RolloutService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return the lab time at which a wave has settled, or a health check or visit is due; None if none.
+        """Return when a wave has settled, a window closed for good, or a check or visit is due; None if none.
 
         Raises Unavailable.
         """
         due = [self.health.next_due_at() if self.health.open_rollouts else None, *self._settling.values()]
+        due.append(self._calendars.next_due_at())
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
             due.append(standing.next_due_at())
         return min((at for at in due if at is not None), default=None)
@@ -295,6 +296,7 @@ class RolloutService:
         for request_id in [request_id for request_id, until in self._settling.items() if until <= now]:
             del self._settling[request_id]
             self._changed.add(request_id)
+        self._changed |= self._calendars.take_due()
         latest = self._now() - _MAX_UNUSED_S if acts_are_due else math.inf
         for request_id in [request_id for request_id, since in self._unblocked.items() if since <= latest]:
             del self._unblocked[request_id]

@@ -11,7 +11,7 @@ import msgspec
 from forewarn.core.azure_windows import AzureWindow, MaintenanceScope
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import group_resource_id, scale_set_resource_id, vm_resource_id
-from forewarn.core.windows import MaintenanceCalendar, MaintenanceWindow, next_start, window_text
+from forewarn.core.windows import MaintenanceCalendar, MaintenanceWindow, closing_times, next_start, window_text
 from forewarn.wording import first_names
 
 VM_TYPE = "microsoft.compute/virtualmachines"
@@ -130,6 +130,8 @@ class HostConfigurations:
         for assignment in assignments:
             if (found := known.get(assignment.configuration_id.casefold())) is not None:
                 self._by_target[assignment.target.casefold()].append((assignment.filter, found))
+        assigned = {found.window for pairs in self._by_target.values() for _, found in pairs}
+        self.closing_times = closing_times(assigned)  # when those that do not open for ever are over, in any order
 
     def __bool__(self) -> bool:
         """Return whether any configuration of scope Host is assigned to anything."""

@@ -138,6 +138,21 @@ def openings(window: MaintenanceWindow, at: float) -> Iterator[Period]:
     return (period for period in _periods(window, at) if period[1] > at)
 
 
+def closing_times(windows: Iterable[MaintenanceWindow]) -> tuple[float, ...]:
+    """Return the times from which windows are closed for good, in their order.
+
+    A window without an end has none. Blackout dates may close one earlier. Times are in seconds since 1970.
+    """
+    times = []
+    for window in windows:
+        if window.on:
+            opens = datetime.combine(date.fromisoformat(window.on), time.fromisoformat(window.start))
+            times.append(_instant(opens, _zone(window.zone)) + window.length_s)
+        elif window.until:
+            times.append(_instant(datetime.fromisoformat(window.until), _zone(window.zone)))
+    return tuple(times)
+
+
 def _next_opening_of(window: MaintenanceWindow, blackouts: Iterable[BlackoutDates], at: float) -> float | None:
     blackouts = tuple(blackouts)
     for period in _periods(window, at):
