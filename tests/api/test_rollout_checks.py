@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.support.fake_prober import FakeProber
 
 HANDLERS = {"name": "handlers", "figure": "vms-without-handler"}
 ACTS = {"name": "acts", "figure": "failed-acts", "interval_s": 30}
@@ -63,3 +66,54 @@ def test_a_wrong_check_in_a_rollout_file_is_refused_with_its_line(api: Any, line
     answer = api.call("POST", "/rollouts", {"file": f"[rollout]\nhosts = ['h1']\n[[checks]]\n{lines}\n"})
     assert problem in answer.json["error"]["message"]
     assert api.get("/rollouts")["rollouts"] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"hosts": ["h1"], "checks": [{"name": "smoke", "command": ["/bin/true"]}]},
+        {"file": "[rollout]\nhosts = ['h1']\n[[checks]]\nname = 'smoke'\ncommand = ['/bin/true']\n"},
+    ],
+    ids=["fields", "file"],
+)
+def test_only_an_administrator_may_let_the_service_run_commands(
+    api_of: Callable[..., Any], body: dict[str, Any]
+) -> None:
+    prober = FakeProber()
+    api = api_of(prober=prober)
+    platform = api.holding("Platform", "/")
+    for path in ("/rollouts", "/rollouts/check", "/rollouts/plan", "/rollouts/preview"):
+        status, code, message = platform.refused("POST", path, body)
+        assert (status, code) == (403, "Forbidden")
+        assert "run programs on the service's machine, such as the command of check 'smoke'" in message
+    assert prober.asked == []
+    assert api.get("/rollouts")["rollouts"] == []
+    tried = api.holding("Administrator", "/").post("/rollouts/check", body)
+    assert [check["outcome"] for check in tried["checks"]] == ["good"]
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"everything": True, "canary": DIGITS}, "a canary with 5000 digits is too large: give at most 9 digits"),
+        (
+            {"everything": True, "waves": [{"name": "all", "vms": 10**9}]},
+            "the VMs of wave 'all' are too many: give a number of at most 9 digits",
+        ),
+        (
+            {"file": f"[rollout]\neverything = true\n[[waves]]\nvms = {DIGITS}\n"},
+            "a number of the rollout file has too many digits: give a shorter one",
+        ),
+        (
+            {"file": f"[rollout]\neverything = true\n[[waves]]\nvms = {DIGITS[:40]}\n"},
+            "line 4 of the rollout file: the VMs of wave 'canary' are too many",
+        ),
+    ],
+)
+def test_a_number_with_too_many_digits_is_rejected(api: Any, body: dict[str, Any], problem: str) -> None:
+    answer = api.call("POST", "/rollouts", body)
+    assert answer.status == 400
+    assert problem in answer.json["error"]["message"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,12 +11,14 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from forewarn.api.rollout_checks import NewCheck, check_from_table, check_of
-from forewarn.core.health import MAX_CHECKS, HealthCheck, parse_condition
+from forewarn.core.access import Right
+from forewarn.core.health import MAX_CHECKS, CheckKind, HealthCheck, parse_condition
 from forewarn.core.request import Rollout, RolloutImpact, WaveSpec
+from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.rollout_file import RolloutFile, parse_deadline, read_rollout_file
 from forewarn.core.waves import REST_WAVE, make_wave, make_waves
 from forewarn.core.windows import MaintenanceCalendar, make_calendar, parse_blackout, parse_window
-from forewarn.errors import Refused, Rejected, Remedy
+from forewarn.errors import Forbidden, Refused, Rejected, Remedy
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import DurationSeconds, NonEmptyText, StrictBody, reject_duplicates
 
@@ -93,8 +95,25 @@ def read_new_rollout(context: RequestContext, body: NewRollout) -> WantedRollout
     """Return the rollout that a body describes, by its fields or by its file.
 
     Raises NotFound for an unknown host or scope, Rejected for wrong values, a host named twice or fields beside a file,
-    Refused for all hosts of a fleet without hosts; with the line of the file.
+    Refused for all hosts of a fleet without hosts, with the line of the file; Forbidden for a health check that runs a
+    command if the caller is no administrator.
     """
+    wanted = _read_rollout(context, body)
+    _require_command_right(wanted.rollout.checks, context)
+    return wanted
+
+
+def _require_command_right(checks: Sequence[HealthCheck], context: RequestContext) -> None:
+    # A command runs on this machine as the service's user, and could read every secret of the service.
+    commands = [check for check in checks if check.kind is CheckKind.COMMAND]
+    if commands and not context.principal.may(Right.ADMINISTER, ROOT_RESOURCE):
+        raise Forbidden(
+            f"{context.caller_name} does not have the right to run programs on the service's machine, such as the "
+            f"command of check {commands[0].name!r}: leave it out, or let an administrator start this"
+        )
+
+
+def _read_rollout(context: RequestContext, body: NewRollout) -> WantedRollout:
     if not body.file:
         if body.short_notice and not body.notice_s:
             raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)

@@ -121,6 +121,8 @@ def read_rollout_file(text: str) -> RolloutFile:
     except tomllib.TOMLDecodeError as error:
         line = error_line(str(error), text)
         raise _at_line(line, f"this is not TOML ({str(error).partition(' (at')[0].lower()})") from error
+    except ValueError as error:  # an integer that is too long for Python
+        raise Rejected("a number of the rollout file has too many digits: give a shorter one") from error
     lines = index_lines(text)
     for table in data:
         if table not in FILE_KEYS:

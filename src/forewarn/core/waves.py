@@ -27,6 +27,7 @@ from forewarn.wording import first_names
 
 REST_WAVE = WaveSpec(name="rest")
 MAX_WAVES = 100
+MAX_NUMBER_DIGITS = 9  # of a number of VMs
 MAX_SETTLE_S = 30 * 86_400.0
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
@@ -275,6 +276,9 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
         raise InvalidRollout("a wave needs a name of 1 to 100 characters: give it one", (*path, "name"))
     if spec.vms < 0:
         raise InvalidRollout(f"wave {spec.name!r} has {spec.vms} VMs: give a number from 1 on", (*path, "vms"))
+    if spec.vms >= 10**MAX_NUMBER_DIGITS:
+        text = f"the VMs of wave {spec.name!r} are too many: give a number of at most {MAX_NUMBER_DIGITS} digits"
+        raise InvalidRollout(text, (*path, "vms"))
     if not 0 <= spec.share <= 100:
         text = f"wave {spec.name!r} has a share of {spec.share:g} %: give more than 0 and at most 100"
         raise InvalidRollout(text, (*path, "share"))
@@ -303,7 +307,8 @@ def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
     """Return the waves of a canary, shares in percent, and the rest; () without a canary and shares.
 
     `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. Raises InvalidRollout for
-    another text, a canary of 0 VMs and a share of 0. `require_valid_waves` checks the rest.
+    another text, a number with more than 9 digits, a canary of 0 VMs and a share of 0. `require_valid_waves` checks
+    the rest.
     """
     waves: list[WaveSpec] = []
     if canary.startswith("tag=") and canary != "tag=":
@@ -311,6 +316,9 @@ def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
     elif canary:
         if not canary.isdecimal():
             text = f"{canary!r} is not a canary: give a number of VMs, such as 2, or a tag, such as tag=canary"
+            raise InvalidRollout(text, ("canary",))
+        if len(canary) > MAX_NUMBER_DIGITS:
+            text = f"a canary with {len(canary)} digits is too large: give at most {MAX_NUMBER_DIGITS} digits"
             raise InvalidRollout(text, ("canary",))
         if not int(canary):
             raise InvalidRollout("a canary of 0 VMs is empty: give 1 or more, or no canary", ("canary",))
