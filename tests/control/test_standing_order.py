@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.core.budgets import make_budget
-from forewarn.core.request import RolloutImpact
+from forewarn.core.fleet import PowerState, Vm
+from forewarn.core.request import RolloutImpact, RolloutState
 from forewarn.core.standing_order import HostVisit, StandingOrder, due_at, late_at, next_visits
 from forewarn.core.windows import make_calendar
 from forewarn.errors import Refused, Rejected
@@ -22,9 +23,15 @@ HOSTS = ("h0", "h1", "h2")
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    world = World(hosts=[a_host(host) for host in HOSTS], vms=[a_vm(f"vm-{host[1]}", host=host) for host in HOSTS])
+    world = world_with()
     yield world
     world.close()
+
+
+def world_with(*vms: Vm) -> World:
+    """Three hosts with a VM each, and these VMs."""
+    hosts = [a_host(host) for host in HOSTS]
+    return World(hosts=hosts, vms=[*(a_vm(f"vm-{host[1]}", host=host) for host in HOSTS), *vms])
 
 
 def give_order(world: World, **fields: Any) -> None:
@@ -86,6 +93,66 @@ def test_a_visit_that_fails_is_noted_and_repeated(world: World) -> None:
     world.hypervisor.set_behaviour(SimulatedBehaviour())
     world.advance(2 * A_DAY)
     assert (visit_of(world, "h0").problem, visited(world).count("h0")) == ("", 2)
+
+
+def test_a_host_that_exceeds_a_budget_does_not_keep_the_others_waiting() -> None:
+    world = world_with(a_vm("vm-00", host="h0"))
+    world.do(world.control.budgets.set_budget(make_budget("one", max_vms=1), who="ann"))
+    give_order(world)
+    world.advance(3 * 3600)
+    assert visited(world) == ["h1", "h2"]
+    assert "2 of its VMs on host h0 go together" in visit_of(world, "h0").problem
+    world.advance(30 * A_DAY)
+    assert visited(world).count("h1") == visited(world).count("h2") >= 4
+    world.do(world.control.budgets.set_budget(make_budget("one", max_vms=2), who="ann"))
+    world.advance(2 * A_DAY)
+    assert (visit_of(world, "h0").problem, "h0" in visited(world)) == ("", True)
+    world.close()
+
+
+def test_a_visit_that_publishes_nothing_for_a_day_is_given_up_and_repeated() -> None:
+    stopped = a_vm("db", host="h2", power=PowerState.STOPPED, tags={"app": "db"})
+    world = world_with(stopped, a_vm("db-0", host="h0", tags={"app": "db"}))
+    world.do(world.control.budgets.set_budget(make_budget("db", max_vms=1, tag="app=db"), who="ann"))
+    give_order(world)
+    world.advance(A_DAY - 3600)
+    assert visited(world) == []
+    world.advance(3 * 3600)
+    assert set(visited(world)) == {"h1", "h2"}
+    assert "and db is" in visit_of(world, "h0").problem
+    world.do(world.control.budgets.remove_budget("db", who="ann"))
+    world.advance(2 * A_DAY)
+    assert (visit_of(world, "h0").problem, "h0" in visited(world)) == ("", True)
+    world.close()
+
+
+def test_a_visit_does_not_end_because_of_a_hold(world: World) -> None:
+    world.do(world.control.budgets.set_budget(make_budget("all", max_vms=1), who="ann"))
+    give_order(world, at_once=2)
+    waiting = visit_of(world, "h1").request_id
+    world.do(world.control.rollouts.set_hold("an incident", who="ann"))
+    world.advance(5 * A_DAY)
+    world.do(world.control.rollouts.lift_hold(who="ann"))
+    world.advance(2 * 3600)
+    assert [event.host for event in world.store.events(request_id=waiting)] == ["h1"]
+
+
+def test_a_paused_visit_does_not_keep_the_others_waiting_and_goes_on_when_it_resumes() -> None:
+    later = a_vm("web-1", host="h0", availability_set="web", update_domain=1)
+    world = world_with(a_vm("web-0", host="h0", availability_set="web"), later)
+    give_order(world)
+    paused = visit_of(world, "h0").request_id
+    world.do(world.control.rollout_requests.change_state(paused, RolloutState.PAUSED, who="ann"))
+    world.advance(600)
+    assert set(visited(world)) == {"h0"}
+    world.advance(3 * A_DAY)
+    assert {"h1", "h2"} < set(visited(world))
+    assert "web-1" not in [name for event in world.events() for name in event.vms]
+    world.do(world.control.rollout_requests.change_state(paused, RolloutState.RUNNING, who="ann"))
+    world.advance(3600)
+    assert "web-1" in [name for event in world.store.events(request_id=paused) for name in event.vms]
+    assert visit_of(world, "h0").visited_at is not None
+    world.close()
 
 
 def test_a_restart_of_the_service_neither_forgets_nor_repeats_a_visit(world: World) -> None:

@@ -176,6 +176,17 @@ class BudgetService:
             if shortage.group.budget in self._budgets
         )
 
+    def excess_text(self, request_id: str) -> str:
+        """Return for people which budget allows less than VMs of a rollout that go together; "" if none does.
+
+        Then the rollout can never publish them, unless the budget or their host changes.
+        """
+        for shortage in self.waiting.get(request_id, ()):
+            budget, size = self._budgets.get(shortage.group.budget), self._sizes[shortage.group]
+            if budget is not None and shortage.exceeds(group_limit(budget, size)):
+                return shortage_text(budget, shortage, size, ())
+        return ""
+
     def counts_without(self, keys: Collection[str]) -> OutsideCounts:
         """Return what is counted apart from the VMs with these keys, for a control plane with only them."""
         sizes: Counter[BudgetGroup] = Counter()

@@ -141,7 +141,7 @@ class ControlPlane:
             prober=self.rollouts.health.prober,
         )
         self.standing_order = StandingOrderService(
-            transactions=transactions, requests=self.rollout_requests, new_id=new_id
+            transactions=transactions, requests=self.rollout_requests, budgets=self.budgets, new_id=new_id
         )
         self.rollouts.standing_order = self.standing_order
         self.request_keys = RequestKeys(store)

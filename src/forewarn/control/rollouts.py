@@ -144,6 +144,8 @@ class RolloutService:
             hold = self.hold
             if hold is None:
                 raise Refused("rollouts are not on hold: there is nothing to lift")
+            if self.standing_order is not None:
+                self.standing_order.held_until = self._now()
             await self._save_hold(replace(hold, is_lifted=True))
             await self._write_hold_entry(EntryKind.RESUMED, f"the hold on all rollouts is lifted ({hold.reason})", who)
         return hold

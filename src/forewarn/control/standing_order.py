@@ -8,18 +8,21 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.control.budgets import BudgetService
 from forewarn.control.rollout_requests import RolloutRequestService
 from forewarn.control.scope_transactions import ScopeTransactions
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.core.request import RequestKey, Rollout
+from forewarn.core.request import RequestKey, Rollout, RolloutState
 from forewarn.core.standing_order import (
     HostVisit,
     StandingOrder,
     after_visit,
+    given_up,
     next_order_time,
     next_visits,
     require_valid_order,
+    retry_after_s,
 )
 from forewarn.duration import duration_text
 from forewarn.errors import Refused, Rejected, full_message
@@ -30,26 +33,39 @@ class StandingOrderService:
     """Sets and removes the standing order, and visits hosts as it says.
 
     The order is stored with its visits. A visit is stored with the id of its request before the request is made, so a
-    crash in between neither forgets nor repeats it. `new_id` returns a new GUID at each call.
+    crash in between neither forgets nor repeats it. `new_id` returns a new GUID at each call. A visit that cannot
+    publish its events is given up, so that it does not keep other hosts waiting.
     """
 
     def __init__(
-        self, *, transactions: ScopeTransactions, requests: RolloutRequestService, new_id: Callable[[], str]
+        self,
+        *,
+        transactions: ScopeTransactions,
+        requests: RolloutRequestService,
+        budgets: BudgetService,
+        new_id: Callable[[], str],
     ) -> None:
         self._transactions = transactions
         self._store = transactions.store
         self._requests = requests
+        self._budgets = budgets
         self._new_id = new_id
         self._lock = asyncio.Lock()
         raw = self._store.load(STANDING_ORDER_NAME)
         self.order = msgspec.json.decode(raw, type=StandingOrder | None) if raw is not None else None
-        self._must_look = True  # a visit may have ended, or a host was added or removed
+        self._visit_ids = _visit_ids(self.order)
+        self._must_look = True  # a visit may have changed or ended, or a host was added or removed
+        self._check_at: float | None = None  # lab time at which visits under way are looked at in any case
+        self.held_until = 0.0  # lab time; until then rollouts were on hold, and a visit could publish nothing
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Look at the hosts again if a commit changes them or closes a rollout."""
+        """Look at the hosts again if a commit changes them, or a visit under way or one of its events."""
         commit = applied.commit
-        has_closed = any(request.rollout is not None and request.rollout.closed for request in commit.requests)
-        self._must_look |= has_closed or bool(commit.hosts or commit.removed_hosts)
+        self._must_look |= (
+            bool(commit.hosts or commit.removed_hosts)
+            or any(request.id in self._visit_ids for request in commit.requests)
+            or any(event.request_id in self._visit_ids and not event.is_live for event in commit.events)
+        )
 
     async def set_order(self, order: StandingOrder) -> StandingOrder:
         """Store the standing order, in place of the one before, and return it; visits that are known stay.
@@ -99,14 +115,17 @@ class StandingOrderService:
                 raise
 
     def next_due_at(self) -> float | None:
-        """Return the lab time, perhaps past, at which a host is to be visited next; None if none is by time."""
-        return next_order_time(self.order, self._host_names()) if self.order is not None else None
+        """Return the lab time, perhaps past, at which a visit is to begin or to be checked; None if none is."""
+        if self.order is None:
+            return None
+        times = (next_order_time(self.order, self._host_names()), self._check_at)
+        return min((at for at in times if at is not None), default=None)
 
     async def _look_at_hosts(self, order: StandingOrder) -> bool:
         hosts = self._host_names()
-        visits = {host: self._after_end(order.visit(host)) for host in hosts if host in order.visits}
-        order = replace(order, visits=visits)
         now = self._now()
+        visits = {host: await self._follow_visit(order, order.visit(host)) for host in hosts if host in order.visits}
+        order = replace(order, visits=visits)
         for host in next_visits(order, hosts, now):
             visits[host] = replace(order.visit(host), request_id=self._new_id().lower(), asked_at=now, problem="")
         did = await self._save_if_changed(order)
@@ -115,12 +134,46 @@ class StandingOrderService:
                 visits[host] = await self._begin_visit(order, host, visit)
                 did = True
         await self._save_if_changed(order)
+        self._check_at = now + retry_after_s(order) if self._visit_ids else None
         return did
 
-    def _after_end(self, visit: HostVisit) -> HostVisit:
+    async def _follow_visit(self, order: StandingOrder, visit: HostVisit) -> HostVisit:
+        """Return a visit as it is now: ended, paused or resumed by somebody, given up here, or as it was.
+
+        It is given up, and its rollout aborted, if it has no live event and the VMs of its host exceed a budget, or it
+        published nothing for `retry_after_s`.
+        """
         request = self._store.request(visit.request_id) if visit.request_id else None
-        is_over = request is not None and request.rollout is not None and request.rollout.closed
-        return after_visit(visit, request) if request is not None and is_over else visit
+        if request is None or request.rollout is None:
+            return visit
+        rollout, now = request.rollout, self._now()
+        if rollout.closed:
+            return after_visit(visit, request)
+        if rollout.progress is RolloutState.PAUSED:
+            return replace(visit, is_paused=visit.is_paused or self._idle_since(visit) is not None)
+        if visit.is_paused:
+            return replace(visit, is_paused=False, asked_at=now)
+        latest = now - retry_after_s(order)
+        excess = self._budgets.excess_text(request.id)
+        if rollout.progress is not RolloutState.RUNNING or not (excess or (visit.asked_at or 0.0) <= latest):
+            return visit
+        idle_since = self._idle_since(visit)
+        if idle_since is None or not (excess or idle_since <= latest):
+            return visit
+        waits = excess or "; ".join(self._budgets.wait_texts(request.id))
+        try:
+            await self._requests.change_state(request.id, RolloutState.ABORTED, who="the standing order")
+        except Refused:
+            return visit  # somebody ended it at this moment
+        return given_up(visit, waits or f"it published no event for {duration_text(now - idle_since)}", now)
+
+    def _idle_since(self, visit: HostVisit) -> float | None:
+        """Return the lab time since which a visit could have published events; None if one is planned or live."""
+        events = self._store.events(request_id=visit.request_id)
+        if self._store.planned(request_id=visit.request_id) or any(event.is_live for event in events):
+            return None
+        ended = [event.over_at for event in events if event.over_at is not None]
+        return max(visit.asked_at or 0.0, self.held_until, *ended)
 
     async def _begin_visit(self, order: StandingOrder, host: str, visit: HostVisit) -> HostVisit:
         """Request the rollout of a visit; if that is refused, the visit is over and says why."""
@@ -128,7 +181,7 @@ class StandingOrderService:
         try:
             await self._requests.start(_rollout_over(order, host), who=order.who, notice_s=order.notice_s, key=key)
         except Rejected as error:
-            return replace(visit, request_id="", problem=full_message(error))
+            return given_up(visit, full_message(error), self._now())
         return visit
 
     async def _save_if_changed(self, order: StandingOrder) -> bool:
@@ -140,6 +193,7 @@ class StandingOrderService:
     async def _save(self, order: StandingOrder | None) -> None:
         await self._store.save(STANDING_ORDER_NAME, msgspec.json.encode(order))
         self.order = order
+        self._visit_ids = _visit_ids(order)
         self._must_look = True
 
     async def _write_entry(self, text: str, who: str) -> None:
@@ -155,3 +209,10 @@ class StandingOrderService:
 
 def _rollout_over(order: StandingOrder, host: str) -> Rollout:
     return Rollout(impact=order.impact, hosts=(host,), calendar=order.calendar)
+
+
+def _visit_ids(order: StandingOrder | None) -> frozenset[str]:
+    """Return the ids of the requests of the visits under way, paused or not."""
+    if order is None:
+        return frozenset()
+    return frozenset(visit.request_id for visit in order.visits.values() if visit.request_id)

@@ -20,16 +20,23 @@ MIN_INTERVAL_S = 3600.0
 MAX_INTERVAL_S = 366 * 86_400.0
 MAX_AT_ONCE = 1_000
 _DUE_SHARE = 0.8  # of the interval; the rest is reserve for windows and budgets
-_MAX_RETRY_S = 86_400.0  # after a visit that failed
+_MAX_RETRY_S = 86_400.0  # after a visit that failed, and until one that publishes nothing is given up
 
 
 class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What a standing order knows about one host. Times are lab time."""
 
     visited_at: float | None = None  # when the last visit that succeeded ended; None: there was none
-    asked_at: float | None = None  # when the last visit was requested
+    asked_at: float | None = None  # when the last visit was requested, or resumed after a pause
     request_id: str = ""  # of the visit under way; "": none is
+    is_paused: bool = False  # somebody paused the visit under way, and it has no live event: it does not count as one
     problem: str = ""  # for people: why the last visit did not succeed; "": it did, or is under way
+    failed_at: float | None = None  # when the last visit that did not succeed ended
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it counts among the visits that an order makes at once."""
+        return bool(self.request_id) and not self.is_paused
 
 
 class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -62,9 +69,19 @@ def due_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is to be visited."""
     visit = order.visit(host)
     at = order.at if visit.visited_at is None else visit.visited_at + _DUE_SHARE * order.within_s
-    if visit.problem and visit.asked_at is not None:
-        at = max(at, visit.asked_at + min(_MAX_RETRY_S, order.within_s / 10))
+    failed_at = visit.failed_at if visit.failed_at is not None else visit.asked_at
+    if visit.problem and failed_at is not None:
+        at = max(at, failed_at + retry_after_s(order))
     return at
+
+
+def retry_after_s(order: StandingOrder) -> float:
+    """Return how many seconds of lab time after a visit that failed the host is visited again.
+
+    That is a tenth of the interval, at most a day. A visit that publishes no event for so long, and has none that is
+    live, is given up.
+    """
+    return min(_MAX_RETRY_S, order.within_s / 10)
 
 
 def late_at(order: StandingOrder, host: str) -> float:
@@ -79,19 +96,20 @@ def late_at(order: StandingOrder, host: str) -> float:
 def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[str]:
     """Return the hosts (names) to visit next at lab time `now`, the longest waiting first; [] if none.
 
-    `hosts` are all hosts of the fleet. At most `at_once` visits are under way.
+    `hosts` are all hosts of the fleet. At most `at_once` visits are under way. Hosts whose last visit did not succeed
+    come after the others, so that those which cannot be maintained do not keep the others waiting.
     """
     names = list(hosts)
-    free = order.at_once - sum(bool(order.visit(host).request_id) for host in names)
+    free = order.at_once - sum(order.visit(host).is_under_way for host in names)
     due = [host for host in names if not order.visit(host).request_id and due_at(order, host) <= now]
-    due.sort(key=lambda host: (late_at(order, host), due_at(order, host), host))
+    due.sort(key=lambda host: (bool(order.visit(host).problem), late_at(order, host), due_at(order, host), host))
     return due[: max(0, free)]
 
 
 def next_order_time(order: StandingOrder, hosts: Iterable[str]) -> float | None:
     """Return the lab time, perhaps past, at which the next host is due; None if no more may be visited."""
     names = list(hosts)
-    if sum(bool(order.visit(host).request_id) for host in names) >= order.at_once:
+    if sum(order.visit(host).is_under_way for host in names) >= order.at_once:
         return None
     return min((due_at(order, host) for host in names if not order.visit(host).request_id), default=None)
 
@@ -105,5 +123,14 @@ def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
     assert rollout is not None
     failed = rollout.tally.failed if rollout.tally is not None else 0
     if rollout.progress is RolloutState.COMPLETED and not failed:
-        return replace(visit, request_id="", problem="", visited_at=rollout.closed_at)
-    return replace(visit, request_id="", problem=rollout.why or f"its rollout was {rollout.progress}")
+        visited_at = rollout.closed_at
+        return replace(visit, request_id="", is_paused=False, problem="", visited_at=visited_at, failed_at=None)
+    return given_up(visit, rollout.why or f"its rollout was {rollout.progress}", rollout.closed_at)
+
+
+def given_up(visit: HostVisit, problem: str, at: float | None) -> HostVisit:
+    """Return what is known about a host whose visit ended without success, at lab time `at`.
+
+    `problem` says why, for people.
+    """
+    return replace(visit, request_id="", is_paused=False, problem=problem, failed_at=at)
