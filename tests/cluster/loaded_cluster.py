@@ -121,7 +121,7 @@ class LoadedCluster:
             until(lambda: self._is_record_checked(record), "the record was compared while nothing was written")
             for node in self.control.nodes.values():
                 if node.is_running:
-                    until(partial(_is_equal, node, record), "the copy has the rows of the record")
+                    until(partial(self._is_equal, node, record), "the copy has the rows of the record")
 
     def _is_record_checked(self, record: PostgresRecord) -> bool:
         """Compare record and log; returns False if somebody wrote meanwhile, which says nothing."""
@@ -133,6 +133,14 @@ class LoadedCluster:
                 raise
             return False
         return True
+
+    def _is_equal(self, node: ServiceProcess, record: PostgresRecord) -> bool:
+        """Whether the copy of a node has the rows of the record; starts it again if it had to end meanwhile."""
+        if not node.is_running:
+            self.start_ended_nodes()
+        with record.snapshot() as snapshot:
+            wanted = snapshot_digests(snapshot)
+        return copy_digests(node.data / "forewarn.db") == wanted
 
     def facts(self) -> RecordFacts:
         """What the record and the ledger say once all events are over."""
@@ -166,10 +174,3 @@ class LoadedCluster:
     def close(self) -> None:
         """End everything."""
         self._undo.close()
-
-
-def _is_equal(node: ServiceProcess, record: PostgresRecord) -> bool:
-    """Whether the copy of a node has the rows of the record."""
-    with record.snapshot() as snapshot:
-        wanted = snapshot_digests(snapshot)
-    return copy_digests(node.data / "forewarn.db") == wanted
