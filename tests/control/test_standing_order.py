@@ -104,6 +104,7 @@ def test_a_host_that_exceeds_a_budget_does_not_keep_the_others_waiting() -> None
     assert "2 of its VMs on host h0 go together" in visit_of(world, "h0").problem
     world.advance(30 * A_DAY)
     assert visited(world).count("h1") == visited(world).count("h2") >= 4
+    assert visit_of(world, "h0").failed_at == visit_of(world, "h0").asked_at  # it is given up at once
     world.do(world.control.budgets.set_budget(make_budget("one", max_vms=2), who="ann"))
     world.advance(2 * A_DAY)
     assert (visit_of(world, "h0").problem, "h0" in visited(world)) == ("", True)

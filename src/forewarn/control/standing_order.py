@@ -118,6 +118,8 @@ class StandingOrderService:
         """Return the lab time, perhaps past, at which a visit is to begin or to be checked; None if none is."""
         if self.order is None:
             return None
+        if self._must_look:
+            return self._now()
         times = (next_order_time(self.order, self._host_names()), self._check_at)
         return min((at for at in times if at is not None), default=None)
 
