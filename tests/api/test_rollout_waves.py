@@ -96,6 +96,10 @@ def test_the_plan_names_vms_without_a_polling_handler(api: Any) -> None:
             "line 4 of the rollout file: no maintenance window",
         ),
         (
+            f"[rollout]\neverything = true\n[windows]\ndeadline = '1d'\nopen = {['02:00 1h'] * 101}\n",
+            "line 5 of the rollout file: 101 maintenance windows are too many: give at most 100",
+        ),
+        (
             "[rollout]\neverything = true\n[windows]\ndeadline = '1d'\n",
             "line 4 of the rollout file: blackout dates",
         ),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from forewarn.core.windows import (
     BlackoutDates,
@@ -17,6 +19,7 @@ from forewarn.core.windows import (
     blackout_text,
     is_open,
     local_time_text,
+    make_calendar,
     next_start,
     parse_blackout,
     parse_window,
@@ -219,6 +222,49 @@ def test_the_next_start_is_in_a_window_and_is_its_own_next_start(found: list[Mai
     assert next_start(chosen, start) == start
     if start > moment:
         assert not is_open(chosen, (moment + start) / 2)
+
+
+@given(
+    st.lists(windows, min_size=1, max_size=3),
+    moments,
+    st.lists(st.integers(-20 * 1440, 20 * 1440), min_size=2, max_size=8),
+    st.integers(0, 9),
+)
+def test_the_next_start_does_not_depend_on_what_was_asked_before(
+    found: list[MaintenanceWindow], moment: float, minutes: list[int], days: int
+) -> None:
+    """What it has found for these windows is remembered; windows that skip another time are others to it."""
+    first = datetime.fromtimestamp(moment, ZoneInfo("UTC")).date()
+    closed = BlackoutDates(first=first.isoformat(), last=(first + timedelta(days=days)).isoformat())
+    known = MaintenanceCalendar(windows=tuple(found), blackouts=(closed,))
+    for n, minute in enumerate(minutes):
+        unknown = replace(known, windows=tuple(replace(window, skipped=(-1.0 - n,)) for window in found))
+        asked = moment + minute * 60
+        assert next_start(known, asked) == next_start(unknown, asked)
+
+
+def test_asking_for_the_same_windows_again_computes_no_dates() -> None:
+    """Rollouts ask for each of their VMs, also in a freeze of weeks with many blackout dates."""
+    dates = tuple(f"2026-{month:02}-01..2026-{month:02}-20" for month in range(1, 13))
+    frozen = calendar("02:00 4h Europe/Berlin", "sat 10:00 4h UTC", blackouts=dates)
+    moment = at("2026-03-02T12:00")
+    expected = next_start(frozen, moment)
+    assert expected == at("2026-03-21T02:00")
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        again = next_start(frozen, moment + 900)
+    finally:
+        sys.setprofile(None)
+    assert (again, len(calls) < 20) == (expected, True)
+
+
+def test_a_calendar_has_at_most_100_windows_and_100_blackout_dates() -> None:
+    assert make_calendar(["02:00 4h"] * 100, ["2026-12-24"] * 100, None) is not None
+    with pytest.raises(ValueError, match="101 maintenance windows are too many: give at most 100"):
+        make_calendar(["02:00 4h"] * 101, [], None)
+    with pytest.raises(ValueError, match="101 blackout dates are too many: give at most 100"):
+        make_calendar(["02:00 4h"], ["2026-12-24"] * 101, None)
 
 
 @given(st.dates(), st.integers(0, 30))

@@ -17,7 +17,7 @@ from forewarn.core.request import Rollout, RolloutImpact, WaveSpec
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.rollout_file import RolloutFile, parse_deadline, read_rollout_file
 from forewarn.core.waves import REST_WAVE, make_wave, make_waves
-from forewarn.core.windows import MaintenanceCalendar, make_calendar, parse_blackout, parse_window
+from forewarn.core.windows import MaintenanceCalendar, check_count, make_calendar, parse_blackout, parse_window
 from forewarn.errors import Forbidden, Refused, Rejected, Remedy
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import DurationSeconds, NonEmptyText, StrictBody, reject_duplicates
@@ -231,7 +231,12 @@ def _impact(text: str) -> RolloutImpact:
 
 def _calendar_from_file(file: RolloutFile, now: float) -> MaintenanceCalendar | None:
     windows, blackouts = file.windows.get("open", []), file.windows.get("blackouts", [])
-    for key, texts, parse in (("open", windows, parse_window), ("blackouts", blackouts, parse_blackout)):
+    for key, texts, noun, parse in (
+        ("open", windows, "maintenance windows", parse_window),
+        ("blackouts", blackouts, "blackout dates", parse_blackout),
+    ):
+        with file.located("windows", key):
+            _rejecting(check_count, texts, noun)
         for index, text in enumerate(texts):
             with file.located("windows", key, index):
                 _rejecting(parse, text)

@@ -7,7 +7,8 @@ change; one that occurs twice is the first of the two. A window lasts its length
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
@@ -24,6 +25,8 @@ LAST_WEEK = -1  # of `MaintenanceWindow.week_of_month`
 _WEEK_NAMES = {1: "first", 2: "second", 3: "third", 4: "fourth", LAST_WEEK: "last"}
 _SEARCH_DAYS = 3 * 366  # how far ahead an opening is looked for
 _COMMON_SEARCH_S = 400 * 86_400.0  # how far ahead windows of several sets that are open together are looked for
+_REMEMBERED_OPENINGS = 4  # of each set of windows: decisions ask about now, and about the end of a notice
+_MAX_TEXTS = 100  # windows, and blackout dates, of one calendar
 _DAY_S = 86_400.0
 _EXAMPLE = "'sat,sun 02:00 4h Europe/Berlin' or '2026-12-05T22:00 6h Europe/Berlin'"
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
@@ -120,10 +123,30 @@ def _next_common_opening(
 
 
 def _next_opening_of_set(
-    windows: Iterable[MaintenanceWindow], blackouts: Iterable[BlackoutDates], at: float
+    windows: tuple[MaintenanceWindow, ...], blackouts: tuple[BlackoutDates, ...], at: float
 ) -> float | None:
-    found = (_next_opening_of(window, blackouts, at) for window in windows)
-    return min((opening for opening in found if opening is not None), default=None)
+    """Return when a window of the set is open from `at` on; None: never within three years.
+
+    It remembers what it found, because decisions ask about the same windows for each VM.
+    """
+    found = _found_openings(windows, blackouts)
+    for searched_from, (begin, end) in found:
+        if min(searched_from, begin) <= at < end:
+            return max(begin, at)
+    periods = (_next_period_of(window, blackouts, at) for window in windows)
+    first = min((period for period in periods if period is not None), key=lambda one: max(one[0], at), default=None)
+    if first is None:
+        return None
+    found.append((at, first))
+    return max(first[0], at)
+
+
+@lru_cache(maxsize=1024)
+def _found_openings(
+    windows: tuple[MaintenanceWindow, ...], blackouts: tuple[BlackoutDates, ...]
+) -> deque[tuple[float, Period]]:
+    """Return the last openings that were found for a set of windows, each with the time it was looked for from."""
+    return deque(maxlen=_REMEMBERED_OPENINGS)
 
 
 def opening_at(window: MaintenanceWindow, at: float) -> Period | None:
@@ -153,12 +176,12 @@ def closing_times(windows: Iterable[MaintenanceWindow]) -> tuple[float, ...]:
     return tuple(times)
 
 
-def _next_opening_of(window: MaintenanceWindow, blackouts: Iterable[BlackoutDates], at: float) -> float | None:
-    blackouts = tuple(blackouts)
+def _next_period_of(window: MaintenanceWindow, blackouts: tuple[BlackoutDates, ...], at: float) -> Period | None:
+    """Return the first period after `at`, or around it, in which the window is open outside of blackout dates."""
     for period in _periods(window, at):
-        for begin, end in _without_blackouts(period, blackouts, window.zone):
+        for begin, end in _without_blackouts(period, _blackout_periods(blackouts, window.zone)):
             if end > at:
-                return max(begin, at)
+                return begin, end
     return None
 
 
@@ -215,13 +238,10 @@ def _day_rule(window: MaintenanceWindow) -> Callable[[date], bool]:
     return lambda day: (day.toordinal() - first.toordinal()) % every == 0
 
 
-def _without_blackouts(period: Period, blackouts: Iterable[BlackoutDates], zone_name: str) -> list[Period]:
-    """Return the parts of a period, in order, that are outside of the blackout dates."""
-    zone, parts = _zone(zone_name), [period]
-    for blackout in blackouts:
-        closed_from = _instant(datetime.combine(date.fromisoformat(blackout.first), time()), zone)
-        reopens = date.fromisoformat(blackout.last) + timedelta(days=1)
-        closed_until = _instant(datetime.combine(reopens, time()), zone)
+def _without_blackouts(period: Period, blackouts: Iterable[Period]) -> list[Period]:
+    """Return the parts of a period, in order, that are outside of the blackout periods."""
+    parts = [period]
+    for closed_from, closed_until in blackouts:
         parts = [
             (begin, end)
             for part in parts
@@ -229,6 +249,18 @@ def _without_blackouts(period: Period, blackouts: Iterable[BlackoutDates], zone_
             if begin < end
         ]
     return sorted(parts)
+
+
+@lru_cache(maxsize=256)
+def _blackout_periods(blackouts: tuple[BlackoutDates, ...], zone_name: str) -> tuple[Period, ...]:
+    """Return the whole days of these dates in a time zone."""
+    zone, midnight = _zone(zone_name), time()
+    periods = []
+    for blackout in blackouts:
+        begins = datetime.combine(date.fromisoformat(blackout.first), midnight)
+        reopens = datetime.combine(date.fromisoformat(blackout.last) + timedelta(days=1), midnight)
+        periods.append((_instant(begins, zone), _instant(reopens, zone)))
+    return tuple(periods)
 
 
 def _instant(local: datetime, zone: ZoneInfo) -> float:
@@ -361,14 +393,23 @@ def _parse_date(text: str) -> str:
         raise ValueError(f"{text!r} is not a date: write it like 2026-12-24") from None
 
 
+def check_count(texts: Sequence[str], noun: str) -> None:
+    """Raise ValueError with a sentence if these are more than the 100 windows or blackout dates of a calendar."""
+    if len(texts) > _MAX_TEXTS:
+        raise ValueError(f"{len(texts)} {noun} are too many: give at most {_MAX_TEXTS}")
+
+
 def make_calendar(
     windows: Iterable[str], blackouts: Iterable[str], deadline: float | None
 ) -> MaintenanceCalendar | None:
     """Return the calendar of these texts, or None without any.
 
     `parse_window` and `parse_blackout` read them. `deadline` is lab time. Raises ValueError with a sentence, also for
-    blackouts or a deadline without a window.
+    blackouts or a deadline without a window, and for more than 100 windows or blackouts.
     """
+    windows, blackouts = tuple(windows), tuple(blackouts)
+    check_count(windows, "maintenance windows")
+    check_count(blackouts, "blackout dates")
     calendar = MaintenanceCalendar(
         windows=tuple(map(parse_window, windows)), blackouts=tuple(map(parse_blackout, blackouts)), deadline=deadline
     )
