@@ -222,6 +222,26 @@ def test_vms_of_one_host_start_when_windows_of_all_of_them_are_open(make_world: 
     assert {event.started_at for event in world.events()} == {berlin("2026-01-06T02:00")}
 
 
+def test_events_name_only_configurations_of_their_own_scope(make_world: MakeWorld) -> None:
+    """Users of one scope learn that other VMs of the host have windows, but not whose."""
+    world = make_world(vms=[a_vm("db", host="h1"), a_vm("web", host="h1"), a_vm("free", host="h1")])
+    assign(world, configure(world, "mine", "01:00", duration="04:00"), f"{COMPUTE}/virtualMachines/db")
+    assign(world, configure(world, "theirs", duration="04:00"), f"{COMPUTE}/virtualMachines/web")
+    start(world)
+    opens = "is open from Tue 2026-01-06 02:00 CET"
+    assert {event.vms[0]: event.note for event in world.events()} == {
+        "db": f"its maintenance window of configuration mine and other VMs of the host {opens}",
+        "web": f"its maintenance window of configuration theirs and other VMs of the host {opens}",
+        "free": f"its maintenance window of other VMs of the host {opens}",
+    }
+    configure(world, "theirs", "03:00", duration="04:00")
+    assert event_of(world, "db").note == "it starts in a window of configuration mine and other VMs of the host"
+    scope_id = world.vm("db").scope_id
+    assert not [e for e in world.store.history() if e.scope_id == scope_id and "theirs" in e.text]
+    world.advance(A_DAY)
+    assert {event.started_at for event in world.events()} == {berlin("2026-01-06T03:00")}
+
+
 def test_a_rollout_stops_if_the_windows_of_a_hosts_vms_never_meet(make_world: MakeWorld) -> None:
     """What can start is done before; nothing is published for the host that can never start."""
     world = make_world(vms=[a_vm("db", host="h1"), a_vm("web", host="h1"), a_vm("free", host="h2")])

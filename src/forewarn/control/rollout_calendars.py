@@ -138,7 +138,9 @@ class RolloutCalendars:
         calendars: dict[str, MaintenanceCalendar | None] = {}  # event id → its new calendar
         for members in groups.values():
             calendar = windows.calendar_for(self._vms_of(members), own)
-            calendars |= {_event_id(member): calendar for member in members if member.calendar != calendar}
+            for member in members:
+                if (wanted := calendar.for_scope(member.scope_id)) != member.calendar:
+                    calendars[_event_id(member)] = wanted
         changed = [replace(p, calendar=calendars[p.event_id]) for p in planned if p.event_id in calendars]
         if changed:
             await self._store.commit(Commit(requests=(request,), planned=tuple(changed)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from forewarn.core.azure_windows import AzureWindow, MaintenanceScope
 from forewarn.core.fleet import Vm
@@ -157,6 +159,30 @@ class HostConfigurations:
         return tuple(found[key] for key in sorted(found))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCalendar:
+    """When events of several VMs may start together without an approval, and by whose configurations."""
+
+    common: MaintenanceCalendar | None  # without a source; None: at any time
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # scope id → key → name of its configurations
+
+    def for_scope(self, scope_id: str) -> MaintenanceCalendar | None:
+        """Return the calendar for the events of one scope; None: they may start at any time.
+
+        Its source names only the configurations of VMs in that scope, because its users read it.
+        """
+        if self.common is None or not self.names:
+            return self.common
+        own = self.names.get(scope_id, {})
+        parts = []
+        if own:
+            noun = "configuration" if len(own) == 1 else "configurations"
+            parts.append(f"{noun} {first_names([own[key] for key in sorted(own)], _MAX_NAMED_CONFIGURATIONS)}")
+        if any(key not in own for names in self.names.values() for key in names):
+            parts.append("other VMs of the host")
+        return replace(self.common, source=" and ".join(parts))
+
+
 class TargetWindows:
     """Says when events may start whose notice ends at one time, by the configurations of their VMs.
 
@@ -169,32 +195,32 @@ class TargetWindows:
         self._starts: dict[MaintenanceCalendar, bool] = {}  # whether it has a start at `at` or later
         self._openings: dict[str, bool] = {}  # key of a configuration → whether it opens at `at` or later
 
-    def calendar_for(self, vms: Iterable[Vm], own: MaintenanceCalendar | None) -> MaintenanceCalendar | None:
-        """Return when events of these VMs may start together without an approval; None: at any time.
+    def calendar_for(self, vms: Iterable[Vm], own: MaintenanceCalendar | None) -> GroupCalendar:
+        """Return when events of these VMs may start together without an approval.
 
         `own` is the calendar of the rollout. A VM with configurations has their windows instead of the rollout's, as
         long as one of them opens again; blackout dates and the deadline of the rollout hold for it too. Windows of
         several VMs must be open at the same time.
         """
         sets: set[tuple[MaintenanceWindow, ...]] = set()
-        names: dict[str, str] = {}
+        names: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for vm in vms:
             found = [c for c in self._configurations.of_vm(vm) if self._opens(c)]
-            names.update({c.key: c.name for c in found})
             if found:
+                names[vm.scope_id].update({c.key: c.name for c in found})
                 sets.add(tuple(c.window for c in found))
             elif own is not None:
                 sets.add(own.windows)
         if not names:
-            return own
+            return GroupCalendar(common=own)
         first, *others = sets if len(sets) == 1 else sorted(sets, key=lambda set_: [window_text(one) for one in set_])
-        return MaintenanceCalendar(
+        common = MaintenanceCalendar(
             windows=first,
             other_sets=tuple(others),
             blackouts=own.blackouts if own is not None else (),
             deadline=own.deadline if own is not None else None,
-            source=_source_text([names[key] for key in sorted(names)]),
         )
+        return GroupCalendar(common=common, names=names)
 
     def _opens(self, configuration: MaintenanceConfiguration) -> bool:
         if configuration.key not in self._openings:
@@ -209,8 +235,3 @@ class TargetWindows:
         if calendar not in self._starts:
             self._starts[calendar] = next_start(calendar, self._at) is not None
         return self._starts[calendar]
-
-
-def _source_text(names: list[str]) -> str:
-    noun = "configuration" if len(names) == 1 else "configurations"
-    return f"{noun} {first_names(names, _MAX_NAMED_CONFIGURATIONS)}"

@@ -17,9 +17,9 @@ from forewarn.core.budgets import BudgetGroup, BudgetLedger, BudgetShortage
 from forewarn.core.cause import CAUSE_RULES
 from forewarn.core.event import Ending, Event, EventState, Gate
 from forewarn.core.fleet import Vm
-from forewarn.core.maintenance_configuration import TargetWindows
+from forewarn.core.maintenance_configuration import GroupCalendar, TargetWindows
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
-from forewarn.core.windows import MaintenanceCalendar, local_time_text, next_start, window_text
+from forewarn.core.windows import local_time_text, next_start, window_text
 from forewarn.duration import duration_text
 from forewarn.errors import Rejected
 from forewarn.wording import first_clauses
@@ -87,9 +87,11 @@ def next_wave(
         for vm_group in _publishable_groups(rollout, group):
             if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
-            calendar = rollout.calendar if windows is None else windows.calendar_for(vm_group, rollout.calendar)
-            if windows is not None and not windows.can_start(calendar):
-                continue
+            calendar = GroupCalendar(common=rollout.calendar)
+            if windows is not None:
+                calendar = windows.calendar_for(vm_group, rollout.calendar)
+                if not windows.can_start(calendar.common):
+                    continue
             if budgets is not None:
                 vm_group = _take_within_budgets(budgets, rollout, host, vm_group, shortages)
                 if not vm_group:
@@ -187,7 +189,7 @@ def _planned_events(
     host: str,
     vm_group: list[Vm],
     gate: Gate | None,
-    calendar: MaintenanceCalendar | None,
+    calendar: GroupCalendar,
     new_id: Callable[[], str],
 ) -> list[PlannedEvent]:
     rollout = _rollout_of(request)
@@ -206,7 +208,7 @@ def _planned_events(
             update_domain=members[0].update_domain,
             host=host,
             gate_id=gate.id if gate else "",
-            calendar=calendar,
+            calendar=calendar.for_scope(scope_id),
         )
         for scope_id, members in by_scope.items()
     ]
@@ -223,7 +225,7 @@ def has_window_left(rollout: Rollout, at: float) -> bool:
 def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: TargetWindows) -> bool:
     """Return whether configurations let any of the remaining VMs start without an approval."""
     return any(
-        windows.can_start(windows.calendar_for(vm_group, rollout.calendar))
+        windows.can_start(windows.calendar_for(vm_group, rollout.calendar).common)
         for _, group in hosts_in_order(remaining)
         for vm_group in _publishable_groups(rollout, group)
     )

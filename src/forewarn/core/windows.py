@@ -145,7 +145,7 @@ def _next_opening_of_set(
 def _found_openings(
     windows: tuple[MaintenanceWindow, ...], blackouts: tuple[BlackoutDates, ...]
 ) -> deque[tuple[float, Period]]:
-    """Return the last openings that were found for a set of windows, each with the time it was looked for from."""
+    """Return the last openings found for a set of windows, each with the time from which it was searched."""
     return deque(maxlen=_REMEMBERED_OPENINGS)
 
 
@@ -177,7 +177,7 @@ def closing_times(windows: Iterable[MaintenanceWindow]) -> tuple[float, ...]:
 
 
 def _next_period_of(window: MaintenanceWindow, blackouts: tuple[BlackoutDates, ...], at: float) -> Period | None:
-    """Return the first period after `at`, or around it, in which the window is open outside of blackout dates."""
+    """Return the first period after `at`, or around it, in which it is open outside of blackout dates."""
     for period in _periods(window, at):
         for begin, end in _without_blackouts(period, _blackout_periods(blackouts, window.zone)):
             if end > at:
@@ -394,7 +394,7 @@ def _parse_date(text: str) -> str:
 
 
 def check_count(texts: Sequence[str], noun: str) -> None:
-    """Raise ValueError with a sentence if these are more than the 100 windows or blackout dates of a calendar."""
+    """Raise ValueError with a sentence if these are more than 100, the most that a calendar has."""
     if len(texts) > _MAX_TEXTS:
         raise ValueError(f"{len(texts)} {noun} are too many: give at most {_MAX_TEXTS}")
 
