@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import pytest
 
+from forewarn.control.health_figures import measure_figure
 from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
+from forewarn.core.history import EventDelivery
 from forewarn.core.request import (
     MaintenanceRequest,
     RequestedOperation,
@@ -18,6 +21,7 @@ from forewarn.core.request import (
 )
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour, SimulatedHypervisor
 from forewarn.store.interface import LastPoll
+from forewarn.store.memory import MemoryStore
 from tests.support.fake_prober import FakeProber
 from tests.support.world import World, a_host, a_vm
 
@@ -103,6 +107,41 @@ def test_a_resumed_rollout_counts_no_undelivered_notices_from_before(world: Worl
     assert rollout_of(world, request).progress is RolloutState.RUNNING
     world.advance(7200)
     assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-1)"
+
+
+class CountingStore(MemoryStore):
+    """Counts the reads of deliveries and polls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
+        self.reads += 1
+        return super().deliveries(event_id=event_id, vm=vm)
+
+    def events_given_before_start(self, event_ids: Sequence[str]) -> set[str]:
+        self.reads += 1
+        return super().events_given_before_start(event_ids)
+
+    def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
+        self.reads += 1
+        return super().last_polls(scope_id=scope_id)
+
+
+@pytest.mark.parametrize("of", [OwnFigure.UNDELIVERED, OwnFigure.NOT_BACK])
+def test_a_figure_of_many_scopes_is_measured_with_one_read_of_the_store(of: OwnFigure) -> None:
+    store = CountingStore()
+    vms = [a_vm(f"vm-{n}", host="h0") for n in range(20)]
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",))
+    with closing(World(hosts=[a_host("h0")], vms=vms, store=store, prober=FakeProber())) as world:
+        request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
+        world.advance(3600)
+        events = store.events(request_id=request.id)
+        assert len({event.scope_id for event in events if event.started_at is not None}) == 20
+        reads = store.reads
+        found = measure_figure(figure(of, "== 0"), store, rollout, vms, events, lambda key: None, world.now)
+    assert (store.reads - reads, found.value) == (1, 20 if of is OwnFigure.UNDELIVERED else 0)
 
 
 @pytest.mark.parametrize("is_turned_off", [False, True], ids=["runs", "was turned off by its user"])

@@ -32,6 +32,7 @@ SHOP = HealthCheck(name="shop", kind=CheckKind.HTTP, url="https://shop.example/h
 PROMETHEUS = HealthCheck(
     name="errors", kind=CheckKind.PROMETHEUS, url="http://prometheus:9090", query="rate(errors[5m])", condition="< 1"
 )
+FIGURE = HealthCheck(name="failed", kind=CheckKind.FIGURE, figure=OwnFigure.FAILED_ACTS)
 
 
 def measured(outcomes: str, check: HealthCheck = SHOP) -> list[Measurement]:
@@ -179,6 +180,7 @@ def test_a_text_that_is_no_condition_is_refused(text: str) -> None:
         (SHOP, {"query": "up"}, "asks an HTTP server, which has no 'query': leave it out"),
         (SHOP, {"status": 99}, "give one from 100 to 599"),
         (SHOP, {"interval_s": 0.5}, "give one from 1 s to "),
+        (FIGURE, {"interval_s": 5}, "give one from 10 s to "),
         (SHOP, {"timeout_s": 301}, "give one of at most 5 min"),
         (SHOP, {"bad_limit": 0}, "has bad_limit 0: give a number from 1 to 1000"),
         (PROMETHEUS, {"query": ""}, "asks Prometheus and has no 'query'"),
@@ -195,9 +197,8 @@ def test_a_check_that_cannot_be_used_is_refused_in_one_sentence(
 
 
 def test_a_figure_must_be_zero_unless_a_condition_says_otherwise() -> None:
-    failed = HealthCheck(name="failed", kind=CheckKind.FIGURE, figure=OwnFigure.FAILED_ACTS)
-    assert make_check(failed).condition == "== 0"
-    assert make_check(replace(failed, condition="<= 2")).condition == "<= 2"
+    assert make_check(FIGURE).condition == "== 0"
+    assert make_check(replace(FIGURE, condition="<= 2")).condition == "<= 2"
 
 
 def test_two_checks_need_two_names() -> None:

@@ -130,6 +130,16 @@ def test_events_behind_gates_are_found_by_the_index_on_gates(tmp_path: Path, sql
     assert all("json_each" in step for step in steps if step.startswith("SCAN")), steps
 
 
+def test_deliveries_of_several_events_are_found_by_the_index_on_events(tmp_path: Path) -> None:
+    """Only the JSON list of events is scanned."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        for statement in sorted(_declared_schema(), key=lambda sql: "CREATE INDEX" in sql):
+            db.execute(statement)
+        steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {queries.GIVEN_BEFORE_START}", {"event_ids": "[]"})]
+    assert [step for step in steps if "delivery_events" in step and "(event_id=?)" in step], steps
+    assert all("json_each" in step for step in steps if step.startswith("SCAN")), steps
+
+
 def _declared_schema() -> list[str]:
     engine = create_engine("sqlite://")
     metadata.create_all(engine)

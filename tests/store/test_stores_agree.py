@@ -131,6 +131,7 @@ def everything(store: Store) -> dict[str, Any]:
             store.history(before=4, limit=2),
         ],
         "deliveries": [store.deliveries(), store.deliveries(event_id="E0"), store.deliveries(vm="a")],
+        "given": [store.events_given_before_start(["E00", "E11"]), store.events_given_before_start(["E11", "E5"])],
         "polls": [store.last_polls(), store.last_polls(scope_id=SAMPLE_SCOPE_ID)],
         "measurements": [store.measurements("a"), store.measurements("B", limit=1)],
         "saved": [store.load(name) for name in ids],

@@ -9,7 +9,7 @@ from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import PowerState, Vm, VmCondition, vm_key_in_scope
 from forewarn.core.health import CheckOutcome, CheckResult, HealthCheck, OwnFigure, judge_values
 from forewarn.core.request import Rollout
-from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState, polling_state, vms_given_before_start
+from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState, polling_state
 from forewarn.store.interface import LastPoll, Store
 from forewarn.wording import first_names
 
@@ -48,9 +48,9 @@ def measure_figure(
             names = vms_without_handler(vms, pace)
         case OwnFigure.UNDELIVERED:
             started = [e for e in events if e.started_at is not None and _counts(rollout, e.started_at)]
-            names = [name for event in started if _was_undelivered(store, event) for name in event.vms]
+            names = _undelivered_vms(store, started)
         case OwnFigure.NOT_BACK:
-            waiting, names = _vms_not_back(store, ended, now)
+            waiting, names = _vms_not_back(store, vms, ended, now)
             if waiting and not names:
                 text = f"{_count_text(waiting)} not polled yet since their maintenance"
                 return CheckResult(CheckOutcome.UNCLEAR, text, float(len(waiting)))
@@ -88,18 +88,21 @@ def _counts(rollout: Rollout, at: float) -> bool:
     return is_in_wave and (rollout.resumed_at is None or at > rollout.resumed_at)
 
 
-def _was_undelivered(store: Store, event: Event) -> bool:
-    """Return whether no VM of its scope was given this event, which has started, while it was scheduled."""
-    return event.listed and not vms_given_before_start(store.deliveries(event_id=event.id))
+def _undelivered_vms(store: Store, started: Sequence[Event]) -> list[str]:
+    """Return the VMs of the started events that no VM of their scope was given while they were scheduled."""
+    listed = [event for event in started if event.listed]
+    given = store.events_given_before_start([event.id for event in listed]) if listed else set()
+    return [name for event in listed if event.id not in given for name in event.vms]
 
 
 def _vms_not_back(
-    store: Store, ended: Iterable[tuple[Event, Act, ActOutcome]], now: float
+    store: Store, vms: Iterable[Vm], ended: Iterable[tuple[Event, Act, ActOutcome]], now: float
 ) -> tuple[list[str], list[str]]:
     """Return the VMs that polled before their maintenance and not since: within the limit, and beyond.
 
     A VM that has never polled has no handler that could come back, so it does not count; nor does one that was removed
-    or turned off meanwhile. `ended` are acts with their events and outcomes.
+    or turned off meanwhile. `vms` are those that the rollout covers now; others, which have moved away, are read from
+    the store. `ended` are acts with their events and outcomes.
     """
     over = {
         vm_key_in_scope(event.scope_id, act.name): (act.name, outcome.at)
@@ -109,11 +112,13 @@ def _vms_not_back(
     if not over:
         return [], []
     polls = {poll.vm: poll for poll in store.last_polls()}
-    absent = [
-        (name, at)
+    covered = {vm.key: vm for vm in vms}
+    silent = {
+        key: (name, at)
         for key, (name, at) in over.items()
-        if key in polls and polls[key].at + min(polls[key].wait_s, SILENCE_LIMIT_S) < at and _should_run(store.vm(key))
-    ]
+        if key in polls and polls[key].at + min(polls[key].wait_s, SILENCE_LIMIT_S) < at
+    }
+    absent = [found for key, found in silent.items() if _should_run(covered.get(key) or store.vm(key))]
     waiting = [name for name, at in absent if now - at <= RETURN_LIMIT_S]
     return waiting, [name for name, at in absent if now - at > RETURN_LIMIT_S]
 

@@ -23,6 +23,7 @@ from forewarn.duration import duration_text
 MAX_MEASUREMENTS = 5000  # of one rollout; the store deletes older ones
 MAX_CHECKS = 20  # of one rollout
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 1.0, 24 * 3600.0
+_MIN_FIGURE_INTERVAL_S = 10.0  # the service looks at all events of the rollout for each measurement
 _MAX_TIMEOUT_S = 300.0
 _MAX_TEXT = 300  # characters of a measurement's text
 _MAX_LIMIT = 1000
@@ -142,10 +143,11 @@ def make_check(fields: HealthCheck) -> HealthCheck:
             parse_condition(fields.condition)
         except ValueError as error:
             raise ValueError(f"{title}: {error}") from None
-    if not _MIN_INTERVAL_S <= fields.interval_s <= _MAX_INTERVAL_S:
+    shortest = _MIN_FIGURE_INTERVAL_S if fields.kind is CheckKind.FIGURE else _MIN_INTERVAL_S
+    if not shortest <= fields.interval_s <= _MAX_INTERVAL_S:
         raise ValueError(
             f"{title} has the interval {duration_text(fields.interval_s)}: give one from "
-            f"{duration_text(_MIN_INTERVAL_S)} to {duration_text(_MAX_INTERVAL_S)}"
+            f"{duration_text(shortest)} to {duration_text(_MAX_INTERVAL_S)}"
         )
     if not 0 < fields.timeout_s <= _MAX_TIMEOUT_S:
         raise ValueError(

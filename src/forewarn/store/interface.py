@@ -249,6 +249,12 @@ class Store(Protocol):
         and status the one that was recorded first is kept. Raises Unavailable.
         """
 
+    def events_given_before_start(self, event_ids: Sequence[str]) -> set[str]:
+        """Return those of these events (ids) that were delivered to a VM while they were scheduled.
+
+        Unknown events are ignored. Raises Unavailable.
+        """
+
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
         """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 

@@ -251,6 +251,14 @@ class MemoryStore(Store):
         found = _matching(self._tables.deliveries.values(), event_id=event_id, vm=vm)
         return sorted(found, key=lambda delivery: (delivery.at, delivery.event_id, delivery.vm, delivery.status))
 
+    def events_given_before_start(self, event_ids: Sequence[str]) -> set[str]:
+        """Return those of these events (ids) that were delivered to a VM while they were scheduled.
+
+        Unknown events are ignored.
+        """
+        rows = self._tables.deliveries.values()
+        return {row.event_id for row in rows if row.status == EventState.SCHEDULED}.intersection(event_ids)
+
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
         """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 

@@ -150,6 +150,20 @@ SCHEDULED_BEHIND = compile_sql(
     .where(in_json_list(events.c.gate_id, "gate_ids"), literal_column(f"+events.status = '{EventState.SCHEDULED}'"))
     .order_by(events.c.position)
 )
+# Those of the listed events that were delivered while they were scheduled.
+GIVEN_BEFORE_START = compile_sql(
+    select(delivery_events.c.event_id)
+    .distinct()
+    .select_from(
+        delivery_events.join(deliveries, deliveries.c.event == delivery_events.c.number).join(
+            delivery_labels, deliveries.c.status == delivery_labels.c.number
+        )
+    )
+    .where(
+        in_json_list(delivery_events.c.event_id, "event_ids"),
+        literal_column(f"+delivery_labels.text = '{EventState.SCHEDULED}'"),
+    )
+)
 PLANNED_BEHIND = compile_sql(select(planned.c.gate_id).distinct().where(in_json_list(planned.c.gate_id, "gate_ids")))
 REQUEST = _select_by_key(requests.c.id, requests.c.body, requests.c.version)
 CLIENT = _select_by_key(clients.c.id, clients.c.body)

@@ -311,6 +311,14 @@ class SqliteStore(Store):
         wanted = _without_none(event_id=event_id, vm=vm)
         return [row_codec.read_delivery(row) for row in self._rows(queries.deliveries_by(tuple(wanted)), **wanted)]
 
+    def events_given_before_start(self, event_ids: Sequence[str]) -> set[str]:
+        """Return those of these events (ids) that were delivered to a VM while they were scheduled.
+
+        Unknown events are ignored. Raises Unavailable.
+        """
+        wanted = {"event_ids": row_codec.json_list(event_ids)}
+        return {event_id for (event_id,) in self._rows(queries.GIVEN_BEFORE_START, **wanted)}
+
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
         """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 
