@@ -29,7 +29,9 @@ def standing_order() -> None:
     show_default=True,
     help="Choose what is done to each VM.",
 )
-@click.option("--at-once", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Visit N hosts.")
+@click.option(
+    "--at-once", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Visit N hosts at once."
+)
 @click.option("--window", "windows", multiple=True, metavar="WINDOW", help="Start only in this window; repeatable.")
 @click.option("--blackout", "blackouts", multiple=True, metavar="DATES", help="Not on these days; repeatable.")
 @click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice.")

@@ -246,7 +246,7 @@ def require_valid_waves(rollout: Rollout, vms: Sequence[Vm]) -> None:
     """
     if not 0 <= rollout.settle_s <= MAX_SETTLE_S:
         raise InvalidRollout(
-            f"a settling time of {rollout.settle_s:g} s is not possible: give 0 to {format_duration(MAX_SETTLE_S)}",
+            f"a settling time of {rollout.settle_s:.0f} s is not possible: give 0 to {format_duration(MAX_SETTLE_S)}",
             ("settle",),
         )
     if len(rollout.waves) > MAX_WAVES:
