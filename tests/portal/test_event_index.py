@@ -97,8 +97,7 @@ def test_an_updated_index_equals_a_newly_built_one(steps_taken: list[Callable[[W
             assert_filtered_by_scope(index)
             for tracker in index.rollouts.open_rollouts():
                 snapshot = world.control.rollouts.snapshot_of(tracker.request, tracker.rollout)
-                if not snapshot.shared.states:
-                    assert tracker.tally == world.control.rollouts.tally_of(tracker.request, tracker.rollout, snapshot)
+                assert tracker.tally == world.control.rollouts.tally_of(tracker.request, tracker.rollout, snapshot)
 
 
 def test_a_commit_during_the_build_is_in_the_index(world: World) -> None:
@@ -178,6 +177,21 @@ def start_rollout(world: World, **facts: Any) -> str:
     request = world.do(world.control.rollout_requests.start(rollout, who="bob"))
     world.settle()
     return request.id
+
+
+def test_vms_that_another_rollout_serves_count_by_what_it_does_to_them(world: World) -> None:
+    index = build_index(world)
+    start_rollout(world)
+    second = start_rollout(world)
+    seen = set()
+    for _ in range(4):
+        for checked in (index, build_index(world)):
+            for tracker in checked.rollouts.open_rollouts():
+                assert tracker.tally == world.control.rollouts.tally_of(tracker.request, tracker.rollout)
+                if tracker.request.id == second:
+                    seen |= {name for name in ("scheduled", "done") if getattr(tracker.tally, name)}
+        world.advance(600)
+    assert seen == {"scheduled", "done"}
 
 
 def test_the_end_of_a_rollout_is_estimated_by_its_notice_and_then_by_its_pace(world: World) -> None:

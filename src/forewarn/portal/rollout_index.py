@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Vm, vm_key_in_scope
 from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
-from forewarn.core.rollout import rollout_vm_states
+from forewarn.core.rollout import handled_vms, rollout_vm_states
+from forewarn.core.shared_work import VmInScope
 from forewarn.core.waves import covers_vm, settles_until, wave_specs
 from forewarn.errors import Unavailable
+from forewarn.portal.serving_events import ServingEvents
 from forewarn.store.interface import Store
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ _UNKNOWN_ACT_S = 60.0  # assumed for acts whose duration no document shows, unti
 _MAX_REQUESTS_READ = 500  # the newest ones, to find rollouts that stopped
 _MAX_STOPPED = 20
 _BATCH_SIZE = 1000  # events counted before other tasks run
+_NO_EVENT = "no event"  # in place of a tally field: of a VM that waits, and no event lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +92,17 @@ class RolloutTracker:
     host by host when it starts: until then it has fewer than the rollout.
     """
 
-    def __init__(self, request: MaintenanceRequest) -> None:
+    def __init__(self, request: MaintenanceRequest, serving: ServingEvents) -> None:
         self.request = request
+        self._serving = serving  # of other rollouts too
         self._hosts = frozenset(self.rollout.hosts)
-        # Scope id and name of a VM → publication of its newest event, and the tally field that counts it.
-        self._event_states: dict[tuple[str, str], tuple[float, str]] = {}
-        self._waiting: dict[str, tuple[str, str]] = {}  # key → scope id and name, of VMs that no event lists
-        self._counts: Counter[str] = Counter()  # of VMs by tally field, without those that wait
+        # VM → publication of its newest event, and the tally field that counts it.
+        self._event_states: dict[VmInScope, tuple[float, str]] = {}
+        self._handling: dict[VmInScope, set[str]] = {}  # VM → ids of the events that handle it
+        self._covered: dict[str, Vm] = {}  # by key: the present VMs that it covers
+        self._awaited: set[VmInScope] = set()  # VMs that another rollout works on, or has planned to
+        self._counted: dict[VmInScope, str] = {}  # VM → tally field that counts it now, or _NO_EVENT
+        self._counts: Counter[str] = Counter()  # of VMs by tally field, or _NO_EVENT
         self._waves = _RemainingWaves()
         self._last_not_before = 0.0  # of all its events
         self._changed_at = request.at  # lab time of the last change of one of its events
@@ -110,14 +118,12 @@ class RolloutTracker:
 
     @property
     def tally(self) -> RolloutTally:
-        """Its progress in VMs, each counted once, as `count_rollout_vms` would count them.
-
-        VMs for which another rollout does the same work (spec §13.6) count as waiting here.
-        """
+        """Its progress in VMs, each counted once, as `count_rollout_vms` would count them."""
         # VMs that it would cover, and that came after it completed, are not part of it.
-        without_event = 0 if self.rollout.progress is RolloutState.COMPLETED else len(self._waiting)
-        waiting = without_event + self._counts["waiting"]  # a health check has withdrawn the events of the latter
-        return RolloutTally(total=self._counts.total() + without_event, waiting=waiting, **self._field_counts())
+        left_out = self._counts[_NO_EVENT] if self.rollout.progress is RolloutState.COMPLETED else 0
+        # A health check has withdrawn the events of those that count as "waiting" already.
+        waiting = self._counts[_NO_EVENT] - left_out + self._counts["waiting"]
+        return RolloutTally(total=self._counts.total() - left_out, waiting=waiting, **self._field_counts())
 
     def _field_counts(self) -> dict[str, int]:
         return {name: self._counts[name] for name in RolloutTally.__struct_fields__ if name not in ("total", "waiting")}
@@ -127,9 +133,9 @@ class RolloutTracker:
 
         `now` is lab time. It has stalled if progress is overdue by more than 300 s (STALL_S). Progress is due when the
         last notice of its events has ended, plus the usual time of an act while some are under way, or when its wave
-        has settled; else at once.
+        has settled; else at once. While another rollout does its work, it has not stalled.
         """
-        if self.rollout.progress is not RolloutState.RUNNING:
+        if self.rollout.progress is not RolloutState.RUNNING or self._awaited:
             return None
         due_at = max(self._changed_at, self._last_not_before if self._counts["scheduled"] else 0.0)
         if self._counts["started"]:
@@ -169,34 +175,57 @@ class RolloutTracker:
     def on_vm(self, vm: Vm) -> None:
         """Counts a VM that was added, changed, moved or removed. Only the index calls it.
 
-        It counts as waiting while it is present, the rollout covers it, and no event of the rollout lists it.
+        It counts as waiting while it is present, the rollout covers it, and no event of a rollout serves it.
         """
-        self._waiting.pop(vm.key, None)
-        self._waves.remove(vm.key)
+        before = self._covered.pop(vm.key, None)
         is_target = vm.host in self._hosts if self._hosts else covers_vm(self.rollout, vm)
-        if vm.removed_at is not None or not is_target or (vm.scope_id, vm.name) in self._event_states:
-            return
-        self._waiting[vm.key] = (vm.scope_id, vm.name)
-        if can_act_on(vm, CAUSE_RULES[self.rollout.cause].verb):
+        if vm.removed_at is None and is_target:
+            self._covered[vm.key] = vm
+        if before is not None:
+            self.recount((before.scope_id, before.name))
+        self.recount((vm.scope_id, vm.name))
+
+    def recount(self, name: VmInScope) -> None:
+        """Counts a VM, if it is one of the rollout, by what events of all rollouts now do to it."""
+        key = vm_key_in_scope(*name)
+        vm = self._covered.get(key)
+        if vm is not None and (vm.scope_id, vm.name) != name:
+            vm = None  # it is in another scope now
+        shared = ""
+        if vm is not None and not self._handling.get(name):
+            shared = self._serving.state_for(self.request, name, vm.host)
+        self._awaited.discard(name)
+        if shared and shared != "done":
+            self._awaited.add(name)
+        _, own = self._event_states.get(name, (0.0, ""))
+        state = shared or own or (_NO_EVENT if vm is not None else "")
+        before = self._counted.pop(name, "")
+        self._counts[before] -= bool(before)
+        if state:
+            self._counted[name] = state
+            self._counts[state] += 1
+        if vm is not None and state == _NO_EVENT and can_act_on(vm, CAUSE_RULES[self.rollout.cause].verb):
             self._waves.add(vm)
+        elif vm is not None or key not in self._covered:
+            self._waves.remove(key)
 
     def on_event(self, event: Event) -> None:
         """Counts the VMs of an event of the rollout that was published or changed. Only the index calls it.
 
         It may be called again with the same event.
         """
+        handled = handled_vms(self.rollout, (event,), ())
         for name, state in rollout_vm_states(event):
             vm = (event.scope_id, name)
-            published_at, before = self._event_states.get(vm, (0.0, ""))
-            if published_at > event.published_at:
-                continue  # the VM came back to a host, and a newer event counts
-            self._counts[before] -= bool(before)
-            self._counts[state] += 1
-            self._event_states[vm] = (event.published_at, state)
-            key = vm_key_in_scope(event.scope_id, name)
-            if self._waiting.get(key) == vm:
-                del self._waiting[key]
-                self._waves.remove(key)
+            handling = self._handling.setdefault(vm, set())
+            if vm in handled:
+                handling.add(event.id)
+            else:
+                handling.discard(event.id)
+            if self._event_states.get(vm, (0.0, ""))[0] <= event.published_at:
+                self._event_states[vm] = (event.published_at, state)
+            # Otherwise the VM came back to a host, and a newer event counts.
+            self.recount(vm)
         self._last_not_before = max(self._last_not_before, event.not_before)
         times = (event.published_at, event.started_at, event.over_at)
         self._changed_at = max(self._changed_at, *(at for at in times if at is not None))
@@ -224,6 +253,7 @@ class RolloutIndex:
     def __init__(self, store: Store, rollouts: RolloutService) -> None:
         self._store = store
         self._rollouts = rollouts
+        self._serving = ServingEvents()
         self._trackers: dict[str, RolloutTracker] = {}  # by request id
         self._stopped: dict[str, StoppedRollout] = {}  # likewise; at most _MAX_STOPPED
         self._counting: set[asyncio.Task[None]] = set()  # the VMs of rollouts that have just started
@@ -233,16 +263,39 @@ class RolloutIndex:
 
         Lets other tasks run in between. Raises Unavailable if the store cannot be read.
         """
-        for request in self._store.requests(open_only=True):
+        open_requests = self._store.requests(open_only=True)
+        await self._read_serving_events(open_requests)
+        for request in open_requests:
             await self._track(request)
         for request in self._store.requests(limit=_MAX_REQUESTS_READ):
             self._note_stop(request, self._stop_time(request))
+
+    async def _read_serving_events(self, open_requests: list[MaintenanceRequest]) -> None:
+        """Reads the events of the open rollouts, and of those closed since the oldest of these was requested.
+
+        Of closed ones, only the newest requests are searched.
+        """
+        rollouts = [request for request in open_requests if request.rollout is not None]
+        oldest = min((request.at for request in rollouts), default=math.inf)
+        open_ids = {request.id for request in rollouts}
+        recent = self._store.requests(limit=_MAX_REQUESTS_READ) if rollouts else []
+        older = [request for request in rollouts if request.id not in {known.id for known in recent}]
+        for request in (*older, *recent):
+            rollout = request.rollout
+            if rollout is None or (request.id not in open_ids and (rollout.closed_at or 0.0) < oldest):
+                continue
+            self._serving.on_request(request)
+            for number, event in enumerate(self._store.events(request_id=request.id), 1):
+                list(self._serving.on_event(event))
+                if number % _BATCH_SIZE == 0:
+                    await asyncio.sleep(0)
+            list(self._serving.on_planned(self._store.planned(request_id=request.id)))
 
     async def _track(self, request: MaintenanceRequest) -> None:
         """Counts the VMs and events of a rollout, in batches."""
         if request.rollout is None or request.id in self._trackers:
             return
-        tracker = self._trackers[request.id] = RolloutTracker(request)
+        tracker = self._trackers[request.id] = RolloutTracker(request, self._serving)
         for number, event in enumerate(self._store.events(request_id=request.id), 1):
             tracker.on_event(event)
             if number % _BATCH_SIZE == 0:
@@ -274,9 +327,15 @@ class RolloutIndex:
             self._on_request(request, now)
         if not self._trackers:
             return
+        served = set(self._serving.on_planned(commit.planned, commit.unplanned))
         for event in commit.events:
+            served.update(self._serving.on_event(event))
             if (tracker := self._trackers.get(event.request_id)) is not None:
                 tracker.on_event(event)
+        if self._serving.is_of_several:
+            for tracker in self._trackers.values():
+                for name in served:
+                    tracker.recount(name)
         for vm in commit.vms:
             for tracker in self._trackers.values():
                 tracker.on_vm(vm)
@@ -285,13 +344,15 @@ class RolloutIndex:
         if request.rollout is None:
             return
         self._note_stop(request, now)
+        self._serving.on_request(request)
         tracker = self._trackers.get(request.id)
         if not request.is_open:
+            self._serving.forget_old()
             self._trackers.pop(request.id, None)
         elif tracker is not None:
             tracker.request = request
         else:
-            tracker = self._trackers[request.id] = RolloutTracker(request)
+            tracker = self._trackers[request.id] = RolloutTracker(request, self._serving)
             task = asyncio.create_task(self._count_vms_of_new(tracker))
             self._counting.add(task)
             task.add_done_callback(self._counting.discard)
