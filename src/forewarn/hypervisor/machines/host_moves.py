@@ -319,6 +319,8 @@ class HostMoves:
             if step is MoveStep.RELEASE and record.is_live and record.step in _STEPS_WITH_PROGRESS:
                 progress = await self._driver.migration(host, act.name)
             state = await self._driver.state(host, act.name)
+            if state is MachineState.SENT and progress is not None and progress.is_active:
+                progress = await self._driver.migration(host, act.name)  # it ended in between, and has a downtime now
             reason = await self._driver.stop_reason(host, act.name) if state is MachineState.HALTED else ""
         except HostUnreachable:
             return wait_for_host(host)

@@ -145,6 +145,8 @@ class MachineOperations:
             self._state(asked, act.name), self._destination_state(act, is_receiving=is_receiving)
         )
         source = source or answer
+        if source is MachineState.SENT and is_receiving:
+            progress = await self._progress(act) or progress  # it ended in between, and has a downtime now
         is_silent = source is None
         halted_on = act.source if source is MachineState.HALTED else ""
         if destination is MachineState.HALTED:
