@@ -121,7 +121,7 @@ def incarnations(site: QemuSite) -> list[int]:
     return [json.loads(document)["DocumentIncarnation"] for document in re.findall(r"^doc (\{.*\})\r?\n", text, re.M)]
 
 
-def test_a_live_migration_between_two_nodes_moves_the_guest_and_its_endpoint_and_a_crash_there_is_recorded(
+def test_a_live_migration_between_two_nodes_moves_the_guest_and_its_endpoint_and_a_crash_there_is_noticed(
     cluster: QemuNodes,
 ) -> None:
     site = cluster.site
@@ -140,8 +140,8 @@ def test_a_live_migration_between_two_nodes_moves_the_guest_and_its_endpoint_and
     assert seen == sorted(seen)
     assert not (source.directory / f"{VM}.toml").exists()
     os.kill(int((destination.directory / f"{VM}.pid").read_text()), signal.SIGKILL)
-    eventually(lambda: "crashed" in cluster.explanation(), within_s=ACT_S)
-    assert cluster.api("GET", f"/vms/{VM}").json["power"] == "stopped"
+    # The service hears of it from the node; it blames nobody if it has not yet seen the VM run after the act.
+    eventually(lambda: cluster.api("GET", f"/vms/{VM}").json["power"] == "stopped", within_s=ACT_S)
 
 
 def test_a_node_that_is_killed_during_a_redeploy_continues_it_and_the_guest_boots_once(cluster: QemuNodes) -> None:
