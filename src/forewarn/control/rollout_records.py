@@ -1,4 +1,4 @@
-"""What the rollout service commits about a rollout: withdrawals of its events, and history entries."""
+"""What the rollout service commits about a rollout: new states, withdrawals, history entries."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from forewarn.core import lifecycle
 from forewarn.core.decision import DecisionContext
 from forewarn.core.event import Event, EventState
+from forewarn.core.health import HealthDecision, HealthVerdict
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
@@ -44,7 +45,7 @@ def failures_text(events: list[Event]) -> str:
 def wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEntry:
     """Return the history entry of a wave that has begun or ended, as `text` says; `now` is lab time."""
     text = f"rollout {request.id}: {text}"
-    return HistoryEntry(at=now, what=EntryKind.WAVE, who=PLATFORM_ACTOR, text=text, request_id=request.id)
+    return _entry(request, EntryKind.WAVE, text, now)
 
 
 def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
@@ -54,6 +55,32 @@ def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now:
     """
     if rollout.progress is RolloutState.STOPPED:
         text = f"rollout {request.id} stopped: {rollout.why}; events that have not started are withdrawn"
-        return HistoryEntry(at=now, what=EntryKind.STOPPED, who=PLATFORM_ACTOR, text=text, request_id=request.id)
+        return _entry(request, EntryKind.STOPPED, text, now)
     text = f"rollout {request.id} completed{failed}" + (f": {rollout.why}" if rollout.why else "")
-    return HistoryEntry(at=now, what=EntryKind.COMPLETED, who=PLATFORM_ACTOR, text=text, request_id=request.id)
+    return _entry(request, EntryKind.COMPLETED, text, now)
+
+
+def after_verdict(
+    request: MaintenanceRequest, rollout: Rollout, verdict: HealthVerdict, now: float
+) -> tuple[Rollout, HistoryEntry | None]:
+    """Return the running rollout as the verdict changes it at lab time `now`, and a history entry.
+
+    It pauses, begins to wait, or goes on; the rollout itself, and None, if nothing changes. A wait for measurements
+    that are still to come changes nothing, and neither does another reason for the same wait.
+    """
+    match verdict.decision:
+        case HealthDecision.PAUSE:
+            changed = replace(rollout, progress=RolloutState.PAUSED, why=verdict.why, unclear="")
+            text = f"rollout {request.id} paused: {verdict.why}; events that have not started are withdrawn"
+            return changed, _entry(request, EntryKind.PAUSED, text, now)
+        case HealthDecision.WAIT if not rollout.unclear:
+            text = f"rollout {request.id} publishes nothing for now: {verdict.why}"
+            return replace(rollout, unclear=verdict.why), _entry(request, EntryKind.PAUSED, text, now)
+        case HealthDecision.GO_ON if rollout.unclear:
+            text = f"rollout {request.id} goes on: its checks are clear again"
+            return replace(rollout, unclear=""), _entry(request, EntryKind.RESUMED, text, now)
+    return rollout, None
+
+
+def _entry(request: MaintenanceRequest, kind: EntryKind, text: str, now: float) -> HistoryEntry:
+    return HistoryEntry(at=now, what=kind, who=PLATFORM_ACTOR, text=text, request_id=request.id)

@@ -14,7 +14,7 @@ from forewarn.control.budgets import BudgetService
 from forewarn.control.health_checks import HealthCheckService
 from forewarn.control.health_probes import HealthProber
 from forewarn.control.rollout_calendars import RolloutCalendars
-from forewarn.control.rollout_records import ended_entry, failures_text, wave_entry, withdraw_decision
+from forewarn.control.rollout_records import after_verdict, ended_entry, failures_text, wave_entry, withdraw_decision
 from forewarn.control.rollout_vms import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
 from forewarn.control.shared_work import SharedWorkIndex
@@ -40,7 +40,6 @@ from forewarn.core.rollout import (
     next_wave,
     rollout_end_reason,
 )
-from forewarn.core.rollout_health import after_verdict
 from forewarn.core.shared_work import NO_SHARED_WORK, SharedWork
 from forewarn.core.waves import (
     WavePhase,
