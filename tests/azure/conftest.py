@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.azure.az_client import Az, json_of, login, run_az
 from tests.support.namespaces import why_namespaces_are_unavailable
 from tests.support.web_service import SUBSCRIPTION, WebService, open_web_service
 
 collect_ignore_glob = [] if find_spec("azure") else ["test_sdk_*.py"]
 
-SETS = ("pair", "whole", "lone", "gone", "profile", "policy", "approved", "az-pair", "az-profile", "az-whole", "more")
+SETS = ("pair", "whole", "lone", "gone", "profile", "policy", "approved", "more")
+SETS_OF_AZ = ("az-pair", "az-profile", "az-whole", "az-image")
 FLEET = """
 [defaults]
 resource_group = "shop"
@@ -56,7 +58,7 @@ resource_group = "many"
 name = "easy-{n}"
 count = 6
 auto_approve = ["restart", "redeploy"]
-""" + "".join(f'\n[[scale_sets]]\nname = "{name}"\ncount = 3\n' for name in SETS)
+""" + "".join(f'\n[[scale_sets]]\nname = "{name}"\ncount = 3\n' for name in (*SETS, *SETS_OF_AZ))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -146,3 +148,20 @@ def maintenance(console: WebService, enter: Callable[[dict[str, str]], None]) ->
         MaintenanceManagementClient(credential, SUBSCRIPTION, base_url=console.base_url) as client,
     ):
         yield client
+
+
+@pytest.fixture(scope="session")
+def registered(console: WebService, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A shell where the cloud is registered and the administrator signed in."""
+    shell = console.trusting_environment | {"AZURE_CONFIG_DIR": str(tmp_path_factory.mktemp("az"))}
+    json_of(run_az(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base_url))
+    json_of(run_az(shell, "cloud", "set", "-n", "Local"))
+    assert [found["id"] for found in json_of(run_az(shell, *login(console, *console.admin_credentials)))] == [
+        SUBSCRIPTION
+    ]
+    return shell
+
+
+@pytest.fixture
+def az(registered: dict[str, str]) -> Az:
+    return lambda *arguments: run_az(registered, *arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -14,46 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.web_service import SUBSCRIPTION, WebService, open_web_service
+from tests.azure.az_client import AZ, COMPUTE, Az, json_of, login, run_az
+from tests.support.web_service import WebService, open_web_service
 
-AZ = Path(__file__).parents[2] / ".venv-az" / "bin" / "az"
-COMPUTE = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/shop/providers/Microsoft.Compute"
 pytestmark = [pytest.mark.az, pytest.mark.skipif(not AZ.exists(), reason="az was not fetched: `make test-az` does")]
-Az = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def run_az(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(AZ), *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
-    )
-
-
-def json_of(answer: subprocess.CompletedProcess[str]) -> Any:
-    """The JSON that az printed; fails if az failed."""
-    assert answer.returncode == 0, answer.stderr
-    return json.loads(answer.stdout) if answer.stdout.strip() else None
-
-
-def login(console: WebService, client_id: str, secret: str) -> tuple[str, ...]:
-    tenant = console.console_info["tenant_id"]
-    return ("login", "--service-principal", "-u", client_id, "-p", secret, "--tenant", tenant)
-
-
-@pytest.fixture(scope="session")
-def registered(console: WebService, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A shell where the cloud is registered and the administrator signed in."""
-    shell = console.trusting_environment | {"AZURE_CONFIG_DIR": str(tmp_path_factory.mktemp("az"))}
-    json_of(run_az(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base_url))
-    json_of(run_az(shell, "cloud", "set", "-n", "Local"))
-    assert [found["id"] for found in json_of(run_az(shell, *login(console, *console.admin_credentials)))] == [
-        SUBSCRIPTION
-    ]
-    return shell
-
-
-@pytest.fixture
-def az(registered: dict[str, str]) -> Az:
-    return lambda *arguments: run_az(registered, *arguments)
 
 
 @contextmanager
