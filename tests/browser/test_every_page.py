@@ -35,6 +35,8 @@ PAGES = {
     "history": "/portal/history",
     "rollouts": "/portal/rollouts",
     "rollout": "/portal/rollouts/{rollout}",
+    "budgets": "/portal/budgets",
+    "standing-order": "/portal/standing-order",
     "request": "/portal/requests/{request}",
     "clients": "/portal/clients",
     "lab": "/portal/lab",
@@ -69,7 +71,7 @@ def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def populate(console: WebService) -> dict[str, str]:
-    """Makes a past event, a pending event, an open rollout and a fault; returns their ids."""
+    """Makes a past and a pending event, a rollout, a budget, a standing order and a fault; returns ids."""
     service = console.service
 
     def post(path: str, body: dict[str, Any]) -> Any:
@@ -83,7 +85,9 @@ def populate(console: WebService) -> dict[str, str]:
     service.approve("db-1", over)
     service.advance(900)
     pending = post("/requests", {"ask": "redeploy", "vms": ["db-0"]})
+    post("/budgets", {"name": "scopes", "max_vms": 1, "per": "scope"})
     rollout = post("/rollouts", {"impact": "reboot", "scope": "web"})
+    post("/rollouts/standing-order", {"within_s": 30 * 86_400})
     post("/faults", {"kind": "slow-body", "vm": "web-1", "for_s": 86400})
     vms = {vm["name"]: vm for vm in service.api("GET", "/fleet").json["vms"]}
     return {

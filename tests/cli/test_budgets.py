@@ -8,7 +8,7 @@ import pytest
 
 
 def test_a_budget_is_set_listed_and_removed(lab: Any) -> None:
-    assert "Budget all: at most 1 VM out at once." in lab.good("budget", "set", "all", "--at-most", "1")
+    assert "Budget all: at most 1 VM out of service at once." in lab.good("budget", "set", "all", "--at-most", "1")
     assert "There are no budgets." not in lab.good("budget", "list")
     assert lab.good("budget", "remove", "ALL") == "Budget all is removed.\n"
     assert "There are no budgets." in lab.good("budget", "list")
@@ -19,7 +19,7 @@ def test_a_rollout_and_its_explanation_name_the_budget_that_they_wait_for(lab: A
     lab.good("budget", "set", "all", "--at-most", "1")
     view = lab.json("rollout", "start", "--all-hosts", "--impact", "migrate")
     (wait,) = view["waits_for"]
-    assert wait.startswith("the budget all allows 1 of ")
+    assert wait.startswith('the budget "all" allows 1 of ')
     assert wait in " ".join(lab.good("rollout", "show", view["id"]).split())
     assert f"It waits: {wait}." in " ".join(lab.good("explain", view["id"]).split())
     (group,) = lab.json("budget", "list")["budgets"][0]["groups"]

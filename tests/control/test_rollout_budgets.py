@@ -72,7 +72,7 @@ def test_a_rollout_publishes_no_more_than_the_budget_and_says_what_it_waits_for(
     set_budget(world, "web", max_vms=2)
     request = start(world)
     assert pending(world) == ["vm-00", "vm-10"]
-    assert waits(world, request) == ("the budget web allows 2 of 4 VMs out at once, and vm-00, vm-10 are",)
+    assert waits(world, request) == ('the budget "web" allows 2 of 4 VMs out of service at once, and vm-00, vm-10 are',)
 
 
 def test_freed_budget_wakes_the_rollout_until_all_is_done(make_world: MakeWorld) -> None:
@@ -92,7 +92,7 @@ def test_two_rollouts_share_a_budget_and_the_older_one_goes_first(make_world: Ma
     set_budget(world, max_vms=2)
     first, second = start(world, "h0", "h1", "h2"), start(world, "h3", impact=RolloutImpact.REBOOT)
     assert (pending(world, first), pending(world, second)) == (["vm-00", "vm-10"], [])
-    assert waits(world, second) == ("the budget all allows 2 of 4 VMs out at once, and vm-00, vm-10 are",)
+    assert waits(world, second) == ('the budget "all" allows 2 of 4 VMs out of service at once, and vm-00, vm-10 are',)
     world.advance(16 * 60)
     assert (pending(world, first), pending(world, second)) == (["vm-20"], ["vm-30"])
 
@@ -115,7 +115,7 @@ def test_a_vm_that_its_user_has_switched_off_counts(make_world: MakeWorld, opera
     world.advance(60)
     request = start(world, "h0", "h1")
     assert pending(world) == []
-    assert waits(world, request) == ("the budget all allows 1 of 4 VMs out at once, and vm-30 is",)
+    assert waits(world, request) == ('the budget "all" allows 1 of 4 VMs out of service at once, and vm-30 is',)
     world.ask(RequestedOperation.START, "vm-30")
     world.advance(60)
     assert pending(world) == ["vm-00"]
@@ -158,7 +158,7 @@ def test_a_host_with_more_vms_than_the_budget_waits_and_the_explanation_says_wha
     world.advance(86_400)
     assert pending(world) == []
     assert waits(world, request) == (
-        "the budget all allows 2 of 12 VMs out at once, but 3 of its VMs on host h0 go together: "
+        'the budget "all" allows 2 of 12 VMs out of service at once, but 3 of its VMs on host h0 go together: '
         "raise the budget, or move VMs away with a rollout of impact migrate",
     )
     set_budget(world, max_vms=3)

@@ -119,7 +119,7 @@ def test_a_vm_that_is_out_already_needs_no_budget() -> None:
         ({"max_vms": 1, "per": "tag:ap"}, "no VM has the tag 'ap': did you mean 'app'?"),
         ({"max_vms": 1, "tag": "app=wbe"}, "no VM has the tag 'app' with value 'wbe': did you mean 'web'?"),
         ({"max_vms": 1, "tag": "app"}, "'app' selects no VMs: write a tag and its value like app=web"),
-        ({"max_vms": 1, "location": "mars"}, "no VM is in location 'mars': there are northeurope, westeurope"),
+        ({"max_vms": 1, "location": "mars"}, "no VM is in location 'mars': known locations are 'northeurope'"),
         ({"max_vms": 1, "name": "a b"}, "'a b' is no name for a budget: use up to 60 letters"),
     ],
 )
@@ -130,9 +130,9 @@ def test_a_wrong_budget_is_rejected_with_one_sentence(fields: dict[str, Any], me
 
 
 def test_budgets_are_described_in_words() -> None:
-    assert budget_text(Budget(name="b", max_vms=1)) == "1 VM out at once"
+    assert budget_text(Budget(name="b", max_vms=1)) == "1 VM out of service at once"
     budget = make_budget("b", max_percent=10, per="location", tag="app=web")
-    assert budget_text(budget) == "10 % of the VMs of each location with tag app=web out at once"
+    assert budget_text(budget) == "10 % of the VMs of each location with tag app=web out of service at once"
     assert budget.per is BudgetGrouping.LOCATION
 
 
@@ -144,9 +144,9 @@ def test_a_shortage_says_who_is_out_or_that_the_vms_never_fit() -> None:
     assert waiting is not None
     assert too_many is not None
     assert shortage_text(budget, waiting, 20, ["vm3", "vm7"]) == (
-        "the budget web allows 2 of 20 VMs out at once, and vm3, vm7 are"
+        'the budget "web" allows 2 of 20 VMs out of service at once, and vm3, vm7 are'
     )
     assert shortage_text(budget, too_many, 20, ["vm3"]) == (
-        "the budget web allows 2 of 20 VMs out at once, but 5 of its VMs on host h1 go together: "
+        'the budget "web" allows 2 of 20 VMs out of service at once, but 5 of its VMs on host h1 go together: '
         "raise the budget, or move VMs away with a rollout of impact migrate"
     )

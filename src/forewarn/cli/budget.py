@@ -10,7 +10,7 @@ from forewarn.cli.api_client import JsonObject
 from forewarn.cli.formatting import count_noun, join_names
 from forewarn.cli.invocation import Invocation, service_command
 from forewarn.cli.output import Cell, bold
-from forewarn.errors import Rejected
+from forewarn.core.budgets import parse_limit
 
 _MAX_ROWS = 20  # groups of one budget in a table
 
@@ -43,20 +43,15 @@ def set_budget(call: Invocation, name: str, at_most: str, per: str, location: st
     `tag` which are counted at all. Prints the budget and its use. Raises Rejected for anything that is wrong with it,
     such as a limit of 0, more than 100 %, or a location or tag that no VM has.
     """
-    body: JsonObject = {"name": name, **_parse_limit(at_most), "per": per, "location": location, "tag": tag}
+    max_vms, max_percent = parse_limit(at_most)
+    body: JsonObject = {"name": name, "max_vms": max_vms, "max_percent": max_percent}
+    body |= {"per": per, "location": location, "tag": tag}
     view = call.api.post("budgets", body=body)
     if call.output.as_json:
         call.output.print_json(view)
         return
     call.output.print_line(bold(f"Budget {view['name']}"), f": at most {view['text']}.")
     _print_groups(call, [view])
-
-
-def _parse_limit(text: str) -> JsonObject:
-    number = text.strip().removesuffix("%").strip()
-    if not number.isdecimal():
-        raise Rejected(f"{text!r} is no limit: write a number of VMs like 2, or a whole percentage like 10%")
-    return {"max_percent" if text.strip().endswith("%") else "max_vms": int(number)}
 
 
 @budget.command("list")

@@ -26,9 +26,10 @@ from forewarn.core.budgets import (
     vms_out_by_plan,
 )
 from forewarn.core.commit import Commit
-from forewarn.core.event import EventState
+from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.request import ROLLOUT_CAUSES, PlannedEvent
 from forewarn.errors import NotFound, Remedy
 from forewarn.store.interface import BUDGETS_NAME, AppliedCommit
 from forewarn.wording import did_you_mean
@@ -45,6 +46,29 @@ class BudgetUse:
     limit: int  # VMs that may be out at once
     vms: int  # present ones in the group
     out: tuple[str, ...]  # names of those that are out of service or reserved by rollouts
+    reserved: int  # how many of `out` still run: a rollout has planned or scheduled an event for them
+    rollouts: tuple[str, ...]  # request ids of the rollouts that `out` is due to, sorted
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    """The VMs that an event takes out of service, or that a planned one is going to."""
+
+    keys: tuple[str, ...]
+    request_id: str  # of the rollout; "": it belongs to none
+    has_started: bool
+
+
+_NOTHING = _Reservation((), "", False)
+
+
+def _reservation(event: Event) -> _Reservation:
+    request_id = event.request_id if event.cause in ROLLOUT_CAUSES else ""
+    return _Reservation(vms_out_by_event(event), request_id, event.status is EventState.STARTED)
+
+
+def _planned_reservation(planned: PlannedEvent) -> _Reservation:
+    return _Reservation(vms_out_by_plan(planned), planned.request_id, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +153,26 @@ class BudgetService:
     def uses(self, budget: Budget) -> list[BudgetUse]:
         """Return how much of each group of a budget is used, sorted by group; only groups with VMs."""
         return [
-            BudgetUse(
-                title=group_title(budget, group.value),
-                limit=group_limit(budget, size),
-                vms=size,
-                out=tuple(self._out.get(group, {}).values()),
-            )
-            for group, size in sorted(self._sizes.items())
-            if group.budget == budget.key
+            self._use(budget, group, size) for group, size in sorted(self._sizes.items()) if group.budget == budget.key
         ]
+
+    def _use(self, budget: Budget, group: BudgetGroup, size: int) -> BudgetUse:
+        out = self._out.get(group, {})
+        reserved = 0
+        rollouts: set[str] = set()
+        for key in out:
+            causes = self._causes.get(key, set())
+            reservations = [self._reserved[cause] for cause in causes if cause in self._reserved]
+            rollouts.update(reservation.request_id for reservation in reservations)
+            reserved += _BY_STATE not in causes and not any(each.has_started for each in reservations)
+        return BudgetUse(
+            title=group_title(budget, group.value),
+            limit=group_limit(budget, size),
+            vms=size,
+            out=tuple(out.values()),
+            reserved=reserved,
+            rollouts=tuple(sorted(rollouts - {""})),
+        )
 
     def set_waiting(self, request_id: str, shortages: tuple[BudgetShortage, ...]) -> None:
         """Remember which budgets a rollout waits for, by the id of its request; (): for none."""
@@ -221,13 +256,13 @@ class BudgetService:
                 for vm in self._store.vms(host=host.name):
                     self._track_vm(vm)
         for event in commit.events:
-            self._set_reserved(event.id, vms_out_by_event(event))
+            self._set_reserved(event.id, _reservation(event))
         for planned in commit.planned:
-            self._set_reserved(planned.event_id, vms_out_by_plan(planned))
+            self._set_reserved(planned.event_id, _planned_reservation(planned))
         published = {event.id for event in commit.events}
         for event_id in commit.unplanned:
             if event_id not in published:
-                self._set_reserved(event_id, ())
+                self._set_reserved(event_id, _NOTHING)
 
     def _use_budgets(self, budgets: Sequence[Budget]) -> None:
         """Count everything again, for these budgets."""
@@ -237,7 +272,7 @@ class BudgetService:
         self._sizes: Counter[BudgetGroup] = Counter()
         self._out: dict[BudgetGroup, dict[str, str]] = {}  # group → key → name
         self._causes: dict[str, set[str]] = defaultdict(set)  # key → event ids and _BY_STATE
-        self._reserved: dict[str, tuple[str, ...]] = {}  # event id → keys
+        self._reserved: dict[str, _Reservation] = {}  # by event id
         self._was_changed = True
         self._down_hosts: set[str] = set()
         if not self._budgets:
@@ -247,9 +282,9 @@ class BudgetService:
         for vm in self._store.vms():
             self._track_vm(vm)
         for event in self._store.events(statuses=_LIVE):
-            self._set_reserved(event.id, vms_out_by_event(event))
+            self._set_reserved(event.id, _reservation(event))
         for planned in self._store.planned():
-            self._set_reserved(planned.event_id, vms_out_by_plan(planned))
+            self._set_reserved(planned.event_id, _planned_reservation(planned))
 
     def _track_vm(self, vm: Vm) -> None:
         """Count a VM in its groups, whose number and place may have changed."""
@@ -270,12 +305,12 @@ class BudgetService:
             self._freed.update(groups)  # a percentage of more VMs may allow one more
         self._set_cause(key, _BY_STATE, vm.removed_at is None and is_down(vm, self._down_hosts))
 
-    def _set_reserved(self, event_id: str, keys: tuple[str, ...]) -> None:
-        for key in set(self._reserved.pop(event_id, ())) - set(keys):
+    def _set_reserved(self, event_id: str, reservation: _Reservation) -> None:
+        for key in set(self._reserved.pop(event_id, _NOTHING).keys) - set(reservation.keys):
             self._set_cause(key, event_id, False)
-        if keys:
-            self._reserved[event_id] = keys
-            for key in keys:
+        if reservation.keys:
+            self._reserved[event_id] = reservation
+            for key in reservation.keys:
                 self._set_cause(key, event_id, True)
 
     def _set_cause(self, key: str, cause: str, applies: bool) -> None:

@@ -67,17 +67,25 @@ class StandingOrderService:
             or any(event.request_id in self._visit_ids and not event.is_live for event in commit.events)
         )
 
-    async def set_order(self, order: StandingOrder) -> StandingOrder:
-        """Store the standing order, in place of the one before, and return it; visits that are known stay.
+    def check_order(self, order: StandingOrder) -> int:
+        """Return how many hosts an order would visit now; changes nothing.
 
         Raises Rejected as `require_valid_order` and `RolloutRequestService.plan` do, or Refused if the fleet has no
-        host. The history gets an entry.
+        host.
         """
         require_valid_order(order)
         hosts = self._host_names()
         if not hosts:
             raise Refused("a standing order visits hosts, and the fleet has none: add hosts first")
         self._requests.plan(_rollout_over(order, hosts[0]), who=order.who, notice_s=order.notice_s)
+        return len(hosts)
+
+    async def set_order(self, order: StandingOrder) -> StandingOrder:
+        """Store the standing order, in place of the one before, and return it; visits that are known stay.
+
+        Raises what `check_order` raises. The history gets an entry.
+        """
+        self.check_order(order)
         async with self._lock:
             if self.order is not None:
                 order = replace(order, visits=self.order.visits)

@@ -24,6 +24,7 @@ from forewarn.wording import did_you_mean, first_names
 
 MAX_BUDGETS = 100
 _MAX_NAME_LENGTH = 60
+_MAX_LIMIT_DIGITS = 9
 _OUT_CONDITIONS = frozenset({VmCondition.PAUSED, VmCondition.CRASHED, VmCondition.MISSING})
 _VERBS_WITHOUT_OUTAGE = frozenset({Verb.START, Verb.REAPPLY})
 
@@ -108,6 +109,17 @@ def make_budget(
     )
 
 
+def parse_limit(text: str) -> tuple[int, int]:
+    """Return the number of VMs and the percentage of a limit such as `2` or `10%`; one of the two is 0.
+
+    Both are for `0` and `0%`, which `check_budget` rejects. Raises Rejected for other text.
+    """
+    number = text.strip().removesuffix("%").strip()
+    if not number.isdecimal() or len(number) > _MAX_LIMIT_DIGITS:
+        raise Rejected(f"{text!r} is no limit: write a number of VMs like 2, or a whole percentage like 10%")
+    return (0, int(number)) if text.strip().endswith("%") else (int(number), 0)
+
+
 def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) -> None:
     """Raise Rejected, with one sentence, if a budget cannot be set; `others` are the other budgets.
 
@@ -129,15 +141,16 @@ def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) 
         for name, value in vm.tags.items():
             tags[name].add(value)
     if budget.location and budget.location.casefold() not in {name.casefold() for name in locations}:
-        raise Rejected(f"no VM is in location {budget.location!r}{_known(budget.location, locations)}")
+        raise Rejected(f"no VM is in location {budget.location!r}{_known(budget.location, locations, 'location')}")
     for name in filter(None, (budget.tag, budget.per_tag)):
         if name.casefold() not in {known.casefold() for known in tags}:
-            raise Rejected(f"no VM has the tag {name!r}{_known(name, tags)}")
+            raise Rejected(f"no VM has the tag {name!r}{_known(name, tags, 'tag')}")
     if budget.tag:
         values = {value for name, known in tags.items() if name.casefold() == budget.tag.casefold() for value in known}
         if budget.tag_value not in values:
             raise Rejected(
-                f"no VM has the tag {budget.tag!r} with value {budget.tag_value!r}{_known(budget.tag_value, values)}"
+                f"no VM has the tag {budget.tag!r} with value {budget.tag_value!r}"
+                f"{_known(budget.tag_value, values, 'value')}"
             )
 
 
@@ -161,10 +174,17 @@ def _check_limit(budget: Budget) -> None:
         raise Rejected(f"{budget.max_percent} % of the VMs are more than all of them: give at most 100 %")
 
 
-def _known(name: str, known: Iterable[str]) -> str:
-    """Return `: did you mean …?`, or `: there are a, b and c` with the names that would be right."""
+def _known(name: str, known: Iterable[str], noun: str) -> str:
+    """Return `: did you mean …?`, or the names that would be right: `: the only tag is 'team'`.
+
+    `noun` is what they are called: tag, location or value.
+    """
     names = sorted(known)
-    return did_you_mean(name, names) or (f": there are {first_names(names, 5)}" if names else ": there are none")
+    if not names:
+        return f": VMs have no {noun}s"
+    if len(names) == 1:
+        return did_you_mean(name, names) or f": the only {noun} is {names[0]!r}"
+    return did_you_mean(name, names) or f": known {noun}s are {first_names([repr(each) for each in names], 5)}"
 
 
 def budget_groups(budgets: Iterable[Budget], vm: Vm) -> tuple[BudgetGroup, ...]:
@@ -285,7 +305,7 @@ class BudgetLedger:
 
 
 def budget_text(budget: Budget) -> str:
-    """Return a budget in words, without its name: `2 VMs of each location with tag app=web out at once`."""
+    """Return a budget in words, without its name: `2 VMs of each location out of service at once`."""
     limit = f"{budget.max_percent} % of the VMs" if budget.max_percent else _count(budget.max_vms)
     per = {
         BudgetGrouping.EVERYTHING: "",
@@ -296,7 +316,7 @@ def budget_text(budget: Budget) -> str:
     }[budget.per]
     where = f" in {budget.location}" if budget.location else ""
     tagged = f" with tag {budget.tag}={budget.tag_value}" if budget.tag else ""
-    return f"{limit}{per}{where}{tagged} out at once"
+    return f"{limit}{per}{where}{tagged} out of service at once"
 
 
 def group_title(budget: Budget, value: str) -> str:
@@ -323,7 +343,10 @@ def shortage_text(budget: Budget, shortage: BudgetShortage, size: int, out: Sequ
     """
     limit = group_limit(budget, size)
     title = group_title(budget, shortage.group.value)
-    allows = f"the budget {budget.name} allows {limit} of {_count(size)}{f' of {title}' if title else ''} out at once"
+    allows = (
+        f'the budget "{budget.name}" allows {limit} of {_count(size)}{f" of {title}" if title else ""} '
+        "out of service at once"
+    )
     if shortage.exceeds(limit):
         where = f" on host {shortage.host}" if shortage.host else ""
         return (

@@ -19,7 +19,7 @@ from forewarn.errors import Rejected
 MIN_INTERVAL_S = 3600.0
 MAX_INTERVAL_S = 366 * 86_400.0
 MAX_AT_ONCE = 1_000
-_DUE_SHARE = 0.8  # of the interval; the rest is reserve for windows and budgets
+DUE_SHARE = 0.8  # of the interval; the rest is reserve for windows and budgets
 _MAX_RETRY_S = 86_400.0  # after a visit that failed, and until one that publishes nothing is given up
 
 
@@ -68,7 +68,7 @@ def require_valid_order(order: StandingOrder) -> None:
 def due_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is to be visited."""
     visit = order.visit(host)
-    at = order.at if visit.visited_at is None else visit.visited_at + _DUE_SHARE * order.within_s
+    at = order.at if visit.visited_at is None else visit.visited_at + DUE_SHARE * order.within_s
     failed_at = visit.failed_at if visit.failed_at is not None else visit.asked_at
     if visit.problem and failed_at is not None:
         at = max(at, failed_at + retry_after_s(order))

@@ -1,4 +1,4 @@
-"""The catalog of all forms: about VMs, events, hosts, rollouts, faults, replays and the clock.
+"""All forms: about VMs, events, hosts, rollouts, budgets, faults, replays and the clock.
 
 `FORMS` maps form names, which are part of the URL `/portal/forms/NAME`, to their definitions.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from forewarn.core.faults import FAULT_DEFINITIONS
 from forewarn.errors import Rejected
 from forewarn.portal import form_previews
+from forewarn.portal.budget_forms import BUDGET_FORMS
 from forewarn.portal.form_definition import (
     NOTICE_FIELD,
     SCOPE_FIELD,
@@ -29,6 +30,7 @@ from forewarn.portal.form_definition import (
     require_notice_length,
 )
 from forewarn.portal.rollout_forms import ROLLOUT_FORMS
+from forewarn.portal.standing_order_forms import STANDING_ORDER_FORMS
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import StrictBody
 
@@ -364,7 +366,18 @@ LAB_FORMS = (
 
 # All forms by name, which is part of their URL `/portal/forms/NAME`. Read-only.
 FORMS: Mapping[str, Form] = MappingProxyType(
-    {form.name: form for form in (*VM_FORMS, *EVENT_FORMS, *ROLLOUT_FORMS, *HOST_FORMS, *LAB_FORMS)}
+    {
+        form.name: form
+        for form in (
+            *VM_FORMS,
+            *EVENT_FORMS,
+            *ROLLOUT_FORMS,
+            *BUDGET_FORMS,
+            *STANDING_ORDER_FORMS,
+            *HOST_FORMS,
+            *LAB_FORMS,
+        )
+    }
 )
 
 

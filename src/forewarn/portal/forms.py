@@ -213,7 +213,7 @@ _FORM_MEDIA_TYPE = "application/x-www-form-urlencoded"
 # Fields of every form: CSRF token, "yes" on the confirmation page, idempotency key, and the button Back.
 _RESERVED_FIELDS = ("token", "confirmed", "slip", "again")
 _UNKNOWN_KEY_MESSAGE = "This confirmation has expired, and nothing was done. Check the preview, and confirm again."
-_PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/lab")
+_PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/budgets", "/standing-order", "/lab")
 
 
 def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:

@@ -43,10 +43,25 @@ NAVIGATION = (
     _page("Timeline", "/timeline", "g t", "events over time", "/events/", "/requests/"),
     _page("Hosts", "/hosts", "g h", "health and VMs of each host", "/hosts/"),
     _page("Nodes", "/nodes", "g n", "control nodes and host nodes of the cluster"),
-    _page("Rollouts", "/rollouts", "g r", "platform maintenance and its progress", "/rollouts/"),
+    _page(
+        "Rollouts",
+        "/rollouts",
+        "g r",
+        "platform maintenance and its progress",
+        "/rollouts/",
+        "/budgets",
+        "/standing-order",
+    ),
     _page("Clients", "/clients", "g c", "which VMs poll for events"),
     _page("History", "/history", "g y", "everything that happened"),
     _page("Lab", "/lab", "g l", "clock and faults"),
+)
+
+
+# Pages that other pages link to, and the command palette finds; for users who may read everything.
+SUBPAGES = (
+    _page("Budgets", "/budgets", "", "how many VMs may be out of service at once"),
+    _page("Standing order", "/standing-order", "", "visits of every host within an interval"),
 )
 
 

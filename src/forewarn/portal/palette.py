@@ -28,7 +28,7 @@ from forewarn.explain.phrases import event_kind_text, join_names
 from forewarn.portal.context import PORTAL_PREFIX, PageAuthenticator, PortalContext
 from forewarn.portal.form_catalog import EVENT_FORMS, FORMS, VM_FORMS
 from forewarn.portal.form_definition import FieldKind, Form
-from forewarn.portal.navigation import pages_for
+from forewarn.portal.navigation import SUBPAGES, pages_for
 from forewarn.portal.states import event_state, state_label
 from forewarn.web.errors import status_and_message
 from forewarn.web.queries import event_lists_vm
@@ -133,7 +133,8 @@ def _rank(name: str, wanted: str) -> int | None:
 
 def _pages(context: PortalContext, wanted: str) -> Iterator[_RankedResult]:
     sees_nodes = context.dependencies.is_cluster and context.principal.may(Right.READ, ROOT_RESOURCE)
-    for page in pages_for(is_cluster=sees_nodes):
+    subpages = SUBPAGES if wanted and context.principal.may(Right.READ, ROOT_RESOURCE) else ()
+    for page in (*pages_for(is_cluster=sees_nodes), *subpages):
         if (rank := _rank(page.title, wanted)) is not None or (rank := _rank(page.summary, wanted)) is not None:
             result = _PaletteResult(kind="page", title=page.title, detail=page.summary, href=page.path, keys=page.keys)
             yield _RankedResult(rank, result)

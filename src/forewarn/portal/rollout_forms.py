@@ -23,18 +23,30 @@ from forewarn.portal.form_definition import (
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 
+IMPACT_FIELD = FormField(
+    name="impact",
+    kind=FieldKind.CHOICE,
+    label="Impact on each VM",
+    body_member="impact",
+    default="update",
+    choices=(
+        ("update", "update: a Freeze of some seconds, all VMs of a host together"),
+        ("migrate", "migrate: a Freeze while the VM moves to another host"),
+        ("reboot", "reboot: a Reboot, all VMs of a host together"),
+    ),
+)
 _ROLLOUT_FIELD = FormField(name="rollout", kind=FieldKind.ID, label="Rollout", path_parameter="id", is_required=True)
 _HOSTS_FIELD = FormField(name="host", kind=FieldKind.HOSTS, label="Hosts", body_member="hosts")
 _ALL_HOSTS_FIELD = FormField(name="all_hosts", kind=FieldKind.CHECK, label="All hosts of the fleet")
 
 
-_WINDOWS_FIELD = FormField(
+WINDOWS_FIELD = FormField(
     name="windows",
     kind=FieldKind.TEXT,
     label="Maintenance windows",
     hint="Such as sat,sun 02:00 4h Europe/Berlin; separate several by semicolons. Empty: at any time.",
 )
-_BLACKOUTS_FIELD = FormField(
+BLACKOUTS_FIELD = FormField(
     name="blackouts",
     kind=FieldKind.TEXT,
     label="Not on these days",
@@ -84,15 +96,16 @@ def _shares(values: FormValues) -> dict[str, Any]:
 
 
 def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    return (
-        _rollout_hosts(context, values)
-        | _shares(values)
-        | {
-            field.name: [part.strip() for part in text.split(";") if part.strip()]
-            for field in (_WINDOWS_FIELD, _BLACKOUTS_FIELD)
-            if (text := field.parse(values))
-        }
-    )
+    return _rollout_hosts(context, values) | _shares(values) | window_members(values)
+
+
+def window_members(values: FormValues) -> dict[str, list[str]]:
+    """The members `windows` and `blackouts` of a body, without those whose field is empty."""
+    return {
+        field.name: [part.strip() for part in text.split(";") if part.strip()]
+        for field in (WINDOWS_FIELD, BLACKOUTS_FIELD)
+        if (text := field.parse(values))
+    }
 
 
 def _rollout_hosts(context: RequestContext, values: FormValues) -> dict[str, Any]:
@@ -162,18 +175,7 @@ ROLLOUT_FORMS = (
         done_message="Rollout started.",
         result_url=rollout_url,
         fields=(
-            FormField(
-                name="impact",
-                kind=FieldKind.CHOICE,
-                label="Impact on each VM",
-                body_member="impact",
-                default="update",
-                choices=(
-                    ("update", "update: a Freeze of some seconds, all VMs of a host together"),
-                    ("migrate", "migrate: a Freeze while the VM moves to another host"),
-                    ("reboot", "reboot: a Reboot, all VMs of a host together"),
-                ),
-            ),
+            IMPACT_FIELD,
             _ALL_HOSTS_FIELD,
             _HOSTS_FIELD,
             SCOPE_FIELD,
@@ -189,8 +191,8 @@ ROLLOUT_FORMS = (
             ),
             NOTICE_FIELD,
             SHORT_NOTICE_FIELD,
-            _WINDOWS_FIELD,
-            _BLACKOUTS_FIELD,
+            WINDOWS_FIELD,
+            BLACKOUTS_FIELD,
             FormField(name="deadline", kind=FieldKind.INSTANT, label="Outside of windows from (UTC)",
                 body_member="deadline"),
         ),

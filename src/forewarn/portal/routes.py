@@ -22,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 from forewarn.core.access import Principal, Right
 from forewarn.errors import NotFound, Rejected
 from forewarn.portal import (
+    budget_page,
     clients_page,
     event_page,
     fleet_page,
@@ -33,6 +34,7 @@ from forewarn.portal import (
     request_page,
     rollout_pages,
     scope_page,
+    standing_order_page,
     timeline,
     vm_page,
 )
@@ -103,6 +105,13 @@ PAGES: tuple[PageRoute, ...] = (
     PageRoute("/events/{id}", event_page.show_event_page, "event.html"),
     PageRoute("/rollouts", rollout_pages.show_rollouts_page, "rollouts.html"),
     PageRoute("/rollouts/{id}", rollout_pages.show_rollout_page, "rollout.html"),
+    PageRoute("/budgets", budget_page.show_budgets_page, "budgets.html", resources=everything),
+    PageRoute(
+        "/standing-order",
+        standing_order_page.show_standing_order_page,
+        "standing-order.html",
+        resources=everything,
+    ),
     PageRoute("/requests/{id}", request_page.show_request_page, "request.html"),
     PageRoute("/nodes", nodes_page.show_nodes_page, "nodes.html", resources=everything),
     PageRoute("/lab", lab_page.show_lab_page, "lab.html"),

@@ -36,6 +36,7 @@ class StateFamily(StrEnum):
     DELIVERY = "delivery"  # of a pending event to a VM
     NODE = "node-state"  # of a cluster: control nodes and host nodes
     CHECK = "check-outcome"  # of a measurement of a rollout's health check
+    VISIT = "visit-state"  # of a host, in the standing order
     ENTRY = "entry-kind"  # of the history
 
 
@@ -142,6 +143,12 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
         CheckOutcome.BAD: StateLook("bad", "✕", "bad"),
         CheckOutcome.UNCLEAR: StateLook("unclear", "◌", "warn"),
         CheckOutcome.ERROR: StateLook("error", "⚠", "warn"),
+    },
+    StateFamily.VISIT: {
+        "visited": StateLook("visited", *_DONE),
+        "due": StateLook("due", "○", "faint"),
+        "under way": StateLook("under way", "◐", "started"),
+        "late": StateLook("late", "⚠", "bad"),
     },
     StateFamily.ENTRY: {
         **{kind: StateLook(kind, "", "faint") for kind in EntryKind},

@@ -1,0 +1,105 @@
+"""The request body and the response structs of the API for budgets, and how these are built."""
+
+from __future__ import annotations
+
+from forewarn.control.budgets import BudgetUse
+from forewarn.core.budgets import Budget, budget_text, make_budget
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import NonEmptyText, StrictBody
+from forewarn.web.views import BaseView
+
+_MAX_SHOWN_GROUPS = 1_000
+_MAX_NAMED_VMS = 20
+_MAX_NAMED_ROLLOUTS = 20
+
+
+class NewBudget(StrictBody, frozen=True, kw_only=True):
+    """A budget to set, in place of one of its name: at most `max_vms` VMs, or `max_percent` % of them.
+
+    Exactly one of the two is above 0. `per` says which VMs are counted together: everything, location, fault-domain,
+    scope or `tag:NAME`. `location` and `tag` select the VMs that it counts at all.
+    """
+
+    name: NonEmptyText  # letters, digits, `-`, `_` and `.`; in any case
+    max_vms: int = 0
+    max_percent: int = 0  # rounded down to whole VMs, but at least one VM
+    per: str = "everything"
+    location: str = ""  # "": VMs of all locations
+    tag: str = ""  # such as `team=platform`; "": VMs with any tags or none
+
+    def to_budget(self) -> Budget:
+        """Returns the budget that it describes, as `core.budgets.make_budget` does, which raises Rejected."""
+        return make_budget(
+            self.name,
+            max_vms=self.max_vms,
+            max_percent=self.max_percent,
+            per=self.per,
+            location=self.location,
+            tag=self.tag,
+        )
+
+
+class BudgetGroupView(BaseView, frozen=True, kw_only=True):
+    """One group of VMs that a budget counts together."""
+
+    title: str  # such as `location westeurope`; "" if it counts everything
+    limit: int  # VMs that may be out at once
+    vms: int  # present VMs of the group
+    out: int  # VMs that are out of service, or that a rollout has announced maintenance for
+    out_vms: tuple[str, ...]  # names of the first 20 of them
+    reserved: int  # how many of them still run, and wait for a scheduled event of a rollout
+    rollouts: tuple[str, ...]  # ids of the rollouts that they are due to, the first 20
+
+
+class BudgetView(BaseView, frozen=True, kw_only=True):
+    """A budget, and how much of it is used in each of its groups, of which the first 1,000 are shown."""
+
+    name: str
+    text: str  # in words: `2 VMs of each location out of service at once`
+    max_vms: int  # 0: it is a percentage
+    max_percent: int  # 0: it is a number of VMs
+    per: str  # everything, location, fault-domain, scope or tag:NAME
+    location: str
+    tag: str  # such as `team=platform`; "": it does not select by tag
+    groups: tuple[BudgetGroupView, ...]  # those with most VMs out first
+
+
+class BudgetsView(BaseView, frozen=True, kw_only=True):
+    """All budgets, sorted by name."""
+
+    budgets: tuple[BudgetView, ...]
+
+
+def read_budgets(context: RequestContext) -> BudgetsView:
+    """Returns all budgets with their use now, sorted by name; does not check what the caller may see."""
+    return BudgetsView(budgets=tuple(budget_view(context, budget) for budget in context.control.budgets.budgets()))
+
+
+def budget_view(context: RequestContext, budget: Budget) -> BudgetView:
+    """Returns the view of a budget, with its use now; without groups if it is not set.
+
+    Does not check what the caller may see.
+    """
+    uses = sorted(context.control.budgets.uses(budget), key=lambda use: (-len(use.out), use.title))
+    return BudgetView(
+        name=budget.name,
+        text=budget_text(budget),
+        max_vms=budget.max_vms,
+        max_percent=budget.max_percent,
+        per=f"{budget.per}:{budget.per_tag}" if budget.per_tag else budget.per,
+        location=budget.location,
+        tag=f"{budget.tag}={budget.tag_value}" if budget.tag else "",
+        groups=tuple(map(_group_view, uses[:_MAX_SHOWN_GROUPS])),
+    )
+
+
+def _group_view(use: BudgetUse) -> BudgetGroupView:
+    return BudgetGroupView(
+        title=use.title,
+        limit=use.limit,
+        vms=use.vms,
+        out=len(use.out),
+        out_vms=use.out[:_MAX_NAMED_VMS],
+        reserved=use.reserved,
+        rollouts=use.rollouts[:_MAX_NAMED_ROLLOUTS],
+    )

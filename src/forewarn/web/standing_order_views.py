@@ -1,0 +1,128 @@
+"""The request body and the response structs of the API for the standing order."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from forewarn.core.request import RolloutImpact
+from forewarn.core.standing_order import StandingOrder, due_at, late_at
+from forewarn.core.windows import calendar_text, make_calendar
+from forewarn.errors import Rejected
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import DurationSeconds, StrictBody
+from forewarn.web.views import BaseView
+
+_MAX_SHOWN_HOSTS = 1_000
+
+
+class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
+    """An order to visit every host within `within_s` seconds of lab time, `at_once` at the same time.
+
+    Each visit is a rollout over one host, with this impact, notice and windows.
+    """
+
+    within_s: DurationSeconds  # from an hour to 366 days
+    impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
+    notice_s: DurationSeconds = 0  # lab time; 0: the minimum, 15 minutes
+    at_once: int = 1
+    windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
+    blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
+
+    def to_order(self, who: str, at: float) -> StandingOrder:
+        """Returns the order that it describes, given by `who` at lab time `at`; Rejected for wrong windows.
+
+        What else can be wrong, `core.standing_order.require_valid_order` says.
+        """
+        try:
+            calendar = make_calendar(self.windows, self.blackouts, None)
+        except ValueError as error:
+            raise Rejected(str(error)) from error
+        return StandingOrder(
+            within_s=self.within_s,
+            impact=self.impact,
+            who=who,
+            at=at,
+            notice_s=self.notice_s,
+            calendar=calendar,
+            at_once=self.at_once,
+        )
+
+
+class HostVisitView(BaseView, frozen=True, kw_only=True):
+    """A host of a standing order, and its last visit. Times are lab time."""
+
+    host: str  # its name
+    state: str  # visited, due, under way or late (its last visit is longer ago than the interval)
+    visited_at: float | None  # when the last visit that succeeded ended; None: there was none
+    due_at: float  # when it is to be visited next
+    rollout: str  # the id of the visit under way; "": none is
+    problem: str  # why the last visit did not succeed; "": it did
+
+
+class StandingOrderView(BaseView, frozen=True, kw_only=True):
+    """The standing order and its progress; `is_set` is false, and the rest empty, if there is none."""
+
+    is_set: bool
+    within_s: float = 0
+    impact: str = ""
+    notice_s: float = 0
+    windows: str = ""  # when its events may start without an approval, for people; "": at any time
+    at_once: int = 0
+    who: str = ""
+    at: float | None = None  # when it was given, in lab time
+    total: int = 0  # hosts of the fleet
+    visited: int = 0  # hosts whose last visit is not longer ago than the interval
+    late: int = 0  # hosts that lag
+    hosts: tuple[HostVisitView, ...] = ()  # those that wait longest first; at most 1,000
+    under_way: int = 0  # hosts that are being visited
+    problems: int = 0  # hosts whose last visit did not succeed
+
+    def without_hosts(self) -> StandingOrderView:
+        """Returns it with no `hosts`; the counts stay."""
+        return replace(self, hosts=())
+
+
+def read_standing_order(context: RequestContext) -> StandingOrderView:
+    """Returns the standing order and its progress; does not check what the caller may see."""
+    order = context.control.standing_order.order
+    if order is None:
+        return StandingOrderView(is_set=False)
+    now, names = context.now(), [host.name for host in context.store.hosts()]
+    names.sort(key=lambda name: (late_at(order, name), due_at(order, name)))
+    return StandingOrderView(
+        is_set=True,
+        within_s=order.within_s,
+        impact=order.impact,
+        notice_s=order.notice_s,
+        windows=calendar_text(order.calendar) if order.calendar else "",
+        at_once=order.at_once,
+        who=order.who,
+        at=order.at,
+        total=len(names),
+        visited=sum(order.visit(name).visited_at is not None and late_at(order, name) > now for name in names),
+        late=sum(late_at(order, name) <= now for name in names),
+        hosts=tuple(_visit_view(order, name, now) for name in names[:_MAX_SHOWN_HOSTS]),
+        under_way=sum(bool(order.visit(name).request_id) for name in names),
+        problems=sum(bool(order.visit(name).problem) for name in names),
+    )
+
+
+def _visit_view(order: StandingOrder, host: str, now: float) -> HostVisitView:
+    visit = order.visit(host)
+    if late_at(order, host) <= now:
+        state = "late"
+    elif visit.request_id:
+        state = "under way"
+    else:
+        state = "due" if due_at(order, host) <= now else "visited"
+    return HostVisitView(
+        host=host,
+        state=state,
+        visited_at=visit.visited_at,
+        due_at=due_at(order, host),
+        rollout=visit.request_id,
+        problem=visit.problem,
+    )
