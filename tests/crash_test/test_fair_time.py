@@ -16,10 +16,18 @@ from forewarn.crash_test.fair_time import (
     obstructed_spans,
     why_machine_was_slow,
 )
-from forewarn.crash_test.timeline import Disturbance, Impact, ProgramExited, ProgramStarted
+from forewarn.crash_test.timeline import Disturbance, Impact, ProgramExited, ProgramStarted, ResourcesSampled
 from tests.support.crash_timelines import NEIGHBOUR, VM, observe, polled, published
 
 STARTED = ProgramStarted(at=0.0, vm=VM, run=1)
+
+
+def starved(*times: float, seconds: float = 0.9, vm: str = VM) -> list[ResourcesSampled]:
+    """Samples of a handler that waited for a CPU for most of the second before each of these times."""
+    return [
+        ResourcesSampled(at=at, vm=vm, cpu_s=1.0, memory_bytes=1, connections=0, processes=1, starved_s=seconds)
+        for at in times
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,3 +159,20 @@ def test_a_slow_machine_is_recognized_by_the_reference_poller(observed: Observed
     reason = why_machine_was_slow(observed, 10.0, 30.0, "E1")
     assert part in reason
     assert bool(part) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("samples", "is_excused"),
+    [
+        pytest.param(starved(*range(11, 31)), True, id="it waited all the time"),
+        pytest.param(starved(11, 12, 20, 21, 22, 28), True, id="it waited for more than a quarter of the time"),
+        pytest.param(starved(11, 12, 20), False, id="it waited for less"),
+        pytest.param(starved(*range(11, 31), seconds=0.2), False, id="it waited a little each time"),
+        pytest.param(starved(*range(1, 11), *range(31, 50)), False, id="it waited before and afterwards"),
+        pytest.param(starved(*range(11, 31), vm=NEIGHBOUR), False, id="another VM waited"),
+    ],
+)
+def test_a_handler_that_waited_for_a_cpu_is_not_blamed(samples: list[ResourcesSampled], is_excused: bool) -> None:
+    reason = why_machine_was_slow(observe(published(), *samples), 10.0, 30.0, "E1")
+    assert reason.startswith("the machine was too busy: the handler had to wait") == is_excused
+    assert bool(reason) == is_excused

@@ -16,12 +16,13 @@ from forewarn.crash_test.timeline import (
     Poller,
     ProgramExited,
     ProgramStarted,
+    ResourcesSampled,
     Timeline,
     intervals_between,
 )
 
 START_UP_S = 5.0  # that a program may take from its start to its first poll
-_STALL_S = 3.0  # the reference poller polls once a second: a longer gap means that the machine stalled
+_STALL_S = 3.0  # the reference poller polls once a second: a longer gap means that the machine stalled or is too busy
 _STALL_SHARE = 0.25  # of the time until a deadline: a gap that is longer makes the deadline unfair
 
 Span = tuple[float, float]  # from, until; seconds since the start of the case
@@ -70,8 +71,8 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
     """Return why a deadline cannot be held against the handler, as a clause; "" if it can.
 
     The reference poller had no answer in the whole case; or it got the event (an id; "": none) only after the deadline
-    or never; or it had no answer for more than 3 s, and more than a quarter of the time, between `start` and
-    `deadline`. Times are seconds since the start of the case.
+    or never. Or, between `start` and `deadline`, for more than 3 s and more than a quarter of the time, it had no
+    answer or the handler had to wait for a CPU. Times are seconds since the start of the case.
     """
     timeline = observed.timeline
     answered = [
@@ -89,8 +90,12 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
             return f"the reference poller got the event too late as well, {delivered - start:.1f} s later"
     end = max(start, min(deadline, timeline.ended_at))
     gap = longest_gap([at for at in answered if start <= at <= end], start, end)
-    if gap > max(_STALL_S, _STALL_SHARE * (end - start)):
+    limit = max(_STALL_S, _STALL_SHARE * (end - start))
+    if gap > limit:
         return f"the machine was too slow: the reference poller had no answer for {gap:.1f} s either"
+    starved = sum(sample.starved_s for sample in timeline.of(ResourcesSampled, observed.vm) if start < sample.at <= end)
+    if starved > limit:
+        return f"the machine was too busy: the handler had to wait {starved:.1f} s for a CPU"
     return ""
 
 

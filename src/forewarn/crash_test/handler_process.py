@@ -11,7 +11,7 @@ from typing import Any
 
 from forewarn.crash_test.case_recorder import CaseRecorder
 from forewarn.crash_test.handler_machine import HandlerMachine
-from forewarn.crash_test.process_usage import read_usage
+from forewarn.crash_test.process_usage import StarvationMeter, read_usage
 from forewarn.crash_test.timeline import ProgramExited, ProgramOutput, ProgramStarted, ResourcesSampled
 from forewarn.errors import Refused
 from forewarn.namespace_vm.messages import VmProgramExit
@@ -51,6 +51,7 @@ class HandlerProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lines = 0
         self._partial_line = b""
+        self._starvation = StarvationMeter()
 
     @property
     def is_controlled(self) -> bool:
@@ -199,7 +200,8 @@ class HandlerProcess:
                     self._sample()
 
     def _sample(self) -> None:
-        usage = read_usage(self._machine.list_pids())
+        pids = self._machine.list_pids()
+        usage = read_usage(pids)
         self._recorder.record(
             ResourcesSampled(
                 at=self._recorder.now(),
@@ -208,6 +210,7 @@ class HandlerProcess:
                 memory_bytes=usage.memory_bytes,
                 connections=self.count_connections(),
                 processes=usage.processes,
+                starved_s=round(self._starvation.measure(pids), 3),
             )
         )
 

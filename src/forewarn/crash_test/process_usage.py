@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ZOMBIE = "Z"
+_MAX_SHARE_RUNNING = 0.25  # of the time that a thread wants a CPU: one that gets more is not starved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,34 @@ class ProcessUsage:
     cpu_s: float  # CPU time since their start, with that of children that they have waited for
     memory_bytes: int  # resident memory; pages that processes share count for each of them
     processes: int
+
+
+class StarvationMeter:
+    """Measures how long a program could not go on because other programs had taken the CPUs.
+
+    The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. What processes
+    waited that started and ended between two measurements is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._measured: dict[str, tuple[int, int]] = {}  # thread id: nanoseconds that it ran, and waited
+
+    def measure(self, pids: Iterable[int]) -> float:
+        """Return how many seconds the thread that waited longest has waited for a CPU since the last call.
+
+        Only threads count that ran for less than a quarter of the time in which they wanted to: one that computes
+        without a pause always waits, but goes on. Returns 0.0 if there is none, and if the kernel counts no waits.
+        """
+        before, self._measured = self._measured, {}
+        longest = 0
+        for pid in pids:
+            for thread, (ran, waited) in _read_threads(pid):
+                self._measured[thread] = ran, waited
+                ran_before, waited_before = before.get(thread, (0, 0))
+                ran, waited = max(0, ran - ran_before), max(0, waited - waited_before)
+                if ran < _MAX_SHARE_RUNNING * (ran + waited):
+                    longest = max(longest, waited)
+        return longest / 1e9
 
 
 def list_descendants(pid: int) -> list[int]:
@@ -71,6 +100,16 @@ def read_usage(pids: Iterable[int]) -> ProcessUsage:
         pages += int(fields[21])
         processes += 1
     return ProcessUsage(cpu_s=ticks / _TICKS_PER_S, memory_bytes=pages * _PAGE_BYTES, processes=processes)
+
+
+def _read_threads(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the id of each thread of a process, and for how many nanoseconds it ran, and waited for a CPU."""
+    try:
+        for thread in os.listdir(_PROC / str(pid) / "task"):
+            ran, waited, _ = (_PROC / str(pid) / "task" / thread / "schedstat").read_text().split()
+            yield thread, (int(ran), int(waited))
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return  # it has ended, or this kernel does not count
 
 
 def _children(pid: int) -> list[int]:

@@ -157,6 +157,7 @@ class ResourcesSampled(_Observation, frozen=True, kw_only=True, tag="resources")
     memory_bytes: int  # resident; pages that processes share count for each of them
     connections: int  # to the metadata endpoint, open now
     processes: int  # that run now
+    starved_s: float = 0.0  # real time in which it had to wait for a CPU since the last sample; see `StarvationMeter`
 
 
 Observation = (
