@@ -238,6 +238,30 @@ def test_a_vm_that_has_left_its_source_waits_for_a_silent_destination() -> None:
     run_cluster(scenario, vms=FLEET, hosts=HOSTS)
 
 
+def test_a_move_to_a_host_that_is_confirmed_down_fails_and_the_vm_stays_on_its_source() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        source, destination = await both_nodes(world)
+        await start_act(world, source, RequestedOperation.REDEPLOY)
+        act = the_act(world)
+        await world.wait_until(lambda: world.ledgers["h1"].find(f"{act.id}/release") is not None)
+        await destination.kill()
+        world.nodes.remove(destination)
+        await asyncio.sleep(15)
+        assert not is_over(world)
+        await world.active.control.host_statements.confirm_down("h2", who="ann")
+        await world.wait_until(lambda: is_over(world))
+        outcome = the_act(world).outcome
+        assert outcome is not None
+        assert (outcome.ok, outcome.note) == (False, "h2 went down before web was known to run there")
+        assert world.vm("web").host == "h1"
+        assert world.ledgers["h1"].find_outcome(f"{act.id}/return") is not None
+        await world.start_node("h2")  # it never gets the VM of that move any more
+        await asyncio.sleep(5)
+        assert ("h2", act.id) not in effects(world, act)
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
 def test_a_restarted_service_continues_a_move_from_the_ledgers_of_its_hosts() -> None:
     async def scenario(world: ClusterWorld) -> None:
         source, _ = await both_nodes(world)

@@ -16,7 +16,7 @@ from forewarn.hypervisor.interface import ActDone
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
 
 CLEAN_UP_S = 60.0  # of real time: how long a move waits for a silent source to forget the VM
-_ON_SOURCE = (MoveStep.DESCRIBE, MoveStep.RELEASE, MoveStep.CLEAN_UP, MoveStep.RETURN)
+_ON_SOURCE = (MoveStep.DESCRIBE, MoveStep.RELEASE, MoveStep.WITHDRAW, MoveStep.CLEAN_UP, MoveStep.RETURN)
 _STEPS_WITH_NOTES = (MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.CLEAN_UP)
 
 
@@ -45,6 +45,7 @@ class MoveProgress:
     reports: dict[MoveStep, StepReport] = field(default_factory=dict)  # of steps that are over
     given: MoveHandover = field(default_factory=MoveHandover)
     clean_up_since: float | None = None  # real time of the first attempt
+    lost_destination: str = ""  # why the destination cannot take the VM any more: it is down; "": it can
 
     @property
     def answers(self) -> dict[MoveStep, ActDone]:
@@ -74,6 +75,8 @@ def next_step(progress: MoveProgress) -> StepOrder | ActDone:
 
 def _next_in_order(progress: MoveProgress) -> MoveStep | None:
     reports, release = progress.reports, progress.given.release
+    if progress.lost_destination:
+        return _next_without_destination(progress)
     for step in (MoveStep.DESCRIBE, MoveStep.PREPARE):
         if step not in reports:
             return step
@@ -92,15 +95,46 @@ def _next_in_order(progress: MoveProgress) -> MoveStep | None:
     return MoveStep.CLEAN_UP if MoveStep.CLEAN_UP not in reports else None
 
 
+def _next_without_destination(progress: MoveProgress) -> MoveStep | None:
+    """The next step of a move whose destination is down, which certainly does not run the VM.
+
+    The source must not release it any more; if it has done so, as before a restart of the active node, it takes the VM
+    back. A source that has failed, or was fenced, has nothing to take back.
+    """
+    if progress.given.release is MoveRelease.FENCED:
+        return None
+    if MoveStep.WITHDRAW not in progress.reports:
+        return MoveStep.WITHDRAW
+    if progress.given.release is None or progress.act.abrupt or MoveStep.RETURN in progress.reports:
+        return None
+    return MoveStep.RETURN
+
+
 def after_silence(
-    progress: MoveProgress, order: StepOrder, text: str, *, is_down: bool, may_fence: bool, real_now: float
+    progress: MoveProgress,
+    order: StepOrder,
+    text: str,
+    *,
+    is_down: bool,
+    may_fence: bool,
+    real_now: float,
+    is_destination_down: bool = False,
 ) -> StepOrder | StepWait | ActDone:
     """Return what follows if the node of an order does not answer; `text` says so, for people.
 
-    `is_down`: the operator confirmed that the source is down. `may_fence`: it is time to fence it, if it has failed.
-    What it concludes from the silence, such as a release, it records in `progress`.
+    `is_down`: the operator confirmed that the source is down; `is_destination_down`: that the destination is. A move to
+    a host that is down ends as failed, and the VM stays on its source. `may_fence`: it is time to fence the source, if
+    it has failed. What it concludes from the silence, such as a release, it records in `progress`.
     """
     act, step = progress.act, order.step
+    if step not in _ON_SOURCE and is_destination_down:
+        return _after_loss_of_destination(progress, step)
+    if step in (MoveStep.WITHDRAW, MoveStep.RETURN) and (is_down or (act.abrupt and step is MoveStep.WITHDRAW)):
+        note = f"{act.from_host} is down, too" if is_down else f"{act.from_host} does not answer either"
+        if step is MoveStep.WITHDRAW:
+            progress.lost_destination = _joined(progress.lost_destination, note)
+        progress.record(step, StepReport.of(ActDone(True, note)))
+        return next_step(progress)
     if step is MoveStep.DESCRIBE and (is_down or act.abrupt):
         progress.record(step, StepReport.of(ActDone(True)))  # the destination has a copy of the definition, or refuses
         return next_step(progress)
@@ -126,6 +160,15 @@ def after_silence(
     return StepWait(text, order.host)
 
 
+def _after_loss_of_destination(progress: MoveProgress, step: MoveStep) -> StepOrder | StepWait | ActDone:
+    act = progress.act
+    if step is MoveStep.UNDO:  # its source has not released the VM, and never will
+        progress.record(step, StepReport.of(ActDone(True)))
+    else:
+        progress.lost_destination = f"{act.to_host} went down before {act.name} was known to run there"
+    return next_step(progress)
+
+
 def after_fencing(progress: MoveProgress, answer: ActDone) -> StepOrder | StepWait | ActDone:
     """Return what follows the attempt of the destination to fence the source.
 
@@ -149,6 +192,9 @@ def _is_ok(progress: MoveProgress, step: MoveStep) -> bool:
 def _outcome(progress: MoveProgress) -> ActDone:
     """Return how the move ended: what the failed step says, else what the steps of a success say."""
     answers = progress.answers
+    if progress.lost_destination:
+        back = answers.get(MoveStep.RETURN)
+        return ActDone(False, _joined(progress.lost_destination, back.note if back else ""))
     for step in (MoveStep.DESCRIBE, MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE):
         if step in answers and not answers[step].ok:
             back = answers.get(MoveStep.UNDO) or answers.get(MoveStep.RETURN)

@@ -253,9 +253,10 @@ class RemoteHypervisor:
         return "" if undone.done.ok else failed.to_host
 
     def _after_silence(self, progress: MoveProgress, order: StepOrder, text: str) -> StepOrder | StepWait | ActDone:
-        if order.step is MoveStep.FENCE:
-            return StepWait(text, order.host)
         real_now, source = self._view.real_time(), progress.act.from_host
+        is_destination_down = self._view.is_confirmed_down(progress.act.to_host)
+        if order.step is MoveStep.FENCE and not is_destination_down:
+            return StepWait(text, order.host)
         may_fence = real_now - self._fenced_at.get(source, -_FENCE_INTERVAL_S) >= _FENCE_INTERVAL_S
         following = after_silence(
             progress,
@@ -264,6 +265,7 @@ class RemoteHypervisor:
             is_down=self._view.is_confirmed_down(source),
             may_fence=may_fence,
             real_now=real_now,
+            is_destination_down=is_destination_down,
         )
         if isinstance(following, StepOrder) and following.step is MoveStep.FENCE:
             self._fenced_at[source] = real_now

@@ -128,6 +128,14 @@ class CommandHypervisor:
         """
         done = StepReport.of(ActDone(True))
         match step:
+            case MoveStep.RELEASE | MoveStep.WITHDRAW if (
+                self._journal.find(step_act(act, MoveStep.RETURN).id) is not None
+            ):
+                return StepReport.of(ActDone(step is MoveStep.WITHDRAW, f"{act.name} was taken back"))
+            case MoveStep.RETURN:
+                self._journal.begin(step_act(act, step).id, now)
+                self._journal.end(step_act(act, step).id, ok=True, note="")
+                return done
             case MoveStep.WITHDRAW:
                 return await self._withdraw(act, now)
             case MoveStep.FENCE:

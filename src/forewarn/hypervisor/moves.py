@@ -28,7 +28,7 @@ class MoveStep(StrEnum):
     ACTIVATE = "activate"  # destination: the VM continues here
     UNDO = "undo"  # destination: forgets what was prepared, and refuses to activate it; fails if that was done
     CLEAN_UP = "clean-up"  # source: forgets the VM
-    RETURN = "return"  # source: takes the VM back, which the destination cannot run and has forgotten
+    RETURN = "return"  # source: takes the VM back, which the destination cannot run; from then on it is not released
 
 
 class MoveRelease(StrEnum):

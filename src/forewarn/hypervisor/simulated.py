@@ -232,6 +232,8 @@ class SimulatedHypervisor:
 
     def _step_in_ledger(self, act: Act, step: MoveStep, now: float) -> StepReport | None:
         match step:
+            case MoveStep.RELEASE | MoveStep.WITHDRAW if self._has_returned(act):
+                return StepReport.of(ActDone(step is MoveStep.WITHDRAW, f"{act.name} was taken back"))
             case MoveStep.RELEASE:
                 answer = self._perform_in_ledger(step_act(act, step), now)
                 return None if answer is None else self._release_report(act, answer)
@@ -248,6 +250,9 @@ class SimulatedHypervisor:
             case _:
                 self._ledger.record_outcome(step_act(act, step).id, ActDone(True), now)
         return StepReport.of(ActDone(True))
+
+    def _has_returned(self, act: Act) -> bool:
+        return self._ledger.find_outcome(step_act(act, MoveStep.RETURN).id) is not None
 
     def _release_report(self, act: Act, answer: ActDone | ActUnderWay) -> StepReport:
         is_released = isinstance(answer, ActDone) and answer.ok

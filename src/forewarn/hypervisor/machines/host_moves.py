@@ -189,6 +189,9 @@ class HostMoves:
         )
 
     async def _release(self, act: Act, given: MoveHandover, now: float) -> StepReport:
+        if self._journal.find(step_act(act, MoveStep.RETURN).id) is not None:
+            report = await self._return(act, given, now)
+            return report if report.done is None else StepReport.of(ActDone(False, _taken_back_text(act)))
         record = self._journal.find(step_act(act, MoveStep.RELEASE).id)
         if record is None:
             record = self._begin(act, MoveStep.RELEASE, now)
@@ -206,7 +209,13 @@ class HostMoves:
         return self._enter(record, Enter(Step(mark.step), detail="taken over from the mark on the VM"), now)
 
     async def _withdraw(self, act: Act, given: MoveHandover, now: float) -> StepReport:
-        """Refuse the release from now on, unless it was given; stop one that is under way."""
+        """Refuse the release from now on, unless it was given; stop one that is under way.
+
+        A VM that was taken back is not released any more.
+        """
+        if self._journal.find(step_act(act, MoveStep.RETURN).id) is not None:
+            report = await self._return(act, given, now)
+            return report if report.done is None else StepReport.of(ActDone(True, _taken_back_text(act)))
         record = self._journal.find(step_act(act, MoveStep.RELEASE).id)
         reason = f"{act.name} was not released"
         if record is None:
@@ -242,20 +251,22 @@ class HostMoves:
         return await self._advance(act, MoveStep.ACTIVATE, record, given, now)
 
     async def _undo(self, act: Act, given: MoveHandover, now: float) -> StepReport:
-        activation = self._journal.find(step_act(act, MoveStep.ACTIVATE).id)
+        activation, reason = self._journal.find(step_act(act, MoveStep.ACTIVATE).id), ""
         if activation is not None:
             report = await self._advance(act, MoveStep.ACTIVATE, activation, given, now)
             if report.done is None:
                 return report
             if report.done.ok:
                 return StepReport.of(ActDone(False, f"{act.name} has arrived on {act.to_host}"))
+            reason = report.done.note
         prepared = self._journal.find(step_act(act, MoveStep.PREPARE).id)
         record = self._begin(act, MoveStep.UNDO, now)  # from now on it is never activated
         if prepared is None or prepared.ok is False:
             self._journal.end(record.act_id, ok=True, note="")
         elif prepared.ok is None:
             self._journal.end(prepared.act_id, ok=False, note=_undone_text(act))
-        return await self._advance(act, MoveStep.UNDO, self._find(record.act_id), given, now)
+        report = await self._advance(act, MoveStep.UNDO, self._find(record.act_id), given, now)
+        return report if report.done is None or not reason else StepReport.of(ActDone(True, reason))
 
     async def _clean_up(self, act: Act, given: MoveHandover, now: float) -> StepReport:
         released = self._released(act)
@@ -451,6 +462,10 @@ def _report_of(step: MoveStep, record: MachineActRecord) -> StepReport:
 
 def _wait_report(wait: Wait, now: float, note: str = "") -> StepReport:
     return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S, note=note or wait.note, waits_for_host=wait.host))
+
+
+def _taken_back_text(act: Act) -> str:
+    return f"{act.name} was taken back by {act.from_host}"
 
 
 def _undone_text(act: Act) -> str:
