@@ -318,3 +318,46 @@ BAD_HOSTS = [
 @pytest.mark.parametrize(("body", "status"), BAD_HOSTS)
 def test_an_invalid_host_is_rejected(api: Any, body: Any, status: int) -> None:
     assert api.refused("POST", "/fleet/hosts", body)[0] == status
+
+
+FLEXIBLE = """\
+[defaults]
+location = "westeurope"
+[[hosts]]
+name = "h{n}"
+first = 1
+count = 3
+[[scale_sets]]
+name = "flex"
+count = 2
+orchestration = "Flexible"
+fault_domains = 1
+narrow_delivery = true
+approve_all_down = false
+"""
+
+
+def test_a_vm_that_joins_a_flexible_set_takes_over_its_orchestration_and_delivery(api: Any) -> None:
+    """Spec §14.5, §14.6: also when the set has lost all its VMs."""
+    api.post("/fleet/apply", {"text": FLEXIBLE, "source": "f.toml"})
+    joined = api.post("/fleet/vms", {"name": "flex_more", "scale_set": "flex"})
+    shown = {key: joined[key] for key in ("orchestration", "placement_group", "narrow_delivery", "approves_all_down")}
+    assert shown == {
+        "orchestration": "Flexible",
+        "placement_group": "",
+        "narrow_delivery": True,
+        "approves_all_down": False,
+    }
+    assert joined["title_of_scope"] == "scale set flex"
+    refused = api.refused("POST", "/fleet/vms", {"name": "other", "scale_set": "flex", "placement_group": "a"})
+    assert refused[0] == 400
+    assert "scale set 'flex' is Flexible and has no placement groups" in refused[2]
+
+
+def test_a_fleet_with_a_flexible_set_can_be_applied_again_and_shown_by_the_name_of_the_set(api: Any) -> None:
+    api.post("/fleet/apply", {"text": FLEXIBLE, "source": "f.toml"})
+    again = api.post("/fleet/check", {"text": FLEXIBLE, "source": "f.toml"})
+    assert "nothing to do" in str(again)
+    listed = api.get("/fleet?scope=flex")["vms"]
+    assert [vm["orchestration"] for vm in listed] == ["Flexible"] * 2
+    assert [vm["name"] for vm in listed] == [vm["name"] for vm in api.get("/fleet")["vms"]]

@@ -33,7 +33,7 @@ WITHOUT_TOKEN = {
     "POST /adfs/oauth2/token",
     "POST /{tenant}/oauth2/v2.0/token",
 }
-OVER_THE_RESOURCE = {"require_on_resource", "authorize_instances", "authorize_set_and_vms"}
+OVER_THE_RESOURCE = {"require_on_resource", "authorize_instances", "authorize_scale_set", "authorize_set_and_vms"}
 
 
 def label(route: ArmRoute) -> str:

@@ -289,7 +289,12 @@ def test_a_declared_vm_knows_its_unspecified_fields() -> None:
     fleet = read(text)
     origins = [fleet.origins[vm.key] for vm in fleet.vms]
     assert [origin.line for origin in origins] == [5, 9]
-    assert origins[0].unspecified_fields == {"computer_name", "update_domain", "fault_domain"}
+    assert origins[0].unspecified_fields == {
+        "computer_name",
+        "update_domain",
+        "fault_domain",
+        "approves_all_down",
+    }
     assert origins[1].unspecified_fields == origins[0].unspecified_fields | {"address", "host", "placement_group"}
 
 

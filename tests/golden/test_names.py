@@ -23,7 +23,7 @@ KEYS = (
     *("tags", "computer_name", "computer_name_prefix", "availability_set", "scale_set", "cloud_service"),
     *("placement_group", "update_domain", "fault_domain", "update_domains", "fault_domains", "priority"),
     *("eviction_policy", "terminate_notification", "auto_approve", "program", "environment", "directory", "address"),
-    *("host", "roles"),
+    *("host", "roles", "orchestration", "narrow_delivery", "approve_all_down"),
     IMPOSSIBLE,
 )
 TABLES = (

@@ -156,3 +156,60 @@ def test_only_an_observed_enabling_delays_responses() -> None:
         assert view_of(documents, "old").delayed_until == 0.0
 
     asyncio.run(scenario())
+
+
+def test_all_vms_of_an_ordinary_scope_share_one_document(notice: MakeNotice) -> None:
+    """Narrow delivery costs other scopes nothing: no document is made per VM."""
+    documents, document = PublishedDocuments(), Document(incarnation=2, notices=(notice(resources=("a",)),))
+    documents.publish(scope(document=document))
+    assert view_of(documents, "a").document is view_of(documents, "b").document is document
+
+
+def test_a_vm_of_a_narrow_scope_sees_its_own_events_and_the_incarnation_of_the_scope(notice: MakeNotice) -> None:
+    """Spec §14.6: names are compared without case, and equal polls of other VMs are not answered alike."""
+    own, other = notice("E1", resources=("A", "c")), notice("E2", resources=("b",))
+    documents, document = PublishedDocuments(), Document(incarnation=7, notices=(own, other))
+    documents.publish(replace(scope(vms=("a", "b", "c"), document=document), is_narrow=True))
+    seen = {vm: view_of(documents, vm).document for vm in "abc"}
+    assert seen == {
+        "a": Document(incarnation=7, notices=(own,)),
+        "b": Document(incarnation=7, notices=(other,)),
+        "c": Document(incarnation=7, notices=(own,)),
+    }
+    assert view_of(documents, "a").etag == view_of(documents, "b").etag
+    version = next(iter(VERSIONS))
+    for vm, shown in seen.items():
+        body = documents.document_bytes(view_of(documents, vm), version, iso_dates=False)
+        assert body == encode_document(shown, version)
+
+
+def test_a_narrow_scope_gets_no_other_document_where_all_events_hit_the_vm(notice: MakeNotice) -> None:
+    document = Document(incarnation=2, notices=(notice(resources=("a", "b")),))
+    assert document.narrowed_to("B") is document
+
+
+def test_a_stale_document_of_a_narrow_scope_is_narrow_too(notice: MakeNotice) -> None:
+    """Spec §11, §14.6."""
+
+    async def scenario() -> None:
+        documents, now = PublishedDocuments(), asyncio.get_running_loop().time()
+        documents.stale_documents.set_enabled(True)
+        old = Document(incarnation=2, notices=(notice("E1", resources=("a",)), notice("E2", resources=("b",))))
+        documents.publish(replace(scope(document=old), is_narrow=True))
+        documents.publish(replace(scope(document=Document(incarnation=4)), is_narrow=True))
+        earlier = documents.stale_documents.view_at(view_of(documents, "b"), now)
+        assert [one.id for one in earlier.document.notices] == ["E2"]
+
+    asyncio.run(scenario())
+
+
+def test_waiters_wake_when_delivery_becomes_narrow() -> None:
+    async def scenario() -> None:
+        documents, woken = PublishedDocuments(), list[FakeWaiter]()
+        documents.publish(scope())
+        documents.add_waiter("pair", waiter := FakeWaiter(woken))
+        documents.publish(replace(scope(), is_narrow=True))
+        await asyncio.sleep(0)
+        assert woken == [waiter]
+
+    asyncio.run(scenario())

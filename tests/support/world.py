@@ -160,7 +160,9 @@ class World:
 
     def document(self, vm: str, version: str = NEWEST_VERSION) -> bytes:
         """The document that this VM would receive now."""
-        return encode_document(document_for(self.scope(vm)), version)
+        scope = self.scope(vm)
+        document = document_for(scope)
+        return encode_document(document.narrowed_to(vm) if scope.is_narrow else document, version)
 
     def transcript(self, after: int = 0) -> str:
         """The history after number `after`, one line per entry."""

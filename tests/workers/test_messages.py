@@ -65,6 +65,7 @@ _VIEWS = st.builds(
     | st.builds(
         HttpResponse, status=st.just(503), headers=st.just((("Retry-After", "1"),)), body=st.binary(max_size=5)
     ),
+    is_narrow=st.booleans(),
 )
 
 

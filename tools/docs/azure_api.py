@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from forewarn.arm.routing import COMPUTE_PATH, ArmAuthorizer, ArmRoute, allow_listing, require_on_resource
-from forewarn.arm.targets import authorize_instances
+from forewarn.arm.targets import authorize_instances, authorize_scale_set
 from forewarn.arm.updates import authorize_set_and_vms
 from forewarn.core.access import ROLE_RIGHTS, Right
 
@@ -32,6 +32,7 @@ _RIGHT_SUFFIXES: dict[ArmAuthorizer, str] = {
     require_on_resource: "",
     allow_listing: " (shows what the caller may read)",
     authorize_instances: ", over the scale set, or over each instance that the body names",
+    authorize_scale_set: ", over the scale set, and over each VM of a flexible one",
     authorize_set_and_vms: ", over the set and over each VM of it",
 }
 

@@ -17,6 +17,10 @@ _MEANINGS = {
     "address": (
         "the address by which the service identifies the VM; of the first VM, counted up from there, or with `{n}`"
     ),
+    "approve_all_down": (
+        "`false`: what would stop the last running VM of its scope is never approved automatically; for a VM in a set, "
+        "write it at the set"
+    ),
     "auto_approve": "user operations that need no approval; for a VM in a set, write it at the set",
     "availability_set": "its availability set, declared in the same file; at most one of the three kinds of sets",
     "cloud_service": "its cloud service, declared in the same file",
@@ -33,8 +37,13 @@ _MEANINGS = {
     "id": "the id of the subscription",
     "location": "a VM runs only on a host of its own location and zone",
     "name": "unique among its kind, ignoring case; `{n}` stands for the number",
+    "narrow_delivery": "`true`: a VM sees only the events that hit it; only with `fault_domains = 1`",
+    "orchestration": "`Flexible`: its VMs are VM resources of their own, called `NAME_1a2b3c4d`, in one scope",
     "os_type": "the operating system",
-    "placement_group": "the VMs of one share a document, 100 at most; `auto` makes groups of a hundred, `pg-0`, `pg-1`",
+    "placement_group": (
+        "the VMs of one share a document, 100 at most; `auto` makes groups of a hundred, `pg-0`, `pg-1`; not with "
+        "flexible orchestration"
+    ),
     "priority": "a Spot VM may be evicted",
     "program": "the program of a [namespace VM](hypervisors.md), and its arguments",
     "resource_group": "the name of a resource group; it need not be declared",
@@ -80,7 +89,10 @@ _NOTES = {
     "hosts": "",
     "vms": "A VM without a set is a scope of its own.",
     "availability_sets": "`[[vms]]` declares its VMs, which inherit its keys.",
-    "scale_sets": "Instances are `NAME_0`, `NAME_1` and so on. They inherit its keys.",
+    "scale_sets": (
+        "Instances are `NAME_0`, `NAME_1` and so on; with flexible orchestration `NAME_` and eight hexadecimal digits, "
+        "always the same. They inherit its keys."
+    ),
     "cloud_services": "Its instances inherit its keys.",
     "cloud_services.roles": "Instances are `NAME_IN_0`, `NAME_IN_1` and so on.",
 }

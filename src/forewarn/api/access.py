@@ -245,14 +245,13 @@ def _resolve_resource(context: RequestContext, text: str) -> str:
 
 def _set_resource(scope: Scope, text: str) -> str:
     vm = scope.vms[0] if scope.vms else None
-    if vm is not None and vm.scale_set:
+    if vm is not None and vm.is_uniform_instance:
         return scale_set_resource_id(vm)
     if vm is not None and vm.cloud_service:
         return vm_resource_id(vm).rpartition("/roleInstances/")[0]
-    # Azure's ids of VMs are not below the id of their availability set.
-    raise Rejected(
-        f"a role over availability set {text!r} would apply to none of its VMs: grant it over them or their group"
-    )
+    # Azure's ids of VMs are not below the id of their availability set or flexible scale set.
+    kind = "flexible scale set" if vm is not None and vm.is_flexible else "availability set"
+    raise Rejected(f"a role over {kind} {text!r} would apply to none of its VMs: grant it over them or their group")
 
 
 def _grant_views(context: RequestContext, grants: list[Grant]) -> tuple[GrantView, ...]:

@@ -26,10 +26,12 @@ from forewarn.arm.targets import (
     ResourceAbsent,
     all_instances,
     authorize_instances,
+    authorize_scale_set,
     find_instance,
     find_instances,
     find_vm,
     parse_arm_body,
+    require_uniform,
     selects_all_instances,
 )
 from forewarn.core.access import Right
@@ -71,9 +73,14 @@ def _set_request_handler(
     operation: RequestedOperation,
     body_type: type[InstanceIdsBody] | type[ReimageInstancesBody] | type[RequiredInstanceIdsBody],
 ) -> ArmHandler:
-    """Without ids the operation is for all eligible instances: a start for those that do not run."""
+    """Without ids the operation is for all eligible instances: a start for those that do not run.
+
+    A flexible set knows only the deletion of some of its VMs, as on Azure.
+    """
 
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        if operation is not RequestedOperation.DELETE:
+            require_uniform(context, call)
         ids = parse_arm_body(call, body_type).ids
         _reject_hibernate(call)
         if ids is None or selects_all_instances(ids):
@@ -178,7 +185,7 @@ ROUTES: tuple[ArmRoute, ...] = (
         "deletes instances",
         authorize_instances,
     ),
-    _operate_route("DELETE", SCALE_SET_PATH, _delete_handler(all_instances), _DELETE_SUMMARY),
+    _operate_route("DELETE", SCALE_SET_PATH, _delete_handler(all_instances), _DELETE_SUMMARY, authorize_scale_set),
     *_action_routes(INSTANCE_PATH, _INSTANCE_ACTIONS, lambda operation: _request_handler(operation, find_instance)),
     _operate_route(
         "POST", f"{INSTANCE_PATH}/simulateEviction", _evict_handler(find_instance), "evicts a Spot instance"

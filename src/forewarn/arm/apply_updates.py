@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from forewarn.arm.containers import paged_response
 from forewarn.arm.maintenance_configurations import CONFIGURATION_PATH
 from forewarn.arm.rendering import JsonObject
 from forewarn.arm.repeated_calls import once
-from forewarn.arm.resources import paged_response
 from forewarn.arm.routing import (
     GROUP_PATH,
     INSTANCE_PATH,

@@ -25,6 +25,7 @@ from forewarn.core.webhook import EventGridStatus
 from forewarn.errors import NotFound, Refused
 from forewarn.explain.notification import EventNotification, notification_message
 from forewarn.web.context import RequestContext
+from forewarn.web.queries import event_lists_vm
 
 _EVENTS_SEGMENT = "providers/Microsoft.Maintenance/scheduledevents"
 _APPROVED_BODY = {"value": "Successfully Approved"}
@@ -94,7 +95,9 @@ def _list_handler(find: ScopeFinder) -> ArmHandler:
     async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
         is_own_scope = find(context, call)
         live = context.store.events(statuses=(EventState.SCHEDULED, EventState.STARTED))
-        listed = (event for event in live if event.listed and is_own_scope(event.scope_id))
+        listed = [event for event in live if event.listed and is_own_scope(event.scope_id)]
+        if "vm" in call.path_params and (vm := find_vm(context, call)).narrow_delivery:
+            listed = [event for event in listed if event_lists_vm(event, vm.name)]  # spec §14.6
         return ArmResponse(body={"value": [_event_resource(context, event) for event in listed]})
 
     return handler

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from forewarn.arm.containers import paged_response, subscription_not_found
 from forewarn.arm.errors import ArmError
 from forewarn.arm.maintenance_bodies import (
     AssignmentBody,
@@ -19,7 +20,6 @@ from forewarn.arm.maintenance_bodies import (
     read_configuration,
 )
 from forewarn.arm.rendering import JsonObject
-from forewarn.arm.resources import paged_response, subscription_not_found
 from forewarn.arm.routing import (
     GROUP_PATH,
     INSTANCE_PATH,

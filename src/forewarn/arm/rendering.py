@@ -34,14 +34,18 @@ _PROVISIONED_STATUS = {
 
 
 def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """The Azure resource of a VM that is no instance of a scale set.
+    """The Azure resource of a VM that is no instance of a uniform scale set.
 
-    Its keys are id, name, type, location, zones (if it is in one), tags and properties. `view` is its instance view,
-    added as `properties.instanceView`; None leaves it out.
+    Its keys are id, name, type, location, zones (if it is in one), tags and properties; a VM of a flexible set names
+    the set in `properties.virtualMachineScaleSet`. `view` is its instance view, added as `properties.instanceView`;
+    None leaves it out.
     """
     properties = _machine_properties(vm) | _priority(vm) | _scheduled_events_profile(vm)
     if vm.availability_set:
         properties["availabilitySet"] = {"id": availability_set_resource_id(vm)}
+    if vm.is_flexible:
+        properties["virtualMachineScaleSet"] = {"id": scale_set_resource_id(vm)}
+        properties["platformFaultDomain"] = vm.fault_domain
     if policy := _scheduled_events_policy(vm):
         properties["scheduledEventsPolicy"] = policy
     return _resource_header(vm_resource_id(vm), vm.name, VM_TYPE, vm) | {
@@ -50,8 +54,16 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
     }
 
 
+def flexible_instance_json(vm: Vm) -> JsonObject:
+    """A VM of a flexible scale set as the list of the set's instances shows it.
+
+    It has the keys of `vm_json`, and instanceId, which is its name. There is no instance view in this list.
+    """
+    return vm_json(vm) | {"instanceId": vm.name}
+
+
 def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """The Azure resource of an instance of a scale set, with its instance id.
+    """The Azure resource of an instance of a uniform scale set, with its instance id.
 
     Its keys are those of `vm_json`, instanceId and sku. `view` is its instance view, added as
     `properties.instanceView`; None leaves it out.
@@ -79,9 +91,9 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
     properties = {
         "provisioningState": "Succeeded",
         "uniqueId": str(uuid5(NAMESPACE_URL, resource.casefold())),
-        "orchestrationMode": "Uniform",
-        "upgradePolicy": {"mode": "Automatic"},
-        "singlePlacementGroup": len({vm.placement_group.casefold() for vm in vms}) == 1,
+        "orchestrationMode": str(first.orchestration),
+        "upgradePolicy": {"mode": "Manual" if first.is_flexible else "Automatic"},
+        "singlePlacementGroup": not first.is_flexible and len({vm.placement_group.casefold() for vm in vms}) == 1,
         "platformFaultDomainCount": 1 + max(vm.fault_domain for vm in vms),
         "overprovision": False,
         "virtualMachineProfile": profile,

@@ -6,11 +6,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from forewarn.arm.errors import ArmError
 from forewarn.arm.routing import ArmCall
 from forewarn.core.access import Right
 from forewarn.core.fleet import Vm, vm_key
 from forewarn.core.resource_ids import group_resource_id, scale_set_instance_id, vm_resource_id
-from forewarn.errors import NotFound, Rejected
+from forewarn.errors import Forbidden, NotFound, Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
 
@@ -68,18 +69,23 @@ def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
 
 
 def find_vm(context: RequestContext, call: ArmCall) -> Vm:
-    """The present VM that the path names, in any case; no instance of a scale set or cloud service.
+    """The present VM that the path names, in any case; no instance of a uniform set or cloud service.
 
-    Raises ResourceAbsent if there is none, or a plain NotFound with the right path for an instance of a scale set that
-    the caller may read. Does not check rights otherwise.
+    Raises ResourceAbsent if there is none, or a plain NotFound with the right path for an instance of a uniform scale
+    set that the caller may read. Does not check rights otherwise.
     """
     name, group = call.path_params["vm"], call.path_params["group"]
     vm = context.store.vm(vm_key(call.path_params["subscription"], group, name))
-    if vm is None or vm.removed_at is not None or vm.cloud_service or (vm.scale_set and not context.can_see(vm)):
+    if (
+        vm is None
+        or vm.removed_at is not None
+        or vm.cloud_service
+        or (vm.is_uniform_instance and not context.can_see(vm))
+    ):
         raise ResourceAbsent(
             f"VM {name!r} does not exist in resource group {group!r}: `az vm list -g {group}` lists the VMs"
         )
-    if vm.scale_set:
+    if vm.is_uniform_instance:
         raise NotFound(f"VM {name!r} is an instance of scale set {vm.scale_set!r}: call {vm_resource_id(vm)}")
     return vm
 
@@ -87,8 +93,10 @@ def find_vm(context: RequestContext, call: ArmCall) -> Vm:
 def find_instance(context: RequestContext, call: ArmCall) -> Vm:
     """The present instance of a scale set that the path names by subscription, group, set and instance id.
 
-    All in any case. Raises ResourceAbsent if there is none. Does not check rights.
+    All in any case. Raises ResourceAbsent if there is none, and ArmError 400 if the set is flexible and the caller may
+    read one of its VMs. Does not check rights otherwise.
     """
+    require_uniform(context, call)
     return _find_instance_by_id(context, call, call.path_params["instance"])
 
 
@@ -151,14 +159,60 @@ def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
     return vm.scale_set.casefold() == scale_set.casefold() and scale_set_instance_id(vm).casefold() == wanted.casefold()
 
 
+def require_uniform(context: RequestContext, call: ArmCall) -> None:
+    """Raises ArmError 400, as Azure does, if the called scale set is flexible: clients call its VMs.
+
+    Does nothing for an unknown set, and for one of which the caller may read no VM. `call` is that of the set, of an
+    instance, or of an operation on them.
+    """
+    vms = context.directory.vms_within(_scale_set_id(call))
+    if not vms or not vms[0].is_standalone:
+        return
+    below = call.path.split("/")[9:]  # after /subscriptions/…/virtualMachineScaleSets/NAME
+    if below[:1] == ["virtualMachines"] and len(below) > 1:
+        del below[1]  # the id of the instance
+    operation = ".".join(["VirtualMachineScaleSets", *below, call.method])
+    group = vms[0].resource.rpartition("/providers/")[0]
+    raise ArmError(
+        400,
+        "BadRequest",
+        f"Operation '{operation}' is not allowed on Virtual Machine Scale Set '{call.path_params['set']}', which has "
+        f"flexible orchestration: call its VMs, {group}/providers/Microsoft.Compute/virtualMachines/NAME",
+    )
+
+
+def _flexible_vm_resources(context: RequestContext, resource: str) -> list[str]:
+    """The resource ids of all VMs of a flexible scale set, readable or not; empty for any other set."""
+    vms = context.directory.unfiltered.vms_within(resource)
+    return [vm.resource for vm in vms] if vms and vms[0].is_standalone else []
+
+
+def authorize_scale_set(context: RequestContext, call: ArmCall, right: Right) -> None:
+    """Raises Forbidden unless the caller has the right over the set, and over each VM of a flexible set.
+
+    The ids of a flexible set's VMs are not below its own, so the right over the set does not include them.
+    """
+    context.require(right, call.resource)
+    if not context.principal.may_all(right, _flexible_vm_resources(context, call.resource)):
+        raise Forbidden(f"{context.caller_name} does not have the right to {right} over every VM of {call.resource}")
+
+
 def authorize_instances(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raises Forbidden unless the caller has the right over the scale set or each instance in the body.
 
     A body that is invalid, or names no instances or `*`, needs the right over the scale set. Instances need not exist.
+    In a flexible set, the right over each named VM is needed, or else over the set and all its VMs.
     """
+    ids = _instance_ids_in_body(call)
+    if _flexible_vm_resources(context, call.resource):
+        if not ids or ALL_INSTANCES in ids:
+            authorize_scale_set(context, call, right)
+        group = call.resource.rpartition("/virtualMachineScaleSets/")[0]
+        for name in ids:
+            context.require(right, f"{group}/virtualMachines/{name}")
+        return
     if context.principal.may(right, call.resource):
         return
-    ids = _instance_ids_in_body(call)
     if not ids or ALL_INSTANCES in ids:
         context.require(right, call.resource)
     for instance_id in ids:

@@ -28,7 +28,7 @@ from forewarn.arm.routing import (
     ArmRoute,
     require_on_resource,
 )
-from forewarn.arm.targets import ResourceAbsent, find_instance, find_vm
+from forewarn.arm.targets import ResourceAbsent, authorize_scale_set, find_instance, find_vm
 from forewarn.arm.update_body import (
     MISSING,
     MemberPath,
@@ -218,7 +218,7 @@ def _update_routes(
 
 ROUTES: tuple[ArmRoute, ...] = (
     *_update_routes(VM_PATH, _VM_KIND, "a VM"),
-    *_update_routes(SCALE_SET_PATH, _SCALE_SET_KIND, "a scale set"),
+    *_update_routes(SCALE_SET_PATH, _SCALE_SET_KIND, "a scale set", authorize_scale_set),
     *_update_routes(INSTANCE_PATH, _INSTANCE_KIND, "an instance", methods=("PUT",)),
     *_update_routes(AVAILABILITY_SET_PATH, _AVAILABILITY_SET_KIND, "an availability set", authorize_set_and_vms),
 )

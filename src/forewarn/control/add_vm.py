@@ -122,6 +122,7 @@ class _JoinedSet:
     """The set or service that a new VM joins: its present VMs, and how many domains of each kind it has."""
 
     vms: tuple[Vm, ...]
+    first: Vm | None  # a VM with the settings of the set; of a set without VMs, one that was removed; None: a new set
     domain_counts: dict[str, int]  # by key of the VM: "update_domain", "fault_domain"
 
 
@@ -141,6 +142,7 @@ def _joined_set(new_vm: NewVm, store: Store, group: tuple[str, str]) -> _JoinedS
     table = _SET_TABLES[named[0][0]](name="set")
     return _JoinedSet(
         vms=present,
+        first=next(iter([*present, *known]), None),
         domain_counts={
             key: _declared_domains(present, key)
             or _declared_domains(known, key)
@@ -203,6 +205,10 @@ def _set_table(new_vm: NewVm, key: str, joined: _JoinedSet | None) -> dict[str, 
     first = joined.vms[0] if joined.vms else None
     if first and key != "cloud_service":
         table["auto_approve"] = _auto_approved_operations(first.auto_approve)
+        table["approve_all_down"] = first.approves_all_down
+        table["narrow_delivery"] = first.narrow_delivery
+    if joined.first and key == "scale_set":
+        table["orchestration"] = joined.first.orchestration.value
     if first and key == "scale_set":
         table["priority"] = first.priority.value
         table["terminate_notification"] = first.terminate_notice_min
@@ -214,7 +220,8 @@ def _set_table(new_vm: NewVm, key: str, joined: _JoinedSet | None) -> dict[str, 
 
 def _vm_table(new_vm: NewVm, joined: _JoinedSet | None) -> dict[str, object]:
     siblings = joined.vms if joined else ()
-    placement_group = new_vm.placement_group or (_free_placement_group(siblings) if new_vm.scale_set else "")
+    has_groups = bool(new_vm.scale_set) and not (joined and joined.first and joined.first.is_flexible)
+    placement_group = new_vm.placement_group or (_free_placement_group(siblings) if has_groups else "")
     table: dict[str, object] = {key: getattr(new_vm, key) for key in _COPIED_FIELDS}
     table["placement_group"] = placement_group
     table["priority"] = new_vm.priority.value if new_vm.priority else ""

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
-MAX_PLACEMENT_GROUP = 100  # spec §7.1
+MAX_PLACEMENT_GROUP = 100  # VMs; spec §7.1
+MAX_FLEXIBLE_SET = 1000  # VMs of a scale set with flexible orchestration, as on Azure
 
 
 class HostHealth(StrEnum):
@@ -55,6 +56,13 @@ class EvictionPolicy(StrEnum):
 
     DEALLOCATE = "Deallocate"  # it stays in the fleet, on no host, and can be started again
     DELETE = "Delete"  # it is removed
+
+
+class Orchestration(StrEnum):
+    """How a scale set manages its VMs: Uniform or Flexible, in Azure's words (spec §14.5)."""
+
+    UNIFORM = "Uniform"  # numbered instances below the scale set, in placement groups, each of them a scope
+    FLEXIBLE = "Flexible"  # VM resources that belong to the set, which is one scope
 
 
 class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -111,7 +119,8 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     os_type: str = "Linux"  # or "Windows"
     availability_set: str = ""  # it is in this, in a scale set, in a cloud service, or in none ("")
     scale_set: str = ""
-    placement_group: str = ""  # of its scale set; "": it is in none
+    orchestration: Orchestration = Orchestration.UNIFORM  # of its scale set; without meaning if it is in none
+    placement_group: str = ""  # of its scale set; "": it is in none, as in a flexible scale set
     cloud_service: str = ""
     update_domain: int = 0  # its number, from 0
     fault_domain: int = 0  # likewise
@@ -123,6 +132,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     os_image_notice_min: int = 0  # minutes; 0: a reimage is performed at once, without an event (spec §14.1)
     auto_approve: AutoApproval = AutoApproval()
     approves_all_down: bool = True  # False: policy approves nothing that stops the last running VM of its scope
+    narrow_delivery: bool = False  # the VMs of its set see only the events that hit them; one fault domain only
     publish_outside: bool = False  # its owner wants webhooks to receive its events
     publish_version: str = ""  # the api-version whose form webhooks receive its events in; "": the newest
     tags: dict[str, str] = {}  # name → value
@@ -148,6 +158,16 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     def scope_id(self) -> str:
         """The id of its scope, the VMs that share one document (spec §7.1); `scope_id_for` has the form."""
         return scope_id_for(self)
+
+    @property
+    def is_flexible(self) -> bool:
+        """Whether it belongs to a scale set with flexible orchestration, and so is a VM resource of its own."""
+        return bool(self.scale_set) and self.orchestration is Orchestration.FLEXIBLE
+
+    @property
+    def is_uniform_instance(self) -> bool:
+        """Whether it is a numbered instance of a scale set, whose resource id is below that of the set."""
+        return bool(self.scale_set) and self.orchestration is Orchestration.UNIFORM
 
     @property
     def condition(self) -> VmCondition:
@@ -188,12 +208,15 @@ def resource_group_of_scope(scope_id: str) -> str:
 def scope_id_for(vm: Vm) -> str:
     """Return the scope id of a VM: of its service, placement group or set, else its own (spec §7.1).
 
-    It is `service:GROUP/name`, `placement:GROUP/scale set/placement group`, `set:GROUP/name` or `vm:GROUP/name`, where
-    GROUP is `subscription id/resource group`; all after the colon is in lower case.
+    It is `service:GROUP/name`, `placement:GROUP/scale set/placement group`, `flexible:GROUP/scale set`,
+    `set:GROUP/availability set` or `vm:GROUP/name`, where GROUP is `subscription id/resource group`; all after the
+    colon is in lower case.
     """
     group = f"{vm.subscription_id}/{vm.resource_group}".casefold()
     if vm.cloud_service:
         return f"service:{group}/{vm.cloud_service.casefold()}"
+    if vm.is_flexible:
+        return f"flexible:{group}/{vm.scale_set.casefold()}"
     if vm.scale_set:
         return f"placement:{group}/{vm.scale_set.casefold()}/{vm.placement_group.casefold()}"
     if vm.availability_set:

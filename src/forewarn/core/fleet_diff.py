@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from forewarn.core.event import Event, EventState
-from forewarn.core.fleet import MAX_PLACEMENT_GROUP, Host, HostHealth, Vm
+from forewarn.core.fleet import MAX_FLEXIBLE_SET, MAX_PLACEMENT_GROUP, Host, HostHealth, Vm
 from forewarn.core.fleet_merge import FleetMerge, merge_fleet
 from forewarn.core.fleetfile.fleet_checks import location_text
 from forewarn.core.fleetfile.problems import FleetFileProblem
 from forewarn.core.fleetfile.reader import DeclaredFleet
+from forewarn.core.resource_ids import scale_set_resource_id
 from forewarn.core.scope import scope_title_of_vm
 
 
@@ -195,6 +196,8 @@ def _merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
         *_new_vms_without_host(merge),
         *_duplicate_addresses(merge),
         *_oversized_placement_groups(merge),
+        *_sets_with_two_orchestrations(merge),
+        *_deliveries_that_change_during_event(merge),
     )
     return tuple(sorted(found, key=lambda problem: problem.line))
 
@@ -315,10 +318,47 @@ def _addresses_of(vm: Vm) -> set[str]:
 
 def _oversized_placement_groups(merge: FleetMerge) -> Iterator[FleetFileProblem]:
     counts = Counter(vm.scope_id for vm in merge.vms_after if vm.scale_set)
-    first = {vm.scope_id: vm for vm in reversed(merge.vms_after) if counts[vm.scope_id] > MAX_PLACEMENT_GROUP}
+    first = {vm.scope_id: vm for vm in reversed(merge.vms_after) if counts[vm.scope_id] > _max_vms_in_scope(vm)}
     for scope_id, vm in first.items():
+        if vm.is_flexible:
+            what = f"scale set {vm.scale_set!r} would have {counts[scope_id]} VMs; the limit is {MAX_FLEXIBLE_SET}"
+            yield FleetFileProblem(line=_declared_line(merge, vm), what=what, remedy="remove some of its VMs first")
+            continue
         group = f"placement group {vm.placement_group!r} of scale set {vm.scale_set!r}"
         what = f"{group} would have {counts[scope_id]} VMs; the limit is {MAX_PLACEMENT_GROUP} (spec §7.1)"
         yield FleetFileProblem(
             line=_declared_line(merge, vm), what=what, remedy="name another placement_group for the new ones"
         )
+
+
+def _max_vms_in_scope(vm: Vm) -> int:
+    """Return how many VMs the scale set or placement group of this VM may have; it must be in one."""
+    return MAX_FLEXIBLE_SET if vm.is_flexible else MAX_PLACEMENT_GROUP
+
+
+def _sets_with_two_orchestrations(merge: FleetMerge) -> Iterator[FleetFileProblem]:
+    """The orchestration of a scale set is fixed when it gets its first VM (spec §14.5)."""
+    first: dict[str, Vm] = {}
+    reported: set[str] = set()
+    for vm in merge.vms_after:
+        resource = scale_set_resource_id(vm).casefold() if vm.scale_set else ""
+        other = first.setdefault(resource, vm) if resource else vm
+        if other.orchestration is not vm.orchestration and resource not in reported:
+            reported.add(resource)
+            what = f"scale set {vm.scale_set!r} is {other.orchestration}, and its VM {vm.name!r} is {vm.orchestration}"
+            remedy = f"give the set another name, or remove its {other.orchestration} VMs first"
+            yield FleetFileProblem(line=_declared_line(merge, vm), what=what, remedy=remedy)
+
+
+def _deliveries_that_change_during_event(merge: FleetMerge) -> Iterator[FleetFileProblem]:
+    """Who sees an event cannot change: documents with one incarnation have the same content (spec §4.2)."""
+    live = {event.scope_id: event for event in merge.live_events}
+    reported: set[str] = set()
+    for old, new in merge.vms:
+        event = live.get(old.scope_id) if old.narrow_delivery != new.narrow_delivery else None
+        if event is not None and old.scope_id not in reported:
+            reported.add(old.scope_id)
+            what = f"narrow_delivery of {scope_title_of_vm(old)} cannot change while {_event_title(event)}"
+            yield FleetFileProblem(
+                line=_declared_line(merge, new), what=f"{what} is {event.status}", remedy="apply again when it is over"
+            )

@@ -17,9 +17,10 @@ from forewarn.core.placement import HostAllocator
 # The fields of a VM that a file sets. The running fleet owns all others (id, host, power); no file resets them.
 _DECLARED_FIELDS = frozenset(
     {
-        "computer_name", "location", "zone", "size", "os_type", "availability_set", "scale_set", "placement_group",
-        "cloud_service", "update_domain", "fault_domain", "update_domain_count", "fault_domain_count", "priority",
-        "eviction_policy", "terminate_notice_min", "auto_approve", "tags", "program", "environment", "directory",
+        "computer_name", "location", "zone", "size", "os_type", "availability_set", "scale_set",
+        "orchestration", "placement_group", "cloud_service", "update_domain", "fault_domain",
+        "update_domain_count", "fault_domain_count", "priority", "eviction_policy", "terminate_notice_min",
+        "auto_approve", "approves_all_down", "narrow_delivery", "tags", "program", "environment", "directory",
         "address",
     }
 )  # fmt: skip

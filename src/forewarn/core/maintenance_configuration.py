@@ -63,8 +63,8 @@ class AssignmentFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit
     needs_all_tags: bool = False  # a VM must match all the names in `tags`, not just one
 
     def allows(self, vm: Vm) -> bool:
-        """Return whether the filter allows this VM; an instance of a scale set has the type of the set."""
-        vm_type = SCALE_SET_TYPE if vm.scale_set else VM_TYPE
+        """Return whether the filter allows this VM; an instance of a uniform set has the type of the set."""
+        vm_type = SCALE_SET_TYPE if vm.is_uniform_instance else VM_TYPE
         values = (
             (vm_type, self.resource_types),
             (vm.resource_group, self.resource_groups),

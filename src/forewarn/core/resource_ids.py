@@ -22,12 +22,13 @@ _RESOURCE_ID_PATTERN = re.compile(
 def vm_resource_id(vm: Vm) -> str:
     """Return the Azure resource id of a VM: below its scale set or cloud service if it is in one.
 
-    An instance of a scale set has its instance id there instead of its name.
+    An instance of a scale set has its instance id there instead of its name. A VM of a flexible scale set has the id
+    of a VM in no set.
     """
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     if vm.cloud_service:
         return f"{group}/{_PROVIDER}/cloudServices/{vm.cloud_service}/roleInstances/{vm.name}"
-    if vm.scale_set:
+    if vm.is_uniform_instance:
         return f"{scale_set_resource_id(vm)}/virtualMachines/{scale_set_instance_id(vm)}"
     return f"{group}/{_PROVIDER}/virtualMachines/{vm.name}"
 
@@ -51,7 +52,12 @@ def availability_set_resource_id(vm: Vm) -> str:
 
 
 def scale_set_instance_id(vm: Vm) -> str:
-    """Return the id of an instance within its scale set: `3` for `workers_3`, else the whole name."""
+    """Return the id of an instance within its scale set: `3` for `workers_3`, else the whole name.
+
+    In a flexible scale set it is always the whole name.
+    """
+    if vm.is_flexible:
+        return vm.name
     start = f"{vm.scale_set}_"
     rest = vm.name[len(start) :]
     return rest if rest and vm.name.casefold().startswith(start.casefold()) else vm.name
@@ -89,7 +95,7 @@ def parse_resource_id(text: str) -> str:
 def scope_resource_id(vm: Vm) -> str:
     """Return the Azure resource id of the VM's scope: its service, scale set, availability set or itself.
 
-    The placement groups of a scale set are scopes that share its id.
+    The placement groups of a uniform scale set are scopes that share its id.
     """
     if vm.cloud_service:
         return vm_resource_id(vm).rpartition("/roleInstances/")[0]

@@ -19,13 +19,20 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 
-_SCOPE_KINDS = {"set": "availability set", "placement": "scale set", "service": "cloud service", "vm": "VM"}
+_SCOPE_KINDS = {
+    "set": "availability set",
+    "placement": "scale set",
+    "flexible": "scale set",
+    "service": "cloud service",
+    "vm": "VM",
+}
 
 
 class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One scope with its VMs and live events, as a decision reads and returns it. Times are lab time.
 
-    A scope is the VMs that share one document: a set, a placement group, a cloud service, or a single VM.
+    A scope is the VMs that share one document: an availability set, a placement group, a flexible scale set, a cloud
+    service, or a single VM.
     """
 
     id: str  # see `scope_id_for`
@@ -52,8 +59,13 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def is_placement_group(self) -> bool:
-        """Whether it is a placement group of a scale set."""
+        """Whether it is a placement group of a scale set; a flexible scale set has none."""
         return self.id.startswith("placement:")
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether each of its VMs sees only the events that hit that VM (spec §14.6)."""
+        return any(vm.narrow_delivery for vm in self.vms if vm.removed_at is None)
 
     @property
     def present_vms(self) -> tuple[Vm, ...]:
@@ -113,10 +125,13 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 def scope_title_of_vm(vm: Vm) -> str:
     """Return what people call the VM's scope, such as `availability set web` or `VM db`.
 
-    Others are `cloud service shop` and `placement group pg-0 of scale set workers`.
+    Others are `cloud service shop`, `placement group pg-0 of scale set workers`, and `scale set workers` if its
+    orchestration is flexible.
     """
     if vm.cloud_service:
         return f"cloud service {vm.cloud_service}"
+    if vm.is_flexible:
+        return f"scale set {vm.scale_set}"
     if vm.scale_set:
         return f"placement group {vm.placement_group} of scale set {vm.scale_set}"
     return f"availability set {vm.availability_set}" if vm.availability_set else f"VM {vm.name}"

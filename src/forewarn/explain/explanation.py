@@ -143,6 +143,7 @@ def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explan
         now=(
             _vm_sentence(vm, live, facts.now),
             *_condition_sentences(vm, facts),
+            *(("It sees only events that hit it (narrow delivery).",) if vm.narrow_delivery else ()),
             *(() if newest else ("No maintenance of it is recorded.",)),
             *(
                 f"{event_kind_text(event)} ({event.id}): {text}"
@@ -257,7 +258,8 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
     """Yield sentences about an event now: what it waits for, what is in progress, or how it ended.
 
     Scheduled: also which of its VMs it was not delivered to yet. Started: also how acts are going, the acts that the
-    hypervisor does not answer, and the last failed attempt. Over: how long ago it ended and how, and the hypervisor.
+    hypervisor does not answer, and the last failed attempt. Until it is over: which VMs see it, if not all of the
+    scope. Over: how long ago it ended and how, and the hypervisor.
     """
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))
@@ -273,6 +275,8 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
         yield _wait_sentence(event, facts)
         if unaware := _vms_without_delivery(event, facts):
             yield f"It was not delivered to {join_names(unaware)} yet."
+    if event.is_live and event.listed and facts.scope.is_narrow:
+        yield f"Only {join_names(event.vms)} can see it, because {facts.title} has narrow delivery."
 
 
 def _hypervisor_sentences(live: Sequence[Event], facts: ScopeFacts) -> Iterator[str]:

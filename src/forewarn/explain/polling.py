@@ -113,8 +113,8 @@ def event_awareness(
     """Return whether the VM with the key `vm` knows of a scheduled event that affects it.
 
     `given` are the keys of the VMs to which it was delivered; `scope` are the VMs of the scope that have polled, by
-    key. GIVEN if `vm` is in `given`, else NEIGHBOUR if another VM is, else SOON if a VM of the scope is about to poll
-    for it, else NO_VM.
+    key, without those that narrow delivery does not show the event to. GIVEN if `vm` is in `given`, else NEIGHBOUR if
+    another VM is, else SOON if a VM of the scope is about to poll for it, else NO_VM.
     """
     if vm in given:
         return EventAwareness.GIVEN

@@ -59,9 +59,17 @@ class PublishedScope:
     scope_id: str
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
     epoch: int  # another one each time the scope is enabled or reset; part of the ETag
-    document: Document  # the events that its VMs see
+    document: Document  # the events that its VMs see; if `is_narrow`, each of them only those that hit it
     vms: Mapping[str, InstanceFacts]  # by VM key; only VMs that are not removed
     poll_override: HttpResponse | ResetConnection | None = None  # the response to polls; None: the document
+    is_narrow: bool = False  # each VM sees only the events that hit it (spec §14.6)
+
+    def document_of(self, vm: str) -> Document:
+        """Return the document that the VM with this key sees: the same object for all, unless `is_narrow`.
+
+        KeyError if the scope does not have the VM.
+        """
+        return self.document.narrowed_to(self.vms[vm].name) if self.is_narrow else self.document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

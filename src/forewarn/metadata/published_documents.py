@@ -209,7 +209,7 @@ def _make_view(vm: str, entry: _PublishedEntry, store_tag: str) -> GuestView:
         scope_id=scope.scope_id,
         enabled=scope.enabled,
         epoch=scope.epoch,
-        document=scope.document,
+        document=scope.document_of(vm),
         facts=scope.vms[vm],
         poll_override=scope.poll_override,
         delayed_until=entry.delayed_until,
@@ -220,7 +220,8 @@ def _make_view(vm: str, entry: _PublishedEntry, store_tag: str) -> GuestView:
 def _polls_read_same(before: PublishedScope, after: PublishedScope) -> bool:
     """Whether polls of all VMs get the same response as before (spec §4.2)."""
     same_response = before.document == after.document and before.poll_override == after.poll_override
-    return before.epoch == after.epoch and same_response and before.vms.keys() == after.vms.keys()
+    same_readers = before.vms.keys() == after.vms.keys() and before.is_narrow == after.is_narrow
+    return before.epoch == after.epoch and same_response and same_readers
 
 
 _STALE_RETENTION_S = 60.0
@@ -260,10 +261,12 @@ class StaleDocuments:
         """Return a copy of the view with the epoch and document that its scope had at `at` (event loop time).
 
         Returns the view itself if they have not changed since, if nothing is kept, or if the scope was not enabled
-        then. A time before the oldest kept scope gives that one.
+        then. A time before the oldest kept scope gives that one. A VM that the scope did not have then gets its whole
+        document.
         """
         history = self._replaced.get(view.scope_id, ()) if self._replaced is not None else ()
         earlier = next((scope for until, scope in history if until >= at), None)
         if earlier is None or not earlier.enabled:
             return view
-        return replace(view, epoch=earlier.epoch, document=earlier.document)
+        document = earlier.document_of(view.vm) if view.vm in earlier.vms else earlier.document
+        return replace(view, epoch=earlier.epoch, document=document)

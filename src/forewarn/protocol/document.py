@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -55,3 +55,12 @@ class Document:
     incarnation: int  # grows with each event that is added, started or removed
     notices: tuple[EventNotice, ...] = ()  # events of every kind; encoding leaves out what a version does not list
     roles: bool = False  # True: the scope is a cloud service; then names have no underscore in 2017-03-01
+
+    def narrowed_to(self, vm: str) -> Document:
+        """Return the document with only the events whose resources name this VM, ignoring case (spec §14.6).
+
+        The incarnation stays. Returns the document itself if it has no other events.
+        """
+        wanted = vm.casefold()
+        own = tuple([one for one in self.notices if any(name.casefold() == wanted for name in one.resources)])
+        return self if len(own) == len(self.notices) else replace(self, notices=own)

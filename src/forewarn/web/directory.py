@@ -36,12 +36,12 @@ _TURN_S = 0.005  # real time
 class IndexedVm(NamedTuple):
     """A present VM in the index: its key and resource id, without a read of the store.
 
-    `is_standalone`: it is an instance of neither a scale set nor a cloud service.
+    `is_standalone`: it is an instance of neither a uniform scale set nor a cloud service.
     """
 
     key: str  # `subscription/group/name` in lower case
     resource: str  # its Azure resource id
-    is_standalone: bool  # neither an instance of a scale set nor of a cloud service, so ARM lists it as a VM
+    is_standalone: bool  # no instance of a uniform scale set or a cloud service, so ARM lists it as a VM
 
 
 class ResourceIndex:
@@ -61,7 +61,7 @@ class ResourceIndex:
     def update(self, vm: Vm) -> None:
         """Adds or changes a VM; removes it if it has a `removed_at`. May be repeated."""
         key, parents = vm.key, _parents_of(vm)
-        listed = IndexedVm(key, vm_resource_id(vm), not (vm.scale_set or vm.cloud_service))
+        listed = IndexedVm(key, vm_resource_id(vm), not (vm.is_uniform_instance or vm.cloud_service))
         known_parents = self._parents_by_key.get(key)
         if known_parents is not None:
             is_listed = known_parents == parents and self._vms_by_resource[parents.keys[0]][key] == listed

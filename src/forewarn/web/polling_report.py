@@ -73,7 +73,7 @@ async def expected_events(
     known = store.events(statuses=[EventState.SCHEDULED]) if live is None else live
     async for event in iterate_cooperatively([event for event in known if can_still_prepare(event)], 50):
         given = vms_given_before_start(store.deliveries(event_id=event.id))
-        scope = {} if given else _scope_pollers(store, event.scope_id, pace)
+        scope = {} if given else _pollers_that_see(event, store, pace)
         for name in event.vms:
             key = vm_key_in_scope(event.scope_id, name)
             expected = ExpectedEvent(event=event, awareness=event_awareness(event, key, given=given, scope=scope))
@@ -129,8 +129,12 @@ async def iterate_cooperatively(items: Iterable[T], batch_size: int) -> AsyncIte
         yield item
 
 
-def _scope_pollers(store: Store, scope_id: str, pace: PaceLookup) -> dict[str, ScopePoller]:
-    polls = store.last_polls(scope_id=scope_id)
+def _pollers_that_see(event: Event, store: Store, pace: PaceLookup) -> dict[str, ScopePoller]:
+    """The VMs of the event's scope that have polled, by key; with narrow delivery only those that it hits."""
+    scope, polls = store.scope(event.scope_id), store.last_polls(scope_id=event.scope_id)
+    if scope is not None and scope.is_narrow:
+        hit = {vm_key_in_scope(event.scope_id, name) for name in event.vms}
+        polls = [polled for polled in polls if polled.vm in hit]
     return {polled.vm: ScopePoller(pace=pace(polled.vm), at=polled.at, version=polled.version) for polled in polls}
 
 

@@ -127,6 +127,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     os_type: str  # Linux or Windows
     availability_set: str
     scale_set: str
+    orchestration: str  # of its scale set: Uniform or Flexible; "" if it is in none
     placement_group: str
     cloud_service: str
     update_domain: int
@@ -135,6 +136,8 @@ class VmView(BaseView, frozen=True, kw_only=True):
     eviction_policy: str  # Deallocate or Delete; it matters only for a Spot VM
     terminate_notice_min: int  # minutes; 0: no terminate notification
     auto_approve: AutoApprovalView
+    approves_all_down: bool  # False: its policy approves nothing that stops the last running VM of its scope
+    narrow_delivery: bool  # it sees only the events that hit it, not those of other VMs of its set
     tags: dict[str, str]
     address: str  # its IP address in a trusted network
     url: str | None  # where the VM reads its events in a lab; None on a real network, or if it is not served

@@ -88,10 +88,11 @@ class ScopeUpdate(_Message, frozen=True):
     scope_id: str
     enabled: bool  # False: the next request of a VM must be sent to the owner, which enables it
     epoch: int  # part of every ETag
-    document: Document  # what polls get, unless one of the last two fields says otherwise
+    document: Document  # what polls get, unless one of the last fields says otherwise
     vms: dict[str, InstanceFacts]  # by VM key
     instead: HttpResponse | None = None  # polls get this response; None: the document
     resets: bool = False  # polls get a connection reset instead
+    is_narrow: bool = False  # each VM sees only the events that hit it
 
     def to_published_scope(self) -> PublishedScope:
         """The scope that the worker publishes to its server; equal documents of scopes share one object."""
@@ -102,6 +103,7 @@ class ScopeUpdate(_Message, frozen=True):
             document=_intern_document(self.document),
             vms=self.vms,
             poll_override=ResetConnection() if self.resets else self.instead,
+            is_narrow=self.is_narrow,
         )
 
 
@@ -313,6 +315,7 @@ def scope_message(scope: PublishedScope, *, only: Collection[str] | None = None)
         facts,
         scope.poll_override if isinstance(scope.poll_override, HttpResponse) else None,
         isinstance(scope.poll_override, ResetConnection),
+        scope.is_narrow,
     )
 
 

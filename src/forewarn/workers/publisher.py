@@ -318,8 +318,8 @@ def _published_version(scope: Scope) -> PublishedVersion:
 def _published_scope(scope: Scope, vms: Mapping[str, Vm], replayed: ReplayedAnswer | None) -> PublishedScope:
     """Return the scope as its VMs see it: with its own document, or what a running replay answers.
 
-    `vms` are its present VMs by key. `replayed` is the replay's document, or its response instead of one; None: no
-    replay runs. Publishes nothing.
+    `vms` are its present VMs by key. `replayed` is the replay's document, or its response instead of one, which all VMs
+    get; None: no replay runs. Publishes nothing.
     """
     return PublishedScope(
         scope_id=scope.id,
@@ -328,6 +328,7 @@ def _published_scope(scope: Scope, vms: Mapping[str, Vm], replayed: ReplayedAnsw
         document=replayed.document if replayed else document_for(scope),
         vms={key: instance_facts(vm) for key, vm in vms.items()},
         poll_override=_replacement_answer(replayed.instead) if replayed and replayed.instead else None,
+        is_narrow=scope.is_narrow and replayed is None,
     )
 
 

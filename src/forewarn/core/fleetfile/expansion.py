@@ -6,13 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from forewarn.core.fleet import MAX_PLACEMENT_GROUP, Host, Vm
+from forewarn.core.fleet import MAX_PLACEMENT_GROUP, Host, Vm, vm_key
 from forewarn.core.fleetfile import tables
-from forewarn.core.fleetfile.naming import fill_pattern, instance_host_name, is_pattern, numbered_pattern
+from forewarn.core.fleetfile.naming import (
+    fill_pattern,
+    flexible_instance_ids,
+    instance_host_name,
+    is_pattern,
+    numbered_pattern,
+)
 from forewarn.core.fleetfile.parents import (
     PARENT_KEYS,
     InheritedValues,
@@ -112,7 +119,8 @@ def _instance_series(
     """Yield the instances of scale sets and roles. They take update domains before the VMs of [[vms]] do."""
     for parent, table in zip(parents, [*file.availability_sets, *file.scale_sets, *file.cloud_services], strict=True):
         if isinstance(table.content, tables.ScaleSetTable) and table.has("count"):
-            yield _scale_set_series(parent, table.content)
+            make_series = _flexible_set_series if parent.template.is_flexible else _scale_set_series
+            yield make_series(parent, table.content)
         for role in file.roles.get(table.path, []) if isinstance(table.content, tables.CloudServiceTable) else []:
             if check_role(role, problems):
                 yield _role_series(role, parent)
@@ -127,6 +135,24 @@ def _scale_set_series(parent: ParentResource, content: tables.ScaleSetTable) -> 
         parent=parent,
         name=lambda n: f"{content.name}_{n}",
         computer_name=lambda n: instance_host_name(prefix, n),
+        rotation_key=f"{parent.table.path}",
+        count=content.count,
+        zones=content.zones,
+        address=content.address,
+    )
+
+
+def _flexible_set_series(parent: ParentResource, content: tables.ScaleSetTable) -> _VmSeries:
+    """Name VMs `set_1a2b3c4d`, with hostname `set1a2b3c4d` (spec §14.5)."""
+    prefix, template = content.computer_name_prefix or content.name, parent.template
+    set_key = vm_key(template.subscription_id, template.resource_group, content.name)
+    ids = tuple(islice(flexible_instance_ids(set_key), content.count))
+    return _VmSeries(
+        table=parent.table,
+        template=template,
+        parent=parent,
+        name=lambda n: f"{content.name}_{ids[n]}",
+        computer_name=lambda n: f"{prefix}{ids[n]}",
         rotation_key=f"{parent.table.path}",
         count=content.count,
         zones=content.zones,
@@ -234,6 +260,8 @@ class _VmSeries:
             chosen.discard("computer_name")
         if self.zones:
             chosen.add("zone")
+        if not (self.table.has("approve_all_down") or (self.parent and self.parent.table.has("approve_all_down"))):
+            chosen.add("approves_all_down")  # then a change through Azure's API stays
         return frozenset(chosen)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from forewarn.core.fleet import MAX_PLACEMENT_GROUP, Host, Vm
+from forewarn.core.fleet import MAX_FLEXIBLE_SET, MAX_PLACEMENT_GROUP, Host, Vm
 from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.expansion import VmBatch
 from forewarn.core.fleetfile.parser import ParsedTable
@@ -65,13 +65,16 @@ def _check_addresses(batches: list[VmBatch], problems: ProblemCollector) -> None
 
 
 def _check_placement_groups(batches: list[VmBatch], problems: ProblemCollector) -> None:
-    """Report placement groups with more than 100 VMs (spec §7.1)."""
+    """Report placement groups with more than 100 VMs (spec §7.1), and flexible sets with more than 1,000."""
     counts: Counter[str] = Counter()
     for vm, batch in _vms_with_batches(batches):
         if not vm.scale_set:
             continue
         counts[vm.scope_id] += 1
-        if counts[vm.scope_id] == MAX_PLACEMENT_GROUP + 1:
+        if vm.is_flexible and counts[vm.scope_id] == MAX_FLEXIBLE_SET + 1:
+            what = f"scale set {vm.scale_set!r} is Flexible and has more than {MAX_FLEXIBLE_SET:,} VMs"
+            problems.add(batch.table.line("count"), what, "write a smaller count, or declare another scale set")
+        elif vm.is_uniform_instance and counts[vm.scope_id] == MAX_PLACEMENT_GROUP + 1:
             group = f"placement group {vm.placement_group!r} of scale set {vm.scale_set!r}"
             what = f"{group} has more than {MAX_PLACEMENT_GROUP} VMs (spec §7.1)"
             remedy = "leave out placement_group to get groups of 100, or write a smaller count"

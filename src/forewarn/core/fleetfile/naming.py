@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from uuid import NAMESPACE_URL, uuid5
 
 MAX_NAME_LENGTH = 64  # characters
 _NUMBER_PLACEHOLDER = re.compile(r"\{n(?::0[1-9])?\}")
@@ -71,3 +73,19 @@ def instance_host_name(prefix: str, n: int) -> str:
         n, digit = divmod(n, 36)
         digits = _BASE36_DIGITS[digit] + digits
     return f"{prefix}{digits:0>6}"
+
+
+def flexible_instance_ids(set_key: str) -> Iterator[str]:
+    """Yield the ids of a flexible scale set's VMs without end: 8 hexadecimal digits, none of them twice.
+
+    A VM is called `set_1a2b3c4d` with its id (spec §14.5). `set_key` is `subscription/group/set` in lower case: the
+    same set has the same ids in every file, and keeps them when its count changes.
+    """
+    taken: set[str] = set()
+    n = 0
+    while True:
+        digits = uuid5(NAMESPACE_URL, f"{set_key}/{n}").hex[:8]
+        n += 1
+        if digits not in taken:
+            taken.add(digits)
+            yield digits

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from forewarn.core.fleet import AutoApproval, Vm
+from forewarn.core.fleet import AutoApproval, Orchestration, Vm
 from forewarn.core.fleetfile import tables
 from forewarn.core.fleetfile.naming import plain_name_error
 from forewarn.core.fleetfile.parser import ParsedFleetFile, ParsedTable
@@ -127,6 +127,8 @@ def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
         values["auto_approve"] = AutoApproval(
             restart="restart" in content.auto_approve, redeploy="redeploy" in content.auto_approve
         )
+    if table.has("approve_all_down"):
+        values["approves_all_down"] = content.approve_all_down
     return msgspec.structs.replace(base, **values)
 
 
@@ -147,9 +149,13 @@ def read_parents(file: ParsedFleetFile, inherited: InheritedValues) -> list[Pare
 
 def _read_parent(label: str, table: ParsedTable[Any], inherited: InheritedValues) -> ParentResource:
     content, key = table.content, label.replace(" ", "_")
+    orchestration = getattr(content, "orchestration", Orchestration.UNIFORM)
+    has_groups = orchestration is Orchestration.UNIFORM
     more = {
         key: content.name,
-        "placement_group": getattr(content, "placement_group", ""),
+        "orchestration": orchestration,
+        "placement_group": getattr(content, "placement_group", "") if has_groups else "",
+        "narrow_delivery": getattr(content, "narrow_delivery", False),
         "update_domain_count": content.update_domains,
         "fault_domain_count": content.fault_domains,
     }

@@ -38,10 +38,30 @@ def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> 
     duplicates = _DuplicateCheck(problems)
     for parent in parents:
         thing = f"{parent.label} {parent.name!r}"
-        _check_plain_name(parent.table, parent.name, problems, limit=56)  # leaves 8 characters for _1000000
+        limit = 55 if parent.template.is_flexible else 56  # leaves characters for _1a2b3c4d or _1000000
+        _check_plain_name(parent.table, parent.name, problems, limit=limit)
         check_zone(parent.table, thing, problems)
         _check_priority(parent.table, parent.template, thing, problems)
+        _check_no_placement_group(parent.table, parent, problems)
+        _check_narrow_delivery(parent, problems)
         duplicates.check(parent.table, thing, (parent.key, parent.group_key, parent.name.casefold()))
+
+
+def _check_no_placement_group(
+    table: ParsedTable[Any], scale_set: ParentResource | None, problems: ProblemCollector
+) -> None:
+    """Report a placement group of a flexible scale set or of one of its VMs, which `table` declares."""
+    if scale_set and scale_set.template.is_flexible and table.has("placement_group"):
+        what = f"scale set {scale_set.name!r} is Flexible and has no placement groups (spec §14.5)"
+        problems.add(table.line("placement_group"), what, "leave out placement_group")
+
+
+def _check_narrow_delivery(parent: ParentResource, problems: ProblemCollector) -> None:
+    """Report narrow delivery in a set with more than one fault domain."""
+    domains, table = parent.fault_domains, parent.table
+    if parent.template.narrow_delivery and domains != 1 and "fault_domains" not in table.invalid_keys:
+        what = f"{parent.label} {parent.name!r} has narrow_delivery and {domains} fault domains (spec §14.6)"
+        problems.add(table.line("narrow_delivery"), what, "write fault_domains = 1, or leave out narrow_delivery")
 
 
 class _DuplicateCheck:
@@ -128,21 +148,23 @@ def check_vms(
     if table.has("placement_group") and not {"scale_set"} & (table.given_keys | table.invalid_keys):
         what = f"{thing} has a placement group but no scale set"
         problems.add(table.line("placement_group"), what, "write scale_set as well, or leave it out")
-    if parent and table.has("auto_approve"):
-        _report_auto_approval(table, parent, problems)
+    _check_no_placement_group(table, parent, problems)
+    for key in ("auto_approve", "approve_all_down"):
+        if parent and table.has(key):
+            _report_own_policy(table, key, parent, problems)
     if parent or not PARENT_KEYS & (table.given_keys | table.invalid_keys):
         _check_domain(table, parent, "update_domain", parent.update_domains if parent else 1, problems)
         _check_domain(table, parent, "fault_domain", parent.fault_domains if parent else 1, problems)
 
 
-def _report_auto_approval(
-    table: ParsedTable[tables.VmsTable], parent: ParentResource, problems: ProblemCollector
+def _report_own_policy(
+    table: ParsedTable[tables.VmsTable], key: str, parent: ParentResource, problems: ProblemCollector
 ) -> None:
-    what = f"VM {table.content.name!r} is in {parent.label} {parent.name!r} and has no auto_approve of its own"
-    remedy = f"move auto_approve to the {parent.label}, line {parent.table.line()}"
+    what = f"VM {table.content.name!r} is in {parent.label} {parent.name!r} and has no {key} of its own"
+    remedy = f"move {key} to the {parent.label}, line {parent.table.line()}"
     if parent.key == "cloud_service":
         remedy = "leave it out: nothing is approved automatically in a cloud service"
-    problems.add(table.line("auto_approve"), what, remedy)
+    problems.add(table.line(key), what, remedy)
 
 
 def _check_domain(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from forewarn.core.fleet import EvictionPolicy, Priority
+from forewarn.core.fleet import EvictionPolicy, Orchestration, Priority
 
 MAX_COUNT = 1_000_000  # VMs or hosts of one table
 AUTO_PLACEMENT_GROUP = "auto"  # instances are put into groups of 100
@@ -39,6 +39,8 @@ Tags = Annotated[dict[str, str], _field_meta("a table of texts", '{ team = "shop
 OsType = Annotated[Literal["Linux", "Windows"], _field_meta('"Linux" or "Windows"', '"Linux"')]
 VmPriority = Annotated[Priority, _field_meta('"Regular" or "Spot"', '"Spot"')]
 VmEvictionPolicy = Annotated[EvictionPolicy, _field_meta('"Deallocate" or "Delete"', '"Deallocate"')]
+SetOrchestration = Annotated[Orchestration, _field_meta('"Uniform" or "Flexible"', '"Flexible"')]
+Switch = Annotated[bool, _field_meta("true or false", "true")]
 Count = Annotated[int, _field_meta("a whole number from 1 to 1,000,000", "3", 1, MAX_COUNT)]
 FirstNumber = Annotated[int, _field_meta("a whole number from 0 to 1,000,000", "1", 0, MAX_COUNT)]
 DomainNumber = Annotated[int, _field_meta("a whole number from 0 on", "0", 0)]
@@ -142,6 +144,8 @@ class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
     update_domains: DomainCount = 5  # how many, 1 to 1,000
     fault_domains: DomainCount = 2  # how many, 1 to 1,000
     auto_approve: ApprovedOperations = ()  # of its VMs
+    approve_all_down: Switch = True  # False: policy approves nothing that stops its last running VM
+    narrow_delivery: Switch = False  # its VMs see only events that hit them; with one fault domain only
 
 
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
@@ -150,10 +154,11 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     Has the keys of CommonVmTable too, which its VMs inherit.
     """
 
-    count: Count = 1  # 1 to 1,000,000
+    count: Count = 1  # 1 to 1,000,000; of a flexible set, to 1,000
+    orchestration: SetOrchestration = Orchestration.UNIFORM
     zone: Zone = ""  # of all its VMs; "": in none
     zones: Zones = ()  # its VMs are in these in turn
-    placement_group: Text = AUTO_PLACEMENT_GROUP  # that: groups of 100 VMs
+    placement_group: Text = AUTO_PLACEMENT_GROUP  # that: groups of 100 VMs; a flexible set has none
     computer_name_prefix: Text = ""  # of the hostnames of instances; "": its name
     update_domains: DomainCount = 5  # how many, 1 to 1,000
     fault_domains: DomainCount = 5  # how many, 1 to 1,000
@@ -161,6 +166,8 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none
     auto_approve: ApprovedOperations = ()  # operations of users that start without notice
+    approve_all_down: Switch = True  # False: policy approves nothing that stops its last running VM
+    narrow_delivery: Switch = False  # its VMs see only events that hit them; with one fault domain only
     program: Program = ()  # of each instance, as in [[vms]]
     environment: Variables = {}
     directory: AbsolutePath = ""
@@ -218,6 +225,7 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none
     auto_approve: ApprovedOperations = ()  # operations of users that start without notice; not for VMs of a set
+    approve_all_down: Switch = True  # False: policy approves nothing that stops it; not for VMs of a set
     program: Program = ()  # run in a namespace VM; (): none
     environment: Variables = {}  # of the program
     directory: AbsolutePath = ""  # of the program; "": the service's
