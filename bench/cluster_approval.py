@@ -78,9 +78,12 @@ def _pending_events(active: ServiceProcess, count: int) -> tuple[str, list[tuple
     answer = active.api("POST", "/rollouts", body, timeout_s=_LIST_S)
     assert answer.status in (200, 201, 202), answer.body
     path = f"/rollouts/{answer.json['id']}"
-    listed: list[dict[str, Any]] = active.api("GET", path, timeout_s=_LIST_S).json["events"]
-    by_vm = {event["vms"][0]: str(event["id"]) for event in listed}
-    assert len(by_vm) == 2 * count, f"{len(by_vm)} events, not {2 * count}"
+    by_vm: dict[str, str] = {}
+    deadline = time.monotonic() + _LIST_S
+    while len(by_vm) < 2 * count:  # on a busy machine, not all are planned when the request is answered
+        assert time.monotonic() < deadline, f"{len(by_vm)} events, not {2 * count}"
+        listed: list[dict[str, Any]] = active.api("GET", path, timeout_s=_LIST_S).json["events"]
+        by_vm = {event["vms"][0]: str(event["id"]) for event in listed}
     return path, [(_address(number), by_vm[f"vm-{number}"]) for number in range(0, 2 * count, 2)]
 
 

@@ -1,6 +1,7 @@
 """What a service stores on its first start: initial fleet, tenant id, administrator client.
 
-A fleet file is applied only to an empty store. The administrator client is created once; if an operator removes it,
+A fleet file is applied only to an empty store. In a cluster, a large one takes several commits, and a start that was
+interrupted between them is continued by the next. The administrator client is created once; if an operator removes it,
 it stays removed. Its secret is written to a file before it is committed, so that a crash in between leaves a usable
 file.
 """
@@ -10,15 +11,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
 from forewarn.auth.client_secrets import hash_secret, new_secret, read_secret, write_secret
 from forewarn.control.control_plane import ControlPlane
 from forewarn.control.fleet import FleetChange
+from forewarn.control.scope_transactions import group_by_scope
 from forewarn.core.access import ADMIN_CLIENT_ID, Grant, RegisteredClient, Role, client_principal
 from forewarn.core.commit import Commit
-from forewarn.core.fleetfile.reader import read_fleet_file
+from forewarn.core.fleet import Vm
+from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import Rejected
@@ -27,6 +31,9 @@ from forewarn.store.interface import Store
 
 log = logging.getLogger(__name__)
 _FLEET_FILE_KEY = "fleet file"  # stores the digest of a fleet file whose VMs are all in the store
+_BEGUN_FLEET_FILE_KEY = "fleet file begun"  # the digest of one that is stored only in part; b"" if there is none
+# VMs in one commit to the record, whose calls have time limits; a scope with more VMs is not divided.
+VMS_PER_RECORD_COMMIT = 2_000
 _TENANT_KEY = "tenant"
 _ADMIN_CREATED_KEY = "admin made"
 
@@ -39,6 +46,8 @@ def sample_fleet() -> str:
 async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settings) -> None:
     """Log a warning if the named fleet file has VMs that the store does not have."""
     if not settings.fleet:
+        if control.store.load(_BEGUN_FLEET_FILE_KEY):
+            log.warning("only a part of the first fleet file was applied: start a control node with it as --fleet")
         return
     try:
         text = _read_fleet_file(Path(settings.fleet))
@@ -49,7 +58,7 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
         return  # the file is not used, so its mistakes do not matter
     known = {vm.key for vm in control.store.vms(removed=True)}
     if all(vm.key in known for vm in proposal.vms):
-        await control.store.save(_FLEET_FILE_KEY, _fleet_digest(text))
+        await _save_applied(control.store, _fleet_digest(text))
     else:
         log.warning(
             "%s was not applied, because %s already has a fleet: `forewarn fleet apply %s` shows the difference and "
@@ -60,14 +69,20 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
         )
 
 
-async def apply_initial_fleet(control: ControlPlane, settings: Settings) -> None:
+async def apply_initial_fleet(
+    control: ControlPlane, settings: Settings, *, vms_per_commit: int = VMS_PER_RECORD_COMMIT
+) -> None:
     """Apply the fleet file, or the sample fleet of a lab, to an empty store; durable on return.
 
-    Does nothing without a fleet file outside a lab. Raises Rejected if the file cannot be used. If the store has a
-    fleet, it only logs a warning if the file has VMs that the store never had, and ignores errors in the file.
+    Also applies the rest of a file of which an earlier start has applied only a part. If the store has a record, it
+    takes several commits with about `vms_per_commit` VMs each. Does nothing without a fleet file outside a lab. If the
+    store has a fleet, it only logs a warning if the file has VMs that the store never had, and ignores errors in the
+    file. Raises Rejected if the file cannot be used, and Unavailable if the store cannot be written.
     """
-    counts = control.store.counts()
-    if counts.scopes or counts.hosts:
+    store = control.store
+    counts = store.counts()
+    is_empty = not (counts.scopes or counts.hosts)
+    if not is_empty and not _is_begun(store, settings):
         await _warn_about_ignored_fleet_file(control, settings)
         return
     if settings.fleet:
@@ -76,10 +91,57 @@ async def apply_initial_fleet(control: ControlPlane, settings: Settings) -> None
         text, source = sample_fleet(), "the sample fleet"
     else:
         return
-    proposal = read_fleet_file(text, source=source)
-    change = FleetChange(hosts=proposal.hosts, vms=proposal.vms, text=f"fleet set up from {source}")
-    await control.fleet.apply_change(change, who="forewarn")
-    await control.store.save(_FLEET_FILE_KEY, _fleet_digest(text))
+    proposal, digest = read_fleet_file(text, source=source), _fleet_digest(text)
+    known = set() if is_empty else {vm.key for vm in store.vms(removed=True)}
+    missing = [vm for vm in proposal.vms if vm.key not in known]
+    changes = list(_initial_changes(proposal, missing, source, vms_per_commit if settings.store else len(missing)))
+    if is_empty and len(changes) > 1:
+        await store.save(_BEGUN_FLEET_FILE_KEY, digest)
+    for change in changes:
+        await control.fleet.apply_change(change, who="forewarn")
+    await _save_applied(store, digest)
+
+
+def _is_begun(store: Store, settings: Settings) -> bool:
+    """Whether an earlier start has applied a part of this fleet file, which has not changed since."""
+    begun = store.load(_BEGUN_FLEET_FILE_KEY)
+    return bool(begun and settings.fleet) and begun == _fleet_digest(_read_fleet_file(Path(settings.fleet)))
+
+
+async def _save_applied(store: Store, digest: bytes) -> None:
+    """Store that all VMs of the fleet file with this digest are in the store."""
+    await store.save(_FLEET_FILE_KEY, digest)
+    if store.load(_BEGUN_FLEET_FILE_KEY):
+        await store.save(_BEGUN_FLEET_FILE_KEY, b"")
+
+
+def _initial_changes(
+    fleet: DeclaredFleet, missing: Sequence[Vm], source: str, vms_per_commit: int
+) -> Iterator[FleetChange]:
+    """Yield what adds the missing VMs of a fleet, each to be committed at once; the first has all hosts.
+
+    The hosts are left out if a part of the VMs is stored: they are stored, too. Yields at least one change.
+    """
+    text, done = f"fleet set up from {source}", len(fleet.vms) - len(missing)
+    batches = list(_batches(missing, vms_per_commit)) or [[]]
+    for number, vms in enumerate(batches):
+        first, hosts = done + 1, () if number or done else fleet.hosts
+        done += len(vms)
+        is_all = len(vms) == len(fleet.vms)
+        part = "" if is_all else f", VMs {first} to {done} of {len(fleet.vms)}"
+        yield FleetChange(hosts=hosts, vms=tuple(vms), text=text + part)
+
+
+def _batches(vms: Sequence[Vm], size: int) -> Iterator[list[Vm]]:
+    """Yield these VMs in batches of `size` or somewhat more, those of a scope together."""
+    batch: list[Vm] = []
+    for members in group_by_scope(list(vms), lambda vm: vm.scope_id).values():
+        batch += members
+        if len(batch) >= size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _fleet_digest(text: str) -> bytes:
