@@ -177,10 +177,9 @@ class CommitChecker:
         gate = self._store.gate(event.gate_id) if event.gate_id else None
         if event.gate_id and (gate is None or gate.released_at is None or gate.released_at > event.started_at):
             self._report("§6.2 events start together, through a released gate", event, gate)
-        if not approved and gate is None:
+        if not approved and not self._has_started_behind(gate, event):
             self._check_grace(event)
-        if not approved:
-            self._check_calendar_and_hold(event, gate)
+            self._check_calendar_and_hold(event)
         if event.rules.kind is Kind.TERMINATE and scope.is_placement_group and event.started_at < event.not_before:
             left = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.kind is Kind.TERMINATE]
             if left:
@@ -193,9 +192,14 @@ class CommitChecker:
         if event.started_at < resumed_at + self.policy.grace_s:
             self._report("events that came due while no VM could poll wait for the grace period", event, resumed_at)
 
-    def _check_calendar_and_hold(self, event: Event, gate: Gate | None) -> None:
-        """Spec §13.3, §13.5. A gate that was released lets its events start, whatever comes after."""
-        at = event.started_at if gate is None else gate.released_at
+    def _has_started_behind(self, gate: Gate | None, event: Event) -> bool:
+        """Spec §6.2: once an event behind a gate has started, the others follow, whatever comes after."""
+        behind = self._store.events(gate_id=gate.id) if gate is not None else []
+        return any(other.id != event.id and other.started_at is not None for other in behind)
+
+    def _check_calendar_and_hold(self, event: Event) -> None:
+        """Spec §13.3, §13.5."""
+        at = event.started_at
         assert at is not None
         if event.calendar is not None and next_start(event.calendar, at) != at:
             self._report("§13.3 no event starts outside of its windows unless it is approved", event, at)

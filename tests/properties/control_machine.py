@@ -89,6 +89,7 @@ class ControlMachine(RuleBasedStateMachine):
         self.accepted: dict[str, tuple[str, ...]] = {}  # request → the VMs it is about
         self.rollouts: list[str] = []
         self.approved: set[str] = set()
+        self.down_s = 0.0  # how long the next process that dies stays down
         self.attempt(self._change(FleetChange(hosts=fleet.hosts, vms=fleet.vms)))
 
     # --- running calls ---
@@ -118,6 +119,8 @@ class ControlMachine(RuleBasedStateMachine):
         return not any(isinstance(result, BaseException) for result in results)
 
     def _restart_process(self) -> None:
+        if self.down_s:
+            self.world.clock.apply_setting(self.world.clock.setting_after_jump(self.world.now + self.down_s))
         self.world.restart_process()
         self.checker.follow(self.world.store, self.world.now)
 
@@ -388,15 +391,18 @@ class ControlMachine(RuleBasedStateMachine):
             self.settle()
 
     @precondition(lambda self: self.world.store.events(statuses=[EventState.SCHEDULED]))
-    @rule(pick=PICKS, writes=st.integers(1, 6), late=st.booleans())
-    def die_when_due(self, pick: int, writes: int, late: bool) -> None:
-        """The process dies in the reconcile pass in which an event is due."""
+    @rule(
+        pick=PICKS, writes=st.integers(0, 6), late=st.booleans(), down_s=st.sampled_from([0.0, 0.0, 1800.0, 36_000.0])
+    )
+    def die_when_due(self, pick: int, writes: int, late: bool, down_s: float) -> None:
+        """The process dies in the reconcile pass in which an event is due, and stays down for a while."""
         event = chosen(self.world.store.events(statuses=[EventState.SCHEDULED]), pick)
         if (left_s := event.not_before - 0.5 - self.world.now) > 0:
             self.advance(left_s)
         self.die_soon(writes, late)
+        self.down_s = down_s
         self.advance(0.5)
-        self.failures.dies_in = None
+        self.failures.dies_in, self.down_s = None, 0.0
         self.settle()
 
     @rule(impact=st.sampled_from(RolloutImpact), at=PICKS, pick=PICKS, writes=st.integers(1, 8), late=st.booleans())
@@ -404,7 +410,7 @@ class ControlMachine(RuleBasedStateMachine):
         self.attempt(self._roll_out(Rollout(impact=impact, hosts=(self.host(at).name,)), (5.0, True)))
         self.settle()
         if self.world.store.events(statuses=[EventState.SCHEDULED]):
-            self.die_when_due(pick, writes, late)
+            self.die_when_due(pick, writes, late, 0.0)
 
     @precondition(lambda self: self._gated())
     @rule(pick=PICKS)

@@ -8,39 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
-from typing import Any
-
-from msgspec.structs import replace
+from collections.abc import Callable, Iterable, Sequence
 
 from forewarn.control.executor import ActExecutor, FailedAttempt
 from forewarn.control.fault_storms import FaultStormService
 from forewarn.control.faults import FaultService
+from forewarn.control.gates import GateService
 from forewarn.control.replays import ReplayService
 from forewarn.control.rollouts import RolloutService
-from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope, run_concurrently
 from forewarn.core.acts import vms_needing_destination
 from forewarn.core.cause import verb_noun
 from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext
-from forewarn.core.event import Act, ActOutcome, Event, EventState, Gate
+from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.core.fleet import HostHealth
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.host_failure import outcome_on_failed_host
 from forewarn.core.planning import apply_planned_event
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_outcome
-from forewarn.core.release import start_wait, waits_only_for_gate
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.duration import duration_text
 from forewarn.errors import Conflict, Refused, Unavailable, full_message
-from forewarn.store.interface import AppliedCommit, GatedEvents
+from forewarn.store.interface import AppliedCommit
 
 log = logging.getLogger(__name__)
 _ERROR_BACKOFF_S = 1.0  # real time
 _MAX_CATCH_UP_S = 10.0  # real time
-_MAX_CONCURRENT_SCOPES = 256  # scopes decided concurrently, so that the store can commit them together
-_GATE_BATCH_SIZE = 64  # gates decided without letting other tasks run
 
 
 class Reconciler:
@@ -65,6 +60,7 @@ class Reconciler:
         self._transactions = transactions
         self._store = transactions.store
         self._executor = executor
+        self._gates = GateService(transactions)
         self._rollouts = rollouts
         self._replays = replays
         self._faults = faults
@@ -185,7 +181,7 @@ class Reconciler:
             self._reconcile_rollouts,
             self._replays.reconcile,
             self._reconcile_scopes,
-            self._reconcile_gates,
+            self._gates.reconcile,
             self._faults.expire,
             self._fault_storms.reconcile,
         ):
@@ -254,7 +250,7 @@ class Reconciler:
         known = self._executor.take_outcomes()
         unrecorded = group_by_scope(known, lambda item: self._event_of(item[0]).scope_id)
         try:
-            await _run_concurrently(self._record_scope_outcomes(scope_id, unrecorded) for scope_id in list(unrecorded))
+            await run_concurrently(self._record_scope_outcomes(scope_id, unrecorded) for scope_id in list(unrecorded))
         finally:  # also if the pass is cancelled before a scope had its turn
             self._executor.return_outcomes([item for items in unrecorded.values() for item in items])
         return bool(known)
@@ -287,7 +283,7 @@ class Reconciler:
         self._has_unapplied = False  # before reading, so that requests accepted during the commit set it again
         try:
             waiting = group_by_scope(self._store.planned(), lambda planned: planned.scope_id)
-            await _run_concurrently(
+            await run_concurrently(
                 self._transactions.run(s, _applying_decision(p), planned=p, extra_commit=_applied_commit(p))
                 for s, p in waiting.items()
             )
@@ -305,7 +301,7 @@ class Reconciler:
             has_failed_hosts = bool(self._transactions.placement.failed_hosts())
             started = self._store.events(statuses=[EventState.STARTED]) if has_failed_hosts else []
             scopes = {event.scope_id for event in started if self._needs_failed_host(event)}
-            await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in sorted(scopes))
+            await run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in sorted(scopes))
         except BaseException:
             self._has_new_failures = True
             raise
@@ -321,93 +317,8 @@ class Reconciler:
 
     async def _reconcile_scopes(self) -> bool:
         due = self._store.due_scopes(self._transactions.clock.now())
-        await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in due)
+        await run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in due)
         return bool(due)
-
-    async def _reconcile_gates(self) -> bool:
-        due = {gate.id: gate for gate in self._store.due_gates(self._transactions.clock.now())}
-        if not due:
-            return False
-        behind = self._store.events_behind_gates(tuple(due))
-        is_first = True
-        for gates in independent_rounds(_scopes_by_gate(due, behind)):
-            for at in range(0, len(gates), _GATE_BATCH_SIZE):
-                batch = {gate_id: due[gate_id] for gate_id in gates[at : at + _GATE_BATCH_SIZE]}
-                await self._reconcile_gate_batch(
-                    batch, behind if is_first else self._store.events_behind_gates(tuple(batch))
-                )
-                is_first = False  # this batch has changed scopes: read again
-        return True
-
-    async def _reconcile_gate_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
-        """Release the gates whose events are all ready; save the next wake-up of the others in one commit."""
-        waiting = _events_by_gate(gates, behind)
-        wake_times = {
-            gate_id: None if gate_id in behind.gates_with_planned else self._gate_wake_at(gate, waiting[gate_id])
-            for gate_id, gate in gates.items()
-        }
-
-        await self._save_gate_wakes(
-            [replace(gates[id_], wakes_at=at) for id_, at in wake_times.items() if at is not _READY_NOW]
-        )
-        ready = [gates[gate_id] for gate_id, at in wake_times.items() if at is _READY_NOW]
-        await _run_concurrently(self._try_release_gate(gate, waiting[gate.id]) for gate in ready)
-
-    def _gate_wake_at(self, gate: Gate, waiting: list[Event]) -> float | None:
-        """Return when to look at the gate again, None for never, or _READY_NOW if its events can start."""
-        if not waiting:
-            return None
-        return _READY_NOW if gate.released_at is not None else self._next_ready_at(waiting)
-
-    async def _try_release_gate(self, gate: Gate, waiting: list[Event]) -> None:
-        try:
-            await self._release_gate(gate, waiting)
-        except Conflict:
-            pass  # the gate was woken again meanwhile: it is still due
-
-    async def _release_gate(self, gate: Gate, waiting: list[Event]) -> None:
-        now = self._transactions.clock.now()
-        if gate.released_at is not None:
-            await self._start_events(waiting)
-            await self._store.commit(Commit(gates=(replace(gate, wakes_at=None),)))
-        else:
-            # The gate stays due until all its events have started, so that a crash leaves none behind.
-            released = replace(gate, released_at=now, wakes_at=now)
-            await self._store.commit(Commit(gates=(released,), entries=(_released_entry(gate, now),)))
-            await self._start_events(waiting)
-
-    async def _start_events(self, waiting: list[Event]) -> None:
-        scopes = dict.fromkeys(event.scope_id for event in waiting)
-        await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in scopes)
-
-    async def _save_gate_wakes(self, gates: Sequence[Gate]) -> None:
-        """Save these gates in one commit; on a Conflict split them, so that only the changed gates stay due."""
-        if not gates:
-            return
-        try:
-            await self._store.commit(Commit(gates=tuple(gates)))
-        except Conflict:
-            half = len(gates) // 2
-            if half:
-                await self._save_gate_wakes(gates[:half])
-                await self._save_gate_wakes(gates[half:])
-
-    def _next_ready_at(self, waiting: list[Event]) -> float | None:
-        """Return _READY_NOW if all these events can start, else the time at which they might, or None."""
-        now = self._transactions.clock.now()
-        unready = [event.not_before for event in waiting if not event.is_ready(now)]
-        if unready and all(event.approved_at is not None or not event.is_ready(now) for event in waiting):
-            return max(unready)  # the usual case after an approval, decided without reading any scope
-        instants: list[float | None] = []
-        for event in waiting:
-            scope = self._transactions.load(event.scope_id)
-            context = self._transactions.context_for(scope)
-            if not waits_only_for_gate(scope, event, context):
-                wait = start_wait(scope, event, context)
-                instants.append(wait.until if wait else None)
-        if not instants:
-            return _READY_NOW
-        return max((at for at in instants if at is not None), default=None)
 
 
 def _is_any_moved_on(before: Scope, after: Scope, now: float) -> bool:
@@ -420,47 +331,6 @@ def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
-
-
-_READY_NOW = -1.0  # no due time is negative
-
-
-def _events_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, list[Event]]:
-    waiting: dict[str, list[Event]] = {gate_id: [] for gate_id in gates}
-    for event in behind.scheduled:
-        if event.gate_id in waiting:
-            waiting[event.gate_id].append(event)
-    return waiting
-
-
-def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[str]]:
-    return {gate_id: {event.scope_id for event in events} for gate_id, events in _events_by_gate(gates, behind).items()}
-
-
-def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
-    """Return the gates in rounds, as lists of gate ids, so that no two gates of a round share a scope.
-
-    A gate starts the events of one host together. `scopes` is gate id → ids of the scopes with events behind it, in
-    order. Each gate is in the first round possible. Gates that share a scope keep their order: the later one is in a
-    later round. An event that one gate starts may block another event in the same scope, so such gates are decided one
-    after the other.
-    """
-    rounds: list[list[str]] = []
-    busy_until: dict[str, int] = {}  # scope id → the first round in which it is free
-    for gate_id, scope_ids in scopes.items():
-        number = max((busy_until.get(scope_id, 0) for scope_id in scope_ids), default=0)
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(gate_id)
-        busy_until.update(dict.fromkeys(scope_ids, number + 1))
-    return rounds
-
-
-def _released_entry(gate: Gate, now: float) -> HistoryEntry:
-    text = f"everything on host {gate.host} is ready: its events start together"
-    return HistoryEntry(
-        at=now, what=EntryKind.RELEASED, who=PLATFORM_ACTOR, text=text, request_id=gate.request_id, host=gate.host
-    )
 
 
 def _applying_decision(planned: list[PlannedEvent]) -> Callable[[Scope, DecisionContext], Scope]:
@@ -485,14 +355,3 @@ def _skipped_entry(planned: PlannedEvent, why: str, now: float) -> HistoryEntry:
     return HistoryEntry(
         at=now, what=EntryKind.SKIPPED, who=PLATFORM_ACTOR, text=why, request_id=planned.request_id, vm=planned.vms[0]
     )
-
-
-async def _run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
-    """Run decisions about different scopes concurrently; the first error is raised after all have ended."""
-    waiting = list(decisions)
-    failure: BaseException | None = None
-    for at in range(0, len(waiting), _MAX_CONCURRENT_SCOPES):
-        results = await asyncio.gather(*waiting[at : at + _MAX_CONCURRENT_SCOPES], return_exceptions=True)
-        failure = failure or next((r for r in results if isinstance(r, BaseException)), None)
-    if failure is not None:
-        raise failure

@@ -424,8 +424,9 @@ class RolloutService:
     def _closed_gates(self, events: list[Event]) -> dict[str, Gate]:
         """Return, by host, the gates behind which events of the rollout still wait."""
         waiting = {event.gate_id for event in events if event.gate_id and event.status is EventState.SCHEDULED}
-        gates = (self._store.gate(gate_id) for gate_id in sorted(waiting))
-        return {gate.host: gate for gate in gates if gate is not None and gate.released_at is None}
+        closed = (gate_id for gate_id in sorted(waiting) if not self._transactions.is_gate_released(gate_id))
+        gates = (self._store.gate(gate_id) for gate_id in closed)
+        return {gate.host: replace(gate, released_at=None) for gate in gates if gate is not None}
 
     async def _withdraw_unstarted(
         self, request: MaintenanceRequest, rollout: Rollout, events: list[Event], planned: list[PlannedEvent]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from forewarn.store.interface import AppliedCommit, Store
 Decision = Callable[[Scope, DecisionContext], Scope]  # a pure function that returns the changed scope
 EMPTY_COMMIT = Commit()  # compared by identity
 _MAX_ATTEMPTS = 20
+_MAX_CONCURRENT_SCOPES = 256  # scopes decided concurrently, so that the store can commit them together
 _MAX_CACHED_GATES = 10_000
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class ScopeTransactions:
         self.resumed_at: float | None = None  # when this process found an earlier one's state; starts the grace period
         # Callers in this process wait for each other per scope; writers in other processes cause Conflicts.
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._gates: dict[str, bool] = {}  # gate id → is released; a bounded cache
+        self._gates: dict[str, bool] = {}  # gate id → may its events start; a bounded cache
 
     def context_for(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> DecisionContext:
         """Return the context of a decision about this scope now, without destinations: no VM could move.
@@ -67,7 +68,7 @@ class ScopeTransactions:
             now=self.clock.now(),
             policy=self.policy,
             resumed_at=self.resumed_at,
-            released_gates=frozenset(filter(self._is_gate_released, gates)),
+            released_gates=frozenset(filter(self.is_gate_released, gates)),
             failed_hosts=self.placement.failed_hosts(),
             faults=self.faults.event_faults(),
             host_silences=self.host_silences(),
@@ -152,12 +153,25 @@ class ScopeTransactions:
         while len(self._gates) > _MAX_CACHED_GATES:
             del self._gates[next(iter(self._gates))]
 
-    def _is_gate_released(self, gate_id: str) -> bool:
+    def is_gate_released(self, gate_id: str) -> bool:
+        """Return whether the events behind a gate may start; False if it does not exist. Raises Unavailable.
+
+        A gate that this process has just released is. One that was released earlier is only if an event behind it has
+        started: otherwise the release is void, because its events may not be ready any more.
+        """
         known = self._gates.get(gate_id)
         if known is None:
             gate = self.store.gate(gate_id)
-            known = self._gates[gate_id] = gate is not None and gate.released_at is not None
+            known = gate is not None and gate.released_at is not None and self._has_any_started(gate_id)
+            self._gates[gate_id] = known
         return known
+
+    def forget_gate(self, gate_id: str) -> None:
+        """Read a gate, and whether anything behind it has started, again when they are needed next."""
+        self._gates.pop(gate_id, None)
+
+    def _has_any_started(self, gate_id: str) -> bool:
+        return any(event.started_at is not None for event in self.store.events(gate_id=gate_id))
 
 
 async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -> T:
@@ -172,6 +186,17 @@ async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -
         except Conflict:
             continue  # something that the decision relied on has changed: read it again
     raise Conflict(f"{subject} kept changing during {_MAX_ATTEMPTS} attempts to change it: try again")
+
+
+async def run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Run decisions about different scopes concurrently; the first error is raised after all have ended."""
+    waiting = list(decisions)
+    failure: BaseException | None = None
+    for at in range(0, len(waiting), _MAX_CONCURRENT_SCOPES):
+        results = await asyncio.gather(*waiting[at : at + _MAX_CONCURRENT_SCOPES], return_exceptions=True)
+        failure = failure or next((r for r in results if isinstance(r, BaseException)), None)
+    if failure is not None:
+        raise failure
 
 
 def group_by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:

@@ -1,7 +1,8 @@
 """An event, the acts that it performs, and the gate that starts the events of one host together.
 
-Facts (approved by, started at, …) are fields. Only `lifecycle` changes `status`. A gate is released once, when every
-event behind it is ready (spec §6.2); a release is never taken back, so no transaction spans scopes.
+Facts (approved by, started at, …) are fields. Only `lifecycle` changes `status`. A gate is released when every
+event behind it is ready (spec §6.2). A release is taken back only if none of them has started, so no transaction spans
+scopes.
 """
 
 from __future__ import annotations
@@ -144,9 +145,10 @@ def act_id(event_id: str, vm_name: str) -> str:
 
 
 class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Starts the events of several scopes on one host together: released once, when all of them are ready.
+    """Starts the events of several scopes on one host together: released when all of them are ready.
 
-    Rollouts that work on whole hosts make gates. Times are lab time.
+    A release counts from the first start on; one after which nothing started is void, for example because the service
+    ended at that moment. Rollouts that work on whole hosts make gates. Times are lab time.
     """
 
     id: str  # GUID, upper case

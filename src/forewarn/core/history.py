@@ -15,7 +15,7 @@ class EntryKind(StrEnum):
     AT_ONCE = "at once"  # performed without an event that VMs see
     SKIPPED = "skipped"  # part of a request that is no longer possible
     APPROVED = "approved"
-    RELEASED = "released"  # a gate let its events start together
+    RELEASED = "released"  # a gate let its events start together, or, if none of them did, was closed again
     STARTED = "started"
     PERFORMED = "performed"  # an act on one VM succeeded
     FAILED = "failed"  # an act on one VM failed
