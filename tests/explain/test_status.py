@@ -17,6 +17,7 @@ from forewarn.core.request import (
     RolloutImpact,
     RolloutState,
     RolloutTally,
+    WaveSpec,
 )
 from forewarn.core.scope import Scope
 from forewarn.explain.explanation import ScopeFacts
@@ -64,6 +65,35 @@ def test_a_rollout_says_its_progress_and_why_it_ended(facts: Any, counts: dict[s
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), **facts)
     progress = RolloutProgress(tally=RolloutTally(**{**NONE, **counts}))
     assert rollout_explanation(a_request(rollout), rollout, progress, [], []).now == (sentence,)
+
+
+WAVES = (WaveSpec(name="canary", vms=1), WaveSpec(name="rest"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "progress", "sentence"),
+    [
+        ({}, {"next_update_domains": (0,)}, "Next is update domain 0 of its scopes."),
+        (
+            {},
+            {"next_update_domains": (0,), "is_settling": True},
+            "The next wave begins when wave 1 of 2 (canary) has settled.",
+        ),
+        (
+            {"progress": RolloutState.PAUSED},
+            {"next_update_domains": (0,), "is_settling": True},
+            "The next wave begins when wave 1 of 2 (canary) has settled and it is resumed.",
+        ),
+        ({"wave": 1}, {"is_settling": True}, "It completes when wave 2 of 2 (rest) has settled."),
+    ],
+)
+def test_a_rollout_says_what_comes_next(facts: Any, progress: Any, sentence: str) -> None:
+    """While a wave settles, no update domain comes next: the next wave does, or the end."""
+    rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), waves=WAVES, **facts)
+    explanation = rollout_explanation(
+        a_request(rollout), rollout, RolloutProgress(tally=RolloutTally(**NONE), **progress), [], []
+    )
+    assert explanation.now[1:] == (sentence,)
 
 
 def test_a_rollout_lists_the_history_entries_about_the_whole_rollout() -> None:

@@ -11,7 +11,7 @@ from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState, RolloutTally
 from forewarn.core.request_state import RequestState
-from forewarn.core.waves import rollout_target_text
+from forewarn.core.waves import rollout_target_text, wave_title
 from forewarn.explain.explanation import (
     Explanation,
     ExplanationLine,
@@ -64,6 +64,7 @@ class RolloutProgress:
 
     tally: RolloutTally  # how many VMs are in which state
     next_update_domains: tuple[int, ...] = ()  # of its scopes, that it has not reached; (): none
+    is_settling: bool = False  # its current wave settles: nothing comes next before that has passed
     waits_for: tuple[str, ...] = ()  # what keeps it from publishing more, in clauses: settling, budgets, other rollouts
 
 
@@ -137,7 +138,7 @@ def rollout_explanation(
         lines=tuple(sorted(lines, key=lambda line: line.at)),
         now=(
             _progress_sentence(rollout, progress.tally),
-            *_update_domain_sentences(events, progress),
+            *_update_domain_sentences(events, rollout, progress),
             *(f"It waits: {wait}." for wait in progress.waits_for),
             *_pending_sentences(events),
         ),
@@ -237,12 +238,19 @@ def _state_text(rollout: Rollout, tally: RolloutTally) -> str:
     }[rollout.progress]
 
 
-def _update_domain_sentences(events: Sequence[EventWithFacts], progress: RolloutProgress) -> Iterator[str]:
-    """Which update domains it works on, and which come next."""
+def _update_domain_sentences(
+    events: Sequence[EventWithFacts], rollout: Rollout, progress: RolloutProgress
+) -> Iterator[str]:
+    """Which update domains it works on, and what comes next: other ones, a wave, or its end."""
     live = [item for item in events if item.event.is_live]
     at = dict.fromkeys(f"update domain {item.event.update_domain} of {item.facts.title}" for item in live)
     if at:
         yield f"It works on {join_names(list(at))}."
-    if following := progress.next_update_domains:
+    following = progress.next_update_domains
+    if progress.is_settling:
+        what = "The next wave begins" if following else "It completes"
+        resumed = " and it is resumed" if rollout.progress is RolloutState.PAUSED and following else ""
+        yield f"{what} when {wave_title(rollout, rollout.wave)} has settled{resumed}."
+    elif following:
         numbers = join_names([str(number) for number in following])
         yield f"Next {'is update domain' if len(following) == 1 else 'are update domains'} {numbers} of its scopes."

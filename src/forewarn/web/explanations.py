@@ -16,6 +16,7 @@ from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.scope import Scope, scope_title, scope_title_of_vm
+from forewarn.core.waves import settles_until
 from forewarn.duration import duration_text
 from forewarn.explain.explanation import (
     Explanation,
@@ -101,6 +102,7 @@ def explain_request(context: RequestContext, request: MaintenanceRequest) -> Exp
     progress = RolloutProgress(
         tally=tally,
         next_update_domains=next_update_domains(context, request, snapshot),
+        is_settling=settles_until(rollout, context.now()) is not None,
         waits_for=rollout_waits(context, request, snapshot),
     )
     return rollout_explanation(request, rollout, progress, _events_with_facts(context, events), entries)
