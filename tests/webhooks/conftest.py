@@ -15,6 +15,7 @@ from forewarn.core.webhook import WebhookSubscription
 from forewarn.http_client import HttpClient, HttpLimits, LocalTargets
 from forewarn.store import MemoryStore
 from forewarn.webhooks import WebhookDispatcher
+from tests.support.fake_prober import FakeProber
 from tests.support.webhook_receiver import WebhookReceiver
 from tests.support.world import World, a_host, a_vm
 
@@ -48,7 +49,8 @@ class DeliveryWorld:
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         vms = [a_vm("web", host="h1"), a_vm("db", host="h2")]
-        self.world = World(vms=vms, hosts=[a_host("h1"), a_host("h2")], store=store)
+        self.prober = FakeProber()
+        self.world = World(vms=vms, hosts=[a_host("h1"), a_host("h2")], store=store, prober=self.prober)
         self.retry_sleep = ControlledSleep()
         self.real_now = 5000.0
         self.dispatcher = self.new_outbox()

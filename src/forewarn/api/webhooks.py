@@ -29,6 +29,7 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
     over: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
     happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # statuses of events; empty: all
     opted_in_only: bool = False  # only events of VMs whose policy publishes outside
+    rollouts: bool | None = None  # also what happens to rollouts themselves; null: if no other field filters
     secret: Annotated[str, Meta(max_length=500)] = ""  # signs messages; 16 characters or more; empty: one is generated
     from_start: bool = False  # send the history from its beginning, not from now on
     validate: bool = False  # add it only if the receiver validates
@@ -46,6 +47,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     over: str  # a resource id: only events of VMs within it
     happenings: tuple[EventGridStatus, ...]  # statuses of events that are sent; never empty
     opted_in_only: bool  # only events of VMs whose policy publishes outside
+    rollouts: bool  # also what happens to rollouts themselves: paused, resumed, stopped, completed, on hold
     by: str  # who added it
     at: float  # when, in lab time
     told_ago_s: float | None  # since the last success; None if there was none
@@ -146,6 +148,7 @@ def _webhook_fields(context: RequestContext, webhook: WebhookSubscription) -> di
         "over": webhook.over,
         "happenings": webhook.happenings,
         "opted_in_only": webhook.opted_in_only,
+        "rollouts": webhook.rollouts,
         "by": webhook.by,
         "at": webhook.at,
         "told_ago_s": None if last_at is None else max(0.0, now - last_at),

@@ -24,7 +24,7 @@ id_argument = click.argument("webhook_id", metavar="WEBHOOK", shell_complete=web
 
 @click.group()
 def webhook() -> None:
-    """Notify other programs of what happens to events."""
+    """Notify other programs of what happens to events and rollouts."""
 
 
 @webhook.command("add")
@@ -43,6 +43,9 @@ def webhook() -> None:
 )
 @click.option("--opted-in-only", is_flag=True, help="Notify only of VMs whose policy publishes events.")
 @click.option(
+    "--rollouts/--no-rollouts", default=None, help="Notify of rollouts too.  [default: if nothing above filters]"
+)
+@click.option(
     "--secret-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -59,11 +62,12 @@ def add_webhook(
     over_group: str | None,
     happenings: tuple[str, ...],
     opted_in_only: bool,
+    rollouts: bool | None,
     secret_file: Path | None,
     validate: bool,
     from_start: bool,
 ) -> None:
-    """Notify URL of what happens to events, from now on.
+    """Notify URL of what happens to events and rollouts, from now on.
 
     Each delivery is signed.
 
@@ -71,13 +75,14 @@ def add_webhook(
     `resource` is a resource id, or the name of a VM or set. Prints the webhook, and its secret once if the service made
     it (with --json always). `happenings` () means all. `secret_file` is private (mode 0600) and has one line, of 16
     characters or more without the blanks around it; None: the service makes a secret. The same URL may be added again.
-    Raises Rejected if both `resource` and `over_group` are given (with neither all VMs count), or for a bad URL,
-    resource or secret; NotFound for an unknown name, group or file; Refused if a name is ambiguous, or if the receiver
-    does not answer the handshake.
+    `rollouts` None means: if `happenings`, `opted_in_only`, `resource` and `over_group` filter nothing. Raises Rejected
+    if both `resource` and `over_group` are given (with neither all VMs count), if one is given with `rollouts`, or for
+    a bad URL, resource or secret; NotFound for an unknown name, group or file; Refused if a name is ambiguous, or if
+    the receiver does not answer the handshake.
     """
     body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
     body |= {"happenings": list(happenings)}
-    body |= {"opted_in_only": opted_in_only, "validate": validate, "from_start": from_start}
+    body |= {"opted_in_only": opted_in_only, "rollouts": rollouts, "validate": validate, "from_start": from_start}
     if secret_file is not None:
         body["secret"] = read_secret_file(secret_file)
     _print_added(call, call.api.post("webhooks", body=body), is_made=secret_file is None)
@@ -94,7 +99,8 @@ def _print_added(call: Invocation, view: JsonObject, *, is_made: bool) -> None:
         call.output.print_json(view)
         return
     short = view["id"][:_SHORT_ID_LENGTH]
-    call.output.print_line(bold(f"Webhook {short}"), f" is notified of events of {_resources_text(view)}.")
+    also = ", and of rollouts" if view["rollouts"] else ""
+    call.output.print_line(bold(f"Webhook {short}"), f" is notified of events of {_resources_text(view)}{also}.")
     if is_made:
         call.output.print_line("Its secret, which is not shown again: ", bold(view["secret"]))
     call.output.print_hints(
@@ -145,7 +151,7 @@ def _webhook_row(view: JsonObject, now: float, length: int) -> list[Cell]:
 
 def _notifications_text(view: JsonObject) -> str:
     happenings = "all" if len(view["happenings"]) == len(_NOTIFICATION_KINDS) else ", ".join(view["happenings"])
-    return f"{happenings} of {_resources_text(view)}"
+    return f"{happenings} of {_resources_text(view)}" + (", and rollouts" if view["rollouts"] else "")
 
 
 def _resources_text(view: JsonObject) -> str:

@@ -13,6 +13,7 @@ from forewarn.core.health import HealthDecision, HealthVerdict
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutState
+from forewarn.core.rollout import PUBLISHES_NOTHING
 from forewarn.core.scope import Scope
 
 
@@ -74,7 +75,7 @@ def after_verdict(
             text = f"rollout {request.id} paused: {verdict.why}; events that have not started are withdrawn"
             return changed, _entry(request, EntryKind.PAUSED, text, now)
         case HealthDecision.WAIT if not rollout.unclear:
-            text = f"rollout {request.id} publishes nothing for now: {verdict.why}"
+            text = f"rollout {request.id} {PUBLISHES_NOTHING}: {verdict.why}"
             return replace(rollout, unclear=verdict.why), _entry(request, EntryKind.PAUSED, text, now)
         case HealthDecision.GO_ON if rollout.unclear:
             text = f"rollout {request.id} goes on: its checks are clear again"

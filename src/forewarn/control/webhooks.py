@@ -28,8 +28,9 @@ _MAX_URL_LENGTH = 2000
 class WebhookSpec:
     """A webhook to add, as a user asks for it: `WebhookService.add` checks it and makes a subscription.
 
-    () as `happenings` means all statuses, "" as `secret` generates one. With `from_start` it gets the whole history,
-    with `validate` it is added only if the receiver answers a validation request.
+    () as `happenings` means all statuses, "" as `secret` generates one. None as `rollouts` means: if nothing else
+    filters its messages. With `from_start` it gets the whole history, with `validate` it is added only if the receiver
+    answers a validation request.
     """
 
     url: str  # of the receiver, http or https, at most 2000 ASCII characters, without user, password and fragment
@@ -37,6 +38,7 @@ class WebhookSpec:
     over: str = ROOT_RESOURCE  # a resource id: only events of VMs within it; by default all
     happenings: tuple[EventGridStatus, ...] = ()  # statuses to notify about; (): all
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
+    rollouts: bool | None = None  # also what happens to rollouts themselves; None: unless another field filters
     secret: str = ""  # signs messages, 16 characters or more; "": generate one
     from_start: bool = False  # send the whole history, not only what happens from now on
     validate: bool = False  # add it only if the receiver answers the validation request
@@ -62,7 +64,8 @@ class WebhookService:
 
         With `validate`, asks the receiver first, and raises Refused, without adding it, if it does not answer as it
         must. The same URL may be added again. Raises Rejected for a bad URL, an address that the service may not call,
-        a bad resource, or a secret that is under 16 characters or not printable. Writes a history entry.
+        a bad resource, rollouts of a part of the fleet, or a secret that is under 16 characters or not printable.
+        Writes a history entry.
         """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
@@ -72,6 +75,7 @@ class WebhookService:
             over=_parse_resource(spec.over),
             happenings=_in_declared_order(spec.happenings),
             opted_in_only=spec.opted_in_only,
+            rollouts=_wants_rollouts(spec),
             by=who,
             at=self._clock.now(),
             cursor=0 if spec.from_start else self._store.last_seq(),
@@ -155,6 +159,18 @@ def _parse_resource(text: str) -> str:
             f"{text!r} is not a resource that has events: give / for everything, /subscriptions/ID, "
             "/subscriptions/ID/resourceGroups/NAME, or the id of a VM or set within one"
         ) from None
+
+
+def _wants_rollouts(spec: WebhookSpec) -> bool:
+    is_everything = _parse_resource(spec.over) == ROOT_RESOURCE
+    if spec.rollouts is None:
+        return is_everything and not spec.happenings and not spec.opted_in_only
+    if spec.rollouts and not is_everything:
+        raise Rejected(
+            "rollouts are maintenance of the whole fleet, and this webhook is about a part of it: "
+            "leave out the rollouts, or the resource"
+        )
+    return spec.rollouts
 
 
 def _check_secret(text: str) -> str:

@@ -29,7 +29,8 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     """A webhook: the receiver's address, which events it receives, and its position in the history.
 
     It receives the statuses in `happenings` of events that affect a VM within the resource `over`; with
-    `opted_in_only`, only VMs with `publish_outside` (whose owners publish their events) count.
+    `opted_in_only`, only VMs with `publish_outside` (whose owners publish their events) count. With `rollouts` it also
+    receives what happens to rollouts.
     """
 
     id: str  # a GUID, lower case
@@ -39,6 +40,7 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     over: str = ROOT_RESOURCE  # only events of VMs within this resource
     happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # statuses to notify about; by default all
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
+    rollouts: bool = False  # also what happens to rollouts themselves: paused, resumed, stopped, completed, on hold
     by: str = ""  # the name of who added it
     at: float = 0  # when, in lab time
     cursor: int = 0  # all history entries up to this number were delivered or did not concern it

@@ -123,7 +123,8 @@ def is_subscribed(webhook: WebhookSubscription, notification: EventNotification,
 class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message to a webhook, before it is rendered in one of the two schemas.
 
-    About an event (`notification_message`), or to test or validate the receiver (`webhooks.verification`).
+    About an event (`notification_message`), a rollout (`rollout_message`), or to test or validate the receiver
+    (`webhooks.verification`).
     """
 
     id: str  # a GUID; the same in each retry

@@ -18,6 +18,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.history import HistoryEntry
+from forewarn.core.request import MaintenanceRequest
 from forewarn.core.webhook import WebhookSchema, WebhookSubscription
 from forewarn.errors import Unavailable
 from forewarn.explain.notification import NotificationMessage, render_message
@@ -38,6 +39,9 @@ class WebhookStore(Protocol):
 
     def vm(self, key: str) -> Vm | None:
         """The VM with this key, present or removed, or None."""
+
+    def request(self, request_id: str) -> MaintenanceRequest | None:
+        """The request with exactly this id, or None if there is none (any more)."""
 
     async def commit(self, commit: Commit) -> int:
         """Applies the commit durably; returns the last sequence number of the history. Raises ForewarnError."""

@@ -17,13 +17,14 @@ from forewarn.core.history import HistoryEntry
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 from forewarn.errors import ForewarnError
 from forewarn.explain.notification import (
-    EventNotification,
+    NotificationMessage,
     event_vm_keys,
     is_subscribed,
     may_notify,
     notification_for,
     notification_message,
 )
+from forewarn.explain.rollout_notification import may_notify_of_rollout, rollout_message
 from forewarn.webhooks.message import ReceiverUnreachable, SendRequest, WebhookResponse, WebhookStore, build_request
 
 log = logging.getLogger(__name__)
@@ -104,13 +105,13 @@ class WebhookSender:
         """
         entries = self._dependencies.store.entries_after(self._position, _BATCH_ENTRIES)
         for entry in entries:
-            notification = self._notification_to_send(entry)
-            if notification is not None:
-                if (failure := await self._deliver(notification)) is not None:
+            message = self._message_to_send(entry)
+            if message is not None:
+                if (failure := await self._deliver(message)) is not None:
                     return self._record_failure(failure)
                 self._record_success()
             self._position = entry.seq
-            if notification is not None or self._position - self._saved_position >= _MAX_UNSAVED_ENTRIES:
+            if message is not None or self._position - self._saved_position >= _MAX_UNSAVED_ENTRIES:
                 await self._save_cursor()
         return 0 if len(entries) == _BATCH_ENTRIES else None
 
@@ -120,7 +121,7 @@ class WebhookSender:
         Reads them from the store at each call; raises ForewarnError if that fails.
         """
         entries = self._dependencies.store.entries_after(self._position, _MAX_COUNTED_ENTRIES)
-        pending = sum(self._notification_to_send(entry) is not None for entry in entries)
+        pending = sum(self._message_to_send(entry) is not None for entry in entries)
         has_more = len(entries) == _MAX_COUNTED_ENTRIES
         return msgspec.structs.replace(self._last_report, pending=pending, has_more=has_more)
 
@@ -133,18 +134,22 @@ class WebhookSender:
             log.exception("webhook %s: delivery failed with an internal error", self._webhook.id)
             return self._record_failure(f"forewarn failed with an internal error ({type(error).__name__}): see its log")
 
-    def _notification_to_send(self, entry: HistoryEntry) -> EventNotification | None:
+    def _message_to_send(self, entry: HistoryEntry) -> NotificationMessage | None:
         store = self._dependencies.store
+        if self._webhook.rollouts and may_notify_of_rollout(entry):
+            return rollout_message(entry, store.request(entry.request_id) if entry.request_id else None)
         event = store.event(entry.event_id) if may_notify(entry) else None
         if event is None:
             return None
         vms = [vm for vm in map(store.vm, event_vm_keys(event)) if vm is not None]
         notification = notification_for(entry, event, vms)
-        return notification if notification is not None and is_subscribed(self._webhook, notification, vms) else None
+        if notification is None or not is_subscribed(self._webhook, notification, vms):
+            return None
+        return notification_message(notification)
 
-    async def _deliver(self, notification: EventNotification) -> str | None:
+    async def _deliver(self, message: NotificationMessage) -> str | None:
         """None if the receiver accepted the message, else why not."""
-        request = build_request(self._webhook, notification_message(notification), self._dependencies.real_time())
+        request = build_request(self._webhook, message, self._dependencies.real_time())
         try:
             response = await self._dependencies.send(request)
         except ReceiverUnreachable as error:
