@@ -8,16 +8,16 @@ from pathlib import Path
 from hypothesis.stateful import run_state_machine_as_test
 
 from forewarn.core.decision import EnablementMode
-from tests.properties.control_machine import ControlMachine
 from tests.properties.crashing_stores import CrashingSqliteStore, CrashingStore
+from tests.properties.rollout_machine import RolloutMachine
 from tests.properties.search_profile import search_settings
 
 
-class ServiceMachine(ControlMachine):
+class ServiceMachine(RolloutMachine):
     enablement = EnablementMode.ON_REQUEST
 
 
-class SqliteMachine(ControlMachine):
+class SqliteMachine(RolloutMachine):
     def new_store(self) -> CrashingStore:
         self._folder = tempfile.TemporaryDirectory()
         return CrashingSqliteStore.open_at(Path(self._folder.name) / "store.db")
@@ -31,7 +31,7 @@ class SqliteMachine(ControlMachine):
 
 def test_a_lab_keeps_every_rule_through_any_crash() -> None:
     """Every scope is enabled from the start (spec §8.3)."""
-    run_state_machine_as_test(ControlMachine, settings=search_settings(250))
+    run_state_machine_as_test(RolloutMachine, settings=search_settings(250))
 
 
 def test_a_service_keeps_every_rule_through_any_crash() -> None:

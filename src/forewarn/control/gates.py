@@ -31,21 +31,21 @@ class GateService:
         self._transactions = transactions
         self._store = transactions.store
 
-    async def reconcile(self) -> bool:
-        """Decide the gates that are due; return whether there were any. Raises the first error after all others."""
-        due = {gate.id: gate for gate in self._store.due_gates(self._transactions.clock.now())}
-        if not due:
-            return False
+    async def reconcile(self, gates: Iterable[Gate]) -> None:
+        """Decide these gates, which are due: release them, or store when they are due again.
+
+        Releases and starts are durable when it returns. Raises the first error once the others are done.
+        """
+        due = {gate.id: gate for gate in gates}
         behind = self._store.events_behind_gates(tuple(due))
         is_first = True
-        for gates in independent_rounds(_scopes_by_gate(due, behind)):
-            for at in range(0, len(gates), _BATCH_SIZE):
-                batch = {gate_id: due[gate_id] for gate_id in gates[at : at + _BATCH_SIZE]}
+        for gate_ids in independent_rounds(_scopes_by_gate(due, behind)):
+            for at in range(0, len(gate_ids), _BATCH_SIZE):
+                batch = {gate_id: due[gate_id] for gate_id in gate_ids[at : at + _BATCH_SIZE]}
                 await self._reconcile_batch(
                     batch, behind if is_first else self._store.events_behind_gates(tuple(batch))
                 )
                 is_first = False  # this batch has changed scopes: read again
-        return True
 
     async def _reconcile_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
         """Release the gates whose events are all ready; save the next wake-up of the others in one commit."""

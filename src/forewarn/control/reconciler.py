@@ -181,7 +181,7 @@ class Reconciler:
             self._reconcile_rollouts,
             self._replays.reconcile,
             self._reconcile_scopes,
-            self._gates.reconcile,
+            self._reconcile_gates,
             self._faults.expire,
             self._fault_storms.reconcile,
         ):
@@ -318,6 +318,12 @@ class Reconciler:
     async def _reconcile_scopes(self) -> bool:
         due = self._store.due_scopes(self._transactions.clock.now())
         await run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in due)
+        return bool(due)
+
+    async def _reconcile_gates(self) -> bool:
+        due = self._store.due_gates(self._transactions.clock.now())
+        if due:
+            await self._gates.reconcile(due)
         return bool(due)
 
 

@@ -1,4 +1,4 @@
-"""Messages to webhooks about rollouts themselves: paused, resumed, stopped, completed, on hold (spec §13.5).
+"""Messages to webhooks about rollouts themselves: paused, resumed, ended, on hold (spec §13.5).
 
 They are computed from history entries, as the messages about events are. Azure has none, so they have a type of
 their own.
