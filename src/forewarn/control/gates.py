@@ -55,9 +55,7 @@ class GateService:
             for gate_id, gate in gates.items()
         }
         unready = [replace(gates[id_], wakes_at=at) for id_, at in wake_times.items() if at is not _READY_NOW]
-        void = [
-            gate for gate in unready if gate.released_at is not None and waiting[gate.id] and not self._is_open(gate)
-        ]
+        void = [gate for gate in unready if self._has_void_release(gate, waiting[gate.id])]
         await self._save_unready([gate for gate in unready if gate not in void])
         await run_concurrently(self._take_back(gate) for gate in void)
         ready = [gates[gate_id] for gate_id, at in wake_times.items() if at is _READY_NOW]
@@ -73,6 +71,7 @@ class GateService:
         return self._transactions.is_gate_released(gate.id)
 
     def _has_void_release(self, gate: Gate, waiting: list[Event]) -> bool:
+        """Return whether the gate was released, but none of its events has started since."""
         return gate.released_at is not None and bool(waiting) and not self._is_open(gate)
 
     async def _take_back(self, gate: Gate) -> None:
