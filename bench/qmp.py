@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 from tests.vms.hosts import GUEST
 
 OBSERVER = "observer.qmp"  # the benchmark's own monitor, in the directory of a VM's host
-# Before QEMU's command: it gets this monitor beside that of the service.
-WITH_OBSERVER = ("sh", "-c", f'exec "$@" -qmp unix:{OBSERVER},server=on,wait=off', "qemu")
+# Before QEMU's command: it gets this monitor beside that of the service. Linux may schedule by sessions (autogroup),
+# and QEMU has its own on both sides: it gets the niceness that the benchmark was started with.
+_KEEP_NICENESS = "{ nice > /proc/self/autogroup; } 2>/dev/null"
+WITH_OBSERVER = ("sh", "-c", f'{_KEEP_NICENESS}; exec "$@" -qmp unix:{OBSERVER},server=on,wait=off', "qemu")
 MEMORY_MIB = 96
 _TIMEOUT_S = 120.0
 _CONNECT_INTERVAL_S = 0.002

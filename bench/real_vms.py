@@ -1,19 +1,23 @@
 """Real VMs: from a guest's approval until it is frozen, or runs on another host, compared with QMP alone.
 
-Both are QEMU processes with an idle guest in software emulation, measured in turn. The times of the effects are those
-of QEMU's own events. A migration by hand also starts the destination's QEMU, as the service does. How long QEMU itself
-takes to transfer the guest is not counted on either side: it limits its rate in intervals of 100 ms, so equal
+Both are QEMU processes with an idle guest in software emulation, measured in turn, and each first every other time. A
+file is made durable between them, so that a figure shows how slow the disk was meanwhile. The times of the effects are
+those of QEMU's own events. A migration by hand also starts the destination's QEMU, as the service does. How long QEMU
+itself takes to transfer the guest is not counted on either side: it limits its rate in intervals of 100 ms, so equal
 migrations differ by more than what is measured here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +31,7 @@ from forewarn.hypervisor.qemu.driver import QemuDriver
 from tests.support.service_process import eventually
 from tests.vms.hosts import toml_text, wait_for, why_vms_are_unavailable
 
+T = TypeVar("T")
 _FREEZES = 40
 _MIGRATIONS = 100  # the 99th percentile of fewer would be the slowest one
 _VM = "web-0"
@@ -43,30 +48,64 @@ def measure(context: RunContext) -> tuple[Figure, ...]:
         bare = BareVm(context.directory / "bare")
         stack.callback(lambda: bare.close())
         wait_for(_BOOTED, bare.console, within_s=_WITHIN_S)
+        sync = partial(sync_s, context.directory / "sync")
         freezes = [
-            (vm.freeze(), bare.freeze()) for _ in context.track("real VMs, freezes", range(context.scaled(_FREEZES)))
+            in_turn(number, vm.freeze, bare.freeze, sync)
+            for number in context.track("real VMs, freezes", range(context.scaled(_FREEZES)))
         ]
         migrations = [
-            (vm.migrate(), bare.migrate())
-            for _ in context.track("real VMs, migrations", range(context.scaled(_MIGRATIONS)))
+            in_turn(number, vm.migrate, bare.migrate, sync)
+            for number in context.track("real VMs, migrations", range(context.scaled(_MIGRATIONS)))
         ]
     return _figure("freeze-overhead", freezes), migration_figure(migrations)
 
 
-def _figure(name: str, pairs: Sequence[tuple[float, float]]) -> Figure:
-    ours, bare = ([1000 * took_s for took_s in side] for side in zip(*pairs, strict=True))
+def in_turn(number: int, ours: Callable[[], T], bare: Callable[[], T], sync: Callable[[], float]) -> tuple[T, T, float]:
+    """Measure our side first if `number` is even, else QMP alone; return ours, bare, and the seconds of a sync between.
+
+    What the first one leaves to the machine, such as the end of a process, disturbs both sides equally often.
+    """
+    if number % 2:
+        second, sync_took_s, first = bare(), sync(), ours()
+        return first, second, sync_took_s
+    first, sync_took_s, second = ours(), sync(), bare()
+    return first, second, sync_took_s
+
+
+def sync_s(path: Path) -> float:
+    """Append a block to the file, and return the seconds until it is on the disk (fsync)."""
+    with path.open("ab") as file:
+        file.write(bytes(4096))
+        file.flush()
+        begin = time.perf_counter()
+        os.fsync(file.fileno())
+        return time.perf_counter() - begin
+
+
+def _figure(name: str, rounds: Sequence[tuple[float, float, float]]) -> Figure:
+    ours, bare, sync = (tuple(1000 * took_s for took_s in side) for side in zip(*rounds, strict=True))
     note = (
-        f"median {overhead(ours, bare, 0.5):.0f}, p90 {overhead(ours, bare, 0.9):.0f} ms of {len(ours)}; "
-        f"QMP alone {median(bare):.1f} ms, from the approval {median(ours):.1f} ms"
+        f"median {overhead(ours, bare, 0.5):.0f}, p90 {overhead(ours, bare, 0.9):.0f} ms of {len(ours)}; median, p90 "
+        f"and p99 of QMP alone {_percentiles(bare)}, from the approval {_percentiles(ours)}, of an fsync "
+        f"{_percentiles(sync)} ms"
     )
-    samples = {"ours_ms": tuple(ours), "qmp_ms": tuple(bare)}
+    samples = {"ours_ms": ours, "qmp_ms": bare, "fsync_ms": sync}
     return Figure(name=name, value=overhead(ours, bare, 0.99), note=note, samples=samples)
 
 
-def migration_figure(pairs: Sequence[tuple[TimedMigration, TimedMigration]]) -> Figure:
-    """Return by how much ours are slower outside of QEMU's transfers, with the transfers among the samples."""
-    figure = _figure("migrate-overhead", [(ours.beside_transfer_s, bare.beside_transfer_s) for ours, bare in pairs])
-    transfers = [tuple(1000 * each.transfer_s for each in side) for side in zip(*pairs, strict=True)]
+def _percentiles(values: Sequence[float]) -> str:
+    return " ".join(f"{percentile(values, share):.1f}" for share in (0.5, 0.9, 0.99))
+
+
+def migration_figure(rounds: Sequence[tuple[TimedMigration, TimedMigration, float]]) -> Figure:
+    """Return by how much ours are slower outside of QEMU's transfers, with the transfers among the samples.
+
+    Each round is our migration, the one with QMP alone, and the seconds that an fsync took between them.
+    """
+    figure = _figure(
+        "migrate-overhead", [(ours.beside_transfer_s, bare.beside_transfer_s, sync) for ours, bare, sync in rounds]
+    )
+    transfers = [tuple(1000 * each.transfer_s for each in side) for side in list(zip(*rounds, strict=True))[:2]]
     note = f"{figure.note}; QEMU's transfers besides: {median(transfers[1]):.0f} and {median(transfers[0]):.0f} ms"
     samples = figure.samples | {"ours_transfer_ms": transfers[0], "qmp_transfer_ms": transfers[1]}
     return msgspec.structs.replace(figure, note=note, samples=samples)

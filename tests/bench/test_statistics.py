@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.half_rate import pause_ms
-from bench.real_vms import overhead
+from bench.real_vms import in_turn, overhead
 from bench.sample_statistics import median, percentile, ratio, spread
 
 samples = st.lists(st.floats(min_value=0.001, max_value=1e6), min_size=1, max_size=200)
@@ -38,6 +38,19 @@ def test_an_invalid_percentile_is_refused(values: list[float], share: float) -> 
 def test_an_overhead_compares_the_same_percentile_of_both_sides() -> None:
     ours, bare = [30.0, 10.0, 20.0, 90.0], [5.0, 40.0, 1.0, 4.0]
     assert (overhead(ours, bare, 0.5), overhead(ours, bare, 0.99)) == (20 - 4, 90 - 40)
+
+
+def test_sides_that_are_measured_in_turn_are_each_first_every_other_time() -> None:
+    calls: list[str] = []
+
+    def side(name: str, took_s: float) -> float:
+        calls.append(name)
+        return took_s
+
+    for number in range(2):
+        found = in_turn(number, lambda: side("ours", 1.0), lambda: side("bare", 2.0), lambda: side("sync", 3.0))
+        assert found == (1.0, 2.0, 3.0)
+    assert calls == ["ours", "sync", "bare", "bare", "sync", "ours"]
 
 
 @given(samples)
