@@ -19,7 +19,7 @@ import pytest
 from forewarn.hypervisor.qemu.instance import QemuInstance
 from tests.support.service_process import eventually
 from tests.vms.hosts import AGENT, GUEST, HOST_NAMES, VM, HostSetup, QemuSite, why_vms_are_unavailable
-from tests.vms.libvirt_hosts import LibvirtSite
+from tests.vms.libvirt_hosts import LibvirtSite, MigrationSite
 
 TEST_MONITOR = "test.qmp"  # a monitor of a cloned guest's QEMU that only tests use, in its host's directory
 _NUMBERS = itertools.count()
@@ -64,6 +64,17 @@ def _can_run_agent(_can_run_vms: None) -> None:
 def site(_can_run_vms: None) -> Iterator[QemuSite]:
     with _new_site() as site:
         yield site
+
+
+@pytest.fixture
+def migration_site(_can_run_vms: None) -> Iterator[MigrationSite]:
+    with _short_directory() as directory:
+        site = MigrationSite(directory)
+        try:
+            site.start()
+            yield site
+        finally:
+            site.close()
 
 
 @contextmanager

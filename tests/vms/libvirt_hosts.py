@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from forewarn.hypervisor.libvirt.connection import LibvirtHost
 from forewarn.hypervisor.libvirt.driver import LibvirtDriver
+from forewarn.hypervisor.machines.acts import MachineHypervisor
+from forewarn.hypervisor.machines.driver import HostUnreachable
+from forewarn.hypervisor.machines.journal import MachineJournal
 from tests.support.service_process import eventually
 from tests.vms.hosts import DEVICE, GUEST, GUEST_ADDRESS, HOST_NAMES, MEMORY_MIB, VM, Site, toml_text, wait_for
 
@@ -202,20 +206,29 @@ class LibvirtDaemon:
             self._child = None
             (self.directory / "run" / "libvirt-sock").unlink(missing_ok=True)
 
+    def lose(self) -> None:
+        """End the daemon and the guest's QEMU at once, as if the host had lost its power."""
+        self.stop(signal.SIGKILL)
+        self._kill_guest()
+
     def close(self) -> None:
         """End the daemon, and the guest if a failed test has left it running."""
         try:
             self.stop()
         finally:
-            with suppress(FileNotFoundError, ProcessLookupError):
-                os.kill(int((self.directory / "run" / "qemu" / f"{VM}.pid").read_text()), signal.SIGKILL)
+            self._kill_guest()
+
+    def _kill_guest(self) -> None:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int((self.directory / "run" / "qemu" / f"{VM}.pid").read_text()), signal.SIGKILL)
 
 
 async def end_guest(driver: LibvirtDriver, *hosts: str) -> None:
-    """Power the guest off on these hosts, also after a failed test."""
+    """Power the guest off on these hosts, also after a failed test; not on a host that does not answer."""
     for host in hosts:
-        if await driver.state(host, VM) != "absent":
-            await driver.power_off(host, VM)
+        with suppress(HostUnreachable):
+            if await driver.state(host, VM) != "absent":
+                await driver.power_off(host, VM)
     await driver.close()
 
 
@@ -322,3 +335,60 @@ class LibvirtSite(Site):
         done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         assert done.returncode == 0, f"{' '.join(line)}: {done.stderr}"
         return done.stdout
+
+
+class MigrationSite:
+    """Two daemons, kvm-a and kvm-b, and a driver of them for each scenario; the guest is ended afterwards."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.daemons = {
+            name: LibvirtDaemon(name, number, directory / name) for number, name in enumerate(("kvm-a", "kvm-b"), 1)
+        }
+
+    def start(self) -> None:
+        for daemon in self.daemons.values():
+            daemon.start()
+
+    def driver(self, *, by_peers: bool = False) -> LibvirtDriver:
+        hosts = {
+            name: LibvirtHost(
+                uri=daemon.uri,
+                peer_uri=daemon.uri if by_peers else "",
+                migrate_uri=f"unix://{self.directory}/{{vm}}.sock",
+                timeout_s=TIMEOUT_S,
+            )
+            for name, daemon in self.daemons.items()
+        }
+        return LibvirtDriver(hosts, self.directory / "definitions")
+
+    def node(self, name: str, *others: str) -> MachineHypervisor:
+        """The hypervisor of one host; it also reaches the libvirt of others."""
+        hosts = {
+            each: LibvirtHost(
+                uri=self.daemons[each].uri, migrate_uri=f"unix://{self.directory}/{{vm}}.sock", timeout_s=TIMEOUT_S
+            )
+            for each in (name, *others)
+        }
+        driver = LibvirtDriver(hosts, self.directory / f"definitions-{name}")
+        return MachineHypervisor(driver, MachineJournal(self.directory / f"{name}.db"))
+
+    def run(
+        self, guest: Guest, scenario: Callable[[LibvirtDriver, Guest], Awaitable[None]], *, by_peers: bool = False
+    ) -> None:
+        async def run() -> None:
+            driver = self.driver(by_peers=by_peers)
+            try:
+                await driver._hosts.connection("kvm-a").call(lambda session: session.define(guest.xml))
+                await driver.power_on("kvm-a", VM)
+                await asyncio.to_thread(guest.wait_for_boot, 1)
+                await scenario(driver, guest)
+            finally:
+                await end_guest(driver, "kvm-a", "kvm-b")
+
+        asyncio.run(run())
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for daemon in self.daemons.values():
+                stack.callback(daemon.close)

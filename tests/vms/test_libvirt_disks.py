@@ -37,16 +37,16 @@ async def with_volumes(driver: LibvirtDriver, *names: str, host: str = "a", end:
             session.storage.delete_volume(f"/images/{name}")
             images(session).createXML(VOLUME.format(name).replace("</volume>", end))
 
-    await driver._connection(host).call(create)
+    await driver._hosts.connection(host).call(create)
 
 
 async def volumes(driver: LibvirtDriver, host: str = "a") -> list[str]:
-    return await driver._connection(host).call(lambda session: sorted(images(session).listVolumes()))
+    return await driver._hosts.connection(host).call(lambda session: sorted(images(session).listVolumes()))
 
 
 async def set_pool(driver: LibvirtDriver, host: str, *, is_active: bool) -> None:
     """Start or stop the storage pool of a host, as `virsh pool-start` and `virsh pool-destroy` do."""
-    await driver._connection(host).call(
+    await driver._hosts.connection(host).call(
         lambda session: images(session).create() if is_active else images(session).destroy()
     )
 
@@ -216,10 +216,10 @@ def test_a_vm_whose_ephemeral_disk_cannot_be_created_on_the_destination_comes_ba
     async def scenario() -> None:
         async with driver_of(tmp_path, a=domain(devices=DISKS), b="") as driver:
             await with_volumes(driver, "root.qcow2", "scratch.qcow2")
-            free = await driver._connection("b").call(lambda session: images(session).info()[3])
+            free = await driver._hosts.connection("b").call(lambda session: images(session).info()[3])
             size = f"<capacity>{free}</capacity></volume>"
             fill = VOLUME.format("full.raw").replace("<capacity unit='MiB'>64</capacity></volume>", size)
-            await driver._connection("b").call(lambda session: images(session).createXML(fill))
+            await driver._hosts.connection("b").call(lambda session: images(session).createXML(fill))
             done = await redeploy(tmp_path, driver)
             assert not done.ok
             assert "Not enough free space in pool" in done.note

@@ -306,7 +306,7 @@ def test_a_call_that_changes_disks_waits_for_an_earlier_one_that_was_cancelled(t
                 is_working.set()
                 may_end.wait(60)
 
-            given_up = asyncio.create_task(driver._run("a", "web-1", "reimage", change_disks, is_exclusive=True))
+            given_up = asyncio.create_task(driver._hosts.run("a", "web-1", "reimage", change_disks, is_exclusive=True))
             await asyncio.to_thread(is_working.wait, 60)
             given_up.cancel()
             await asyncio.wait({given_up})
@@ -361,7 +361,7 @@ def test_waiting_ends_when_the_host_reports_a_change_of_the_domain(tmp_path: Pat
 def test_a_transient_vm_gets_no_mark_because_its_host_would_forget_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with driver_of(tmp_path, a=domain()) as driver:
-            await driver._connection("a").call(lambda session: session.undefine("web-1"))
+            await driver._hosts.connection("a").call(lambda session: session.undefine("web-1"))
             with pytest.raises(Refused, match="'web-1' is transient"):
                 await driver.write_mark("a", "web-1", MARK)
 

@@ -44,7 +44,7 @@ def test_a_real_guest_is_paused_reset_shut_down_and_started_and_keeps_its_mark(d
     hosts = {"kvm-a": embedded_host(directory / "kvm-a")}
 
     async def act(driver: LibvirtDriver) -> None:
-        await driver._connection("kvm-a").call(lambda session: session.define(guest.xml))
+        await driver._hosts.connection("kvm-a").call(lambda session: session.define(guest.xml))
         await driver.power_on("kvm-a", VM)
         await asyncio.to_thread(guest.wait_for_boot, 1)
 

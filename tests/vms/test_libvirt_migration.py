@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -16,84 +11,14 @@ from forewarn.cluster.move_plan import MoveProgress, StepOrder, next_step
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Refused
-from forewarn.hypervisor.libvirt.connection import LibvirtHost
 from forewarn.hypervisor.libvirt.domain_state import ChangeKind
 from forewarn.hypervisor.libvirt.driver import LibvirtDriver
-from forewarn.hypervisor.machines.acts import MachineHypervisor
 from forewarn.hypervisor.machines.driver import HostUnreachable, MachineMark, MachineState, MigrationProgress
-from forewarn.hypervisor.machines.journal import MachineJournal
 from tests.vms.hosts import VM
-from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, LibvirtDaemon, end_guest
+from tests.vms.libvirt_hosts import TIMEOUT_S, Guest, MigrationSite
 
 pytest.importorskip("libvirt", reason="libvirt's Python module is missing: `make test-vms-long` installs it")
 pytestmark = [pytest.mark.vms_long, pytest.mark.timeout(900), pytest.mark.usefixtures("_can_run_vms")]
-Scenario = Callable[[LibvirtDriver, Guest], Awaitable[None]]
-
-
-class Site:
-    """Two hosts, and a driver of them for each scenario; the guest is ended afterwards."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.daemons = {
-            name: LibvirtDaemon(name, number, directory / name) for number, name in enumerate(("kvm-a", "kvm-b"), 1)
-        }
-
-    def start(self) -> None:
-        for daemon in self.daemons.values():
-            daemon.start()
-
-    def driver(self, *, by_peers: bool = False) -> LibvirtDriver:
-        hosts = {
-            name: LibvirtHost(
-                uri=daemon.uri,
-                peer_uri=daemon.uri if by_peers else "",
-                migrate_uri=f"unix://{self.directory}/{{vm}}.sock",
-                timeout_s=TIMEOUT_S,
-            )
-            for name, daemon in self.daemons.items()
-        }
-        return LibvirtDriver(hosts, self.directory / "definitions")
-
-    def node(self, name: str, *others: str) -> MachineHypervisor:
-        """The hypervisor of one host; it also reaches the libvirt of others."""
-        hosts = {
-            each: LibvirtHost(
-                uri=self.daemons[each].uri, migrate_uri=f"unix://{self.directory}/{{vm}}.sock", timeout_s=TIMEOUT_S
-            )
-            for each in (name, *others)
-        }
-        driver = LibvirtDriver(hosts, self.directory / f"definitions-{name}")
-        return MachineHypervisor(driver, MachineJournal(self.directory / f"{name}.db"))
-
-    def run(self, guest: Guest, scenario: Scenario, *, by_peers: bool = False) -> None:
-        async def run() -> None:
-            driver = self.driver(by_peers=by_peers)
-            try:
-                await driver._connection("kvm-a").call(lambda session: session.define(guest.xml))
-                await driver.power_on("kvm-a", VM)
-                await asyncio.to_thread(guest.wait_for_boot, 1)
-                await scenario(driver, guest)
-            finally:
-                await end_guest(driver, "kvm-a", "kvm-b")
-
-        asyncio.run(run())
-
-    def close(self) -> None:
-        with ExitStack() as stack:
-            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
-            for daemon in self.daemons.values():
-                stack.callback(daemon.close)
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    site = Site(Path(tempfile.mkdtemp(prefix="fwlv-")))  # short: the path of a Unix socket is limited
-    try:
-        site.start()
-        yield site
-    finally:
-        site.close()
 
 
 async def prepare(driver: LibvirtDriver) -> None:
@@ -115,7 +40,9 @@ async def states(driver: LibvirtDriver) -> tuple[MachineState, MachineState]:
 
 
 @pytest.mark.parametrize("by_peers", [False, True], ids=["by the service", "by the hosts"])
-def test_a_migrated_guest_is_paused_on_the_destination_and_goes_on_there(site: Site, by_peers: bool) -> None:
+def test_a_migrated_guest_is_paused_on_the_destination_and_goes_on_there(
+    migration_site: MigrationSite, by_peers: bool
+) -> None:
     async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
         await prepare(driver)
         assert await states(driver) == (MachineState.RUNNING, MachineState.RECEIVING)
@@ -141,10 +68,12 @@ def test_a_migrated_guest_is_paused_on_the_destination_and_goes_on_there(site: S
         assert await states(driver) == (MachineState.ABSENT, MachineState.PAUSED)
         assert len(guest.boots()) == 1
 
-    site.run(Guest(site.directory, has_disks=False), scenario, by_peers=by_peers)
+    migration_site.run(Guest(migration_site.directory, has_disks=False), scenario, by_peers=by_peers)
 
 
-def test_a_cancelled_migration_leaves_the_guest_running_on_its_source_and_can_be_repeated(site: Site) -> None:
+def test_a_cancelled_migration_leaves_the_guest_running_on_its_source_and_can_be_repeated(
+    migration_site: MigrationSite,
+) -> None:
     async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
         await prepare(driver)
         await driver.send("kvm-a", VM, "kvm-b")
@@ -157,10 +86,10 @@ def test_a_cancelled_migration_leaves_the_guest_running_on_its_source_and_can_be
         assert (await end_of_migration(driver)).error == ""
         assert await states(driver) == (MachineState.SENT, MachineState.RECEIVED)
 
-    site.run(Guest(site.directory, has_disks=False), scenario)
+    migration_site.run(Guest(migration_site.directory, has_disks=False), scenario)
 
 
-def test_a_guest_without_shared_storage_is_not_migrated_and_goes_on(site: Site) -> None:
+def test_a_guest_without_shared_storage_is_not_migrated_and_goes_on(migration_site: MigrationSite) -> None:
     async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
         await prepare(driver)
         await driver.send("kvm-a", VM, "kvm-b")
@@ -169,28 +98,28 @@ def test_a_guest_without_shared_storage_is_not_migrated_and_goes_on(site: Site) 
         assert await states(driver) == (MachineState.RUNNING, MachineState.RECEIVING)
         await asyncio.to_thread(guest.wait_for_ticks)
 
-    site.run(Guest(site.directory), scenario)
+    migration_site.run(Guest(migration_site.directory), scenario)
 
 
-def test_a_sent_vm_is_still_sent_after_its_daemon_has_restarted(site: Site) -> None:
+def test_a_sent_vm_is_still_sent_after_its_daemon_has_restarted(migration_site: MigrationSite) -> None:
     async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
         await prepare(driver)
         await driver.send("kvm-a", VM, "kvm-b")
         await end_of_migration(driver)
-        for daemon in site.daemons.values():
+        for daemon in migration_site.daemons.values():
             daemon.stop(signal.SIGKILL)
             daemon.start()
         assert await states(driver) == (MachineState.SENT, MachineState.RECEIVED)
         await driver.resume("kvm-b", VM)
         await asyncio.to_thread(guest.wait_for_ticks)
 
-    site.run(Guest(site.directory, has_disks=False), scenario)
+    migration_site.run(Guest(migration_site.directory, has_disks=False), scenario)
 
 
-def test_a_migration_that_the_hosts_carry_completes_without_the_service(site: Site) -> None:
+def test_a_migration_that_the_hosts_carry_completes_without_the_service(migration_site: MigrationSite) -> None:
     async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
         await prepare(driver)
-        first = site.driver(by_peers=True)
+        first = migration_site.driver(by_peers=True)
         await first.send("kvm-a", VM, "kvm-b")
         async with asyncio.timeout(TIMEOUT_S):  # the hosts have begun: a job is active that this driver did not begin
             while not (await driver.migration("kvm-a", VM)).is_active:
@@ -200,37 +129,37 @@ def test_a_migration_that_the_hosts_carry_completes_without_the_service(site: Si
         assert (await end_of_migration(driver)).error == ""
         assert await states(driver) == (MachineState.SENT, MachineState.RECEIVED)
 
-    site.run(Guest(site.directory, has_disks=False), scenario, by_peers=True)
+    migration_site.run(Guest(migration_site.directory, has_disks=False), scenario, by_peers=True)
 
 
-def test_a_daemon_that_ends_is_reported_and_found_again_and_its_guest_goes_on(site: Site) -> None:
+def test_a_daemon_that_ends_is_reported_and_found_again_and_its_guest_goes_on(migration_site: MigrationSite) -> None:
     async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
         changes = driver.changes()
         lost = asyncio.ensure_future(anext(changes))
         await driver.state("kvm-a", VM)
-        site.daemons["kvm-a"].stop(signal.SIGKILL)
+        migration_site.daemons["kvm-a"].stop(signal.SIGKILL)
         assert [(await lost).host, (await lost).kind] == ["kvm-a", ChangeKind.HOST_LOST]
         with pytest.raises(HostUnreachable, match="host kvm-a cannot be reached"):
             await driver.state("kvm-a", VM)
         await asyncio.to_thread(guest.wait_for_ticks)
-        site.daemons["kvm-a"].start()
+        migration_site.daemons["kvm-a"].start()
         assert await driver.state("kvm-a", VM) is MachineState.RUNNING
         found = await anext(changes)
         assert [found.host, found.kind] == ["kvm-a", ChangeKind.HOST_FOUND]
         await changes.aclose()
 
-    site.run(Guest(site.directory), scenario)
+    migration_site.run(Guest(migration_site.directory), scenario)
 
 
 @pytest.mark.parametrize("verb", [Verb.MIGRATE, Verb.REDEPLOY])
-def test_two_nodes_move_a_guest_with_a_driver_and_a_journal_each(site: Site, verb: Verb) -> None:
+def test_two_nodes_move_a_guest_with_a_driver_and_a_journal_each(migration_site: MigrationSite, verb: Verb) -> None:
     """The source reaches the destination's libvirt for the migration only; the destination knows its own host only."""
 
     async def scenario(driver: LibvirtDriver, guest: Guest) -> None:
         act = Act(id="A-1", vm="s/g/v", name=VM, verb=verb, event_id="E", from_host="kvm-a", to_host="kvm-b")
         nodes = {
-            "kvm-a": site.node("kvm-a", "kvm-b"),
-            "kvm-b": site.node("kvm-b"),
+            "kvm-a": migration_site.node("kvm-a", "kvm-b"),
+            "kvm-b": migration_site.node("kvm-b"),
         }
         progress, now = MoveProgress(act), 1_700_000_000.0
         async with asyncio.timeout(10 * TIMEOUT_S):
@@ -246,4 +175,4 @@ def test_two_nodes_move_a_guest_with_a_driver_and_a_journal_each(site: Site, ver
         for node in nodes.values():
             await node.close()
 
-    site.run(Guest(site.directory, has_disks=False), scenario)
+    migration_site.run(Guest(migration_site.directory, has_disks=False), scenario)

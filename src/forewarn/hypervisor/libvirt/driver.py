@@ -5,35 +5,22 @@ A VM is the domain of the same name. Its mark and the progress of a live migrati
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
-import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from forewarn.core.observation import ObservedMachine
-from forewarn.errors import ForewarnError, Refused, Rejected
-from forewarn.hypervisor.libvirt.changes import DomainChanges
-from forewarn.hypervisor.libvirt.connection import (
-    DomainChange,
-    LibvirtConnection,
-    LibvirtHost,
-    keep_open,
-    operation_error,
-)
+from forewarn.errors import Refused
+from forewarn.hypervisor.libvirt.connection import DomainChange, LibvirtHost, operation_error
 from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
+from forewarn.hypervisor.libvirt.definitions import DomainDefinitions, copy_all_definitions
 from forewarn.hypervisor.libvirt.disks import delete_disks as delete_disks_of_vm
 from forewarn.hypervisor.libvirt.disks import (
     empty_ephemeral_disks,
     ephemeral_disks,
     owned_disks,
     renew_os_disk,
-    require_new_disks,
     restore_ephemeral_disks,
     volumes_of,
 )
@@ -42,28 +29,17 @@ from forewarn.hypervisor.libvirt.domain_state import observed_machine
 from forewarn.hypervisor.libvirt.domain_xml import (
     MARK_NAMESPACE,
     MOVE_NAMESPACE,
-    MovedDomain,
     MoveMark,
     mark_element,
     move_element,
-    parse_domain,
     parse_mark,
-    with_own_metadata,
 )
 from forewarn.hypervisor.libvirt.failure import OPERATION_INVALID, LibvirtFailure
+from forewarn.hypervisor.libvirt.hosts import LibvirtHosts
 from forewarn.hypervisor.libvirt.live_migration import LiveMigrations
 from forewarn.hypervisor.libvirt.session import LIVE, STORED, LibvirtSession
-from forewarn.hypervisor.machines.driver import (
-    FreeCapacity,
-    HostUnreachable,
-    MachineMark,
-    MachineState,
-    MigrationProgress,
-    VmNeeds,
-)
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
+from forewarn.hypervisor.machines.driver import FreeCapacity, MachineMark, MachineState, MigrationProgress, VmNeeds
+from forewarn.hypervisor.machines.fence_command import run_fence_command
 
 
 class LibvirtDriver:
@@ -78,23 +54,18 @@ class LibvirtDriver:
 
     def __init__(self, hosts: Mapping[str, LibvirtHost], definitions: Path | None) -> None:
         self._copies = DefinitionCopies(definitions)
-        self._changes = DomainChanges()
-        self._connections = {
-            name.casefold(): LibvirtConnection(
-                name, host, on_change=self._changes.report, on_open=partial(self._copy_all, name)
-            )
-            for name, host in hosts.items()
-        }
-        self._migrations = LiveMigrations(on_end=self._changes.note)
+        self._hosts = LibvirtHosts(hosts, on_open=partial(copy_all_definitions, self._copies))
+        self._definitions = DomainDefinitions(self._hosts, self._copies)
+        self._migrations = LiveMigrations(on_end=self._hosts.changes.note)
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The names of the hosts, as the settings spell them."""
-        return tuple(connection.name for connection in self._connections.values())
+        return self._hosts.names
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
         """Return all domains of the host by name, from one call. HostUnreachable if it does not answer."""
-        listing = await self._run(host, "", "look at", lambda session: session.listing())
+        listing = await self._hosts.run(host, "", "look at", lambda session: session.listing())
         return {domain.name: observed_machine(domain) for domain in listing}
 
     async def changed_hosts(self) -> AsyncGenerator[str, None]:
@@ -105,16 +76,16 @@ class LibvirtDriver:
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what the host reports about the VM now; ABSENT if it has none of this name."""
-        self._changes.forget(host, vm)
-        return await self._run(host, vm, "look at", lambda session: state_of(session, vm))
+        self._hosts.changes.forget(host, vm)
+        return await self._hosts.run(host, vm, "look at", lambda session: state_of(session, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
         """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not."""
-        return await self._run(host, vm, "look at", lambda session: session.stop_reason(vm))
+        return await self._hosts.run(host, vm, "look at", lambda session: session.stop_reason(vm))
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
         """Wait for a lifecycle event of the domain, or the end of its migration, since its state was read."""
-        return await self._changes.wait_for(host, vm, within_s=within_s)
+        return await self._hosts.changes.wait_for(host, vm, within_s=within_s)
 
     async def pause(self, host: str, vm: str) -> None:
         """Stop the VM's CPUs: RUNNING becomes PAUSED; nothing if it is PAUSED. Refused in any other state."""
@@ -124,7 +95,7 @@ class LibvirtDriver:
                 session.set_metadata(vm, MOVE_NAMESPACE, None, LIVE)
                 session.suspend(vm)
 
-        await self._run(host, vm, "pause", work)
+        await self._hosts.run(host, vm, "pause", work)
 
     async def resume(self, host: str, vm: str) -> None:
         """Make a PAUSED, RECEIVED or HALTED VM RUNNING; nothing if it is that. Refused otherwise, as if SENT."""
@@ -135,7 +106,7 @@ class LibvirtDriver:
                 session.resume(vm)
                 session.set_metadata(vm, MOVE_NAMESPACE, None, LIVE)
 
-        await self._run(host, vm, "resume", work)
+        await self._hosts.run(host, vm, "resume", work)
 
     async def reset(self, host: str, vm: str) -> None:
         """Reset a PAUSED or HALTED VM: its next resume boots it. Refused in any other state."""
@@ -144,7 +115,7 @@ class LibvirtDriver:
             if require_state(session, host, vm, "reset", MachineState.PAUSED, MachineState.HALTED):
                 session.reset(vm)
 
-        await self._run(host, vm, "reset", work)
+        await self._hosts.run(host, vm, "reset", work)
 
     async def press_power_button(self, host: str, vm: str) -> None:
         """Ask a RUNNING guest through ACPI to shut down; returns at once. Nothing if OFF, Refused otherwise."""
@@ -153,7 +124,7 @@ class LibvirtDriver:
             if require_state(session, host, vm, "shut down", MachineState.RUNNING, done=MachineState.OFF):
                 session.press_power_button(vm)
 
-        await self._run(host, vm, "shut down", work)
+        await self._hosts.run(host, vm, "shut down", work)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is OFF, with new and empty ephemeral disks if asked: OFF becomes RUNNING.
@@ -167,11 +138,11 @@ class LibvirtDriver:
             if not require_state(session, host, vm, "start", MachineState.OFF, done=MachineState.RUNNING):
                 return
             make_disks = empty_ephemeral_disks if fresh_ephemeral_disk else restore_ephemeral_disks
-            make_disks(session, self._copies, self._connection(host).name, vm)
+            make_disks(session, self._copies, self._hosts.connection(host).name, vm)
             session.set_metadata(vm, MOVE_NAMESPACE, None, STORED)
             session.create(vm)
 
-        await self._run(host, vm, "start", work, is_exclusive=True)
+        await self._hosts.run(host, vm, "start", work, is_exclusive=True)
 
     async def power_off(self, host: str, vm: str) -> None:
         """End the VM at once: any state becomes OFF, and its disks stay. Refused if the host does not know it."""
@@ -191,7 +162,7 @@ class LibvirtDriver:
                 case _:
                     pass
 
-        await self._run(host, vm, "power off", work)
+        await self._hosts.run(host, vm, "power off", work)
 
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
@@ -201,7 +172,7 @@ class LibvirtDriver:
         that is on no host: any host that has its disks deletes them.
         """
         if not host:
-            await self._remove_without_host(vm)
+            await self._definitions.delete_disks_everywhere(vm)
             return
 
         def work(session: LibvirtSession) -> None:
@@ -215,32 +186,9 @@ class LibvirtDriver:
                 self._copies.save("", vm, definition)
                 self._copies.save_all("", volumes_of(session, ephemeral_disks(definition)))
             session.undefine(vm)
-            self._copies.delete(self._connection(host).name, vm)
+            self._copies.delete(self._hosts.connection(host).name, vm)
 
-        await self._run(host, vm, "remove", work, is_exclusive=True)
-
-    async def _remove_without_host(self, vm: str) -> None:
-        """Delete the disks of a VM that is on no host, on each host that has some of them.
-
-        A disk that no host has was deleted earlier; a host that cannot say so may still have it.
-        """
-        definition = self._copies.load("", vm)
-        if definition is None:
-            return
-        paths = owned_disks(definition)
-        left = set(paths)
-        problem: ForewarnError | None = None
-        if not self._connections:
-            problem = Refused(f"VM {vm!r} is on no host, and the settings have no host to delete its disks")
-        for host in [connection.name for connection in self._connections.values()]:
-            work = partial(delete_disks_of_vm, host=host, vm=vm, paths=paths)
-            try:
-                left -= set(await self._run(host, vm, "remove", work, is_exclusive=True))
-            except ForewarnError as error:
-                problem = error
-        if left and problem is not None:
-            raise problem
-        self._copies.delete("", vm)
+        await self._hosts.run(host, vm, "remove", work, is_exclusive=True)
 
     async def reimage(self, host: str, vm: str) -> None:
         """Replace the OS disk of a VM that is OFF with a new copy of its backing file; it stays OFF.
@@ -250,64 +198,32 @@ class LibvirtDriver:
 
         def work(session: LibvirtSession) -> None:
             if require_state(session, host, vm, "reimage", MachineState.OFF):
-                renew_os_disk(session, self._copies, self._connection(host).name, vm)
+                renew_os_disk(session, self._copies, self._hosts.connection(host).name, vm)
 
-        await self._run(host, vm, "reimage", work, is_exclusive=True)
+        await self._hosts.run(host, vm, "reimage", work, is_exclusive=True)
 
-    async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
+    async def copy_definition(
+        self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False, then_receives: bool = False
+    ) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
 
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
         another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
         cannot create its ephemeral disks.
         """
-        xml = await self._definition(host, vm)
-        disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
-        volumes = await self._volumes(host, vm, disks) if disks else {}
-        await self._define(to_host, vm, MovedDomain(xml, volumes), disks)
+        await self._definitions.copy(host, vm, to_host, fresh_ephemeral_disk=fresh_ephemeral_disk)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
         """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks."""
-        xml = await self._definition(host, vm)
-        return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))
+        return await self._definitions.read(host, vm)
 
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
         """Define the VM on `host` as on another host; b"": as the copy of its definition on that host says."""
-        xml = "" if definition else self._copies.load(from_host, vm)
-        if xml is None:
-            raise Refused(f"host {host} has no copy of the definition of VM {vm!r} on host {from_host}: define it here")
-        domain = msgspec.json.decode(definition, type=MovedDomain) if definition else MovedDomain(xml)
-        self._copies.save(from_host, vm, domain.xml)
-        self._copies.save_all(from_host, domain.volumes)
-        await self._define(host, vm, domain, ephemeral_disks(domain.xml) if fresh_ephemeral_disk else [])
-
-    async def _define(self, to_host: str, vm: str, domain: MovedDomain, disks: Sequence[str]) -> None:
-        xml, volumes = domain.xml, domain.volumes
-
-        def work(session: LibvirtSession) -> None:
-            move, mark = None, None
-            require_new_disks(session, self._copies, self._connection(to_host).name, vm, disks, volumes)
-            match state_of(session, vm):
-                case MachineState.ABSENT:
-                    pass
-                case MachineState.RECEIVED:
-                    return
-                case MachineState.RUNNING | MachineState.PAUSED | MachineState.HALTED as state:
-                    raise Refused(f"VM {vm!r} is {state} on host {to_host} already: check which of the two is right")
-                case state:
-                    theirs, ours = parse_domain(session.stored_xml(vm)).uuid, parse_domain(xml).uuid
-                    if theirs != ours:
-                        raise Refused(
-                            f"host {to_host} has another VM {vm!r}, with UUID {theirs} instead of {ours}: rename one"
-                        )
-                    move = MoveMark.RECEIVING if state is MachineState.RECEIVING else None
-                    mark = parse_mark(session.metadata(vm, MARK_NAMESPACE, STORED))
-            require_memory(session, to_host, vm, xml)
-            session.define(with_own_metadata(xml, mark=mark, move=move))
-
-        await self._run(to_host, vm, "define", work)
+        await self._definitions.define(
+            host, vm, definition, from_host=from_host, fresh_ephemeral_disk=fresh_ephemeral_disk
+        )
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Check that the destination has the memory, and mark the VM there: OFF becomes RECEIVING.
@@ -322,7 +238,7 @@ class LibvirtDriver:
             require_memory(session, to_host, vm, session.stored_xml(vm))
             session.set_metadata(vm, MOVE_NAMESPACE, move_element(MoveMark.RECEIVING), STORED)
 
-        await self._run(to_host, vm, "receive", work)
+        await self._hosts.run(to_host, vm, "receive", work)
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
@@ -333,7 +249,7 @@ class LibvirtDriver:
             return
         if (state := await self.state(to_host, vm)) is not MachineState.RECEIVING:
             raise Refused(f"VM {vm!r} is {state} on host {to_host}, so host {host} cannot send it: prepare it there")
-        source, target = self._connection(host), self._connection(to_host)
+        source, target = self._hosts.connection(host), self._hosts.connection(to_host)
         try:
             await self._migrations.begin(source, target, vm)
         except LibvirtFailure as failure:
@@ -349,19 +265,21 @@ class LibvirtDriver:
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
         """Return how the migration from this host is going; all zeros if none has begun."""
-        progress = await self._run(host, vm, "look at", lambda session: session.progress(vm))
+        progress = await self._hosts.run(host, vm, "look at", lambda session: session.progress(vm))
         return self._migrations.complete(host, vm, progress)
 
     async def cancel_send(self, host: str, vm: str) -> None:
         """Abort a live migration from here and wait for its end; the VM continues here. Nothing without one."""
         try:
-            await self._migrations.cancel(self._connection(host), vm)
+            await self._migrations.cancel(self._hosts.connection(host), vm)
         except LibvirtFailure as failure:
             raise operation_error(host, vm, "stop sending", failure) from failure
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
         """Return the mark that is stored with the VM on this host; None: it has none, or is ABSENT."""
-        element = await self._run(host, vm, "look at", lambda session: session.metadata(vm, MARK_NAMESPACE, STORED))
+        element = await self._hosts.run(
+            host, vm, "look at", lambda session: session.metadata(vm, MARK_NAMESPACE, STORED)
+        )
         return parse_mark(element)
 
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
@@ -377,9 +295,9 @@ class LibvirtDriver:
                 )
             which = STORED | (LIVE if session.is_active(vm) else 0)
             session.set_metadata(vm, MARK_NAMESPACE, mark_element(mark), which)
-            self._copies.save(self._connection(host).name, vm, session.stored_xml(vm))
+            self._copies.save(self._hosts.connection(host).name, vm, session.stored_xml(vm))
 
-        await self._run(host, vm, "mark", work)
+        await self._hosts.run(host, vm, "mark", work)
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
         """Return False: libvirt cannot tell who holds the locks of a disk, see `check_libvirt`."""
@@ -391,58 +309,26 @@ class LibvirtDriver:
         It gets the host's name as FOREWARN_HOST. False also without such a command. Failures to start or end it are
         logged.
         """
-        connection = self._connection(host)
-        command, timeout_s = connection.host.fence, connection.host.fence_timeout_s
-        if not command:
-            return False
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, env={**os.environ, "FOREWARN_HOST": connection.name}
-            )
-        except OSError as error:
-            log.warning("the fence command %s of host %s cannot be started: %s", command[0], host, error)
-            return False
-        try:
-            return await asyncio.wait_for(process.wait(), timeout_s) == 0
-        except TimeoutError:
-            log.warning("the fence command of host %s has not ended within %g s", host, timeout_s)
-            return False
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        connection = self._hosts.connection(host)
+        return await run_fence_command(
+            connection.host.fence, connection.name, timeout_s=connection.host.fence_timeout_s
+        )
 
     async def capacity(self, host: str) -> FreeCapacity:
         """Return what the host can still take, and what its VMs need. Raises HostUnreachable."""
-        return await self._run(host, "", "look at", lambda session: session.capacity())
+        return await self._hosts.run(host, "", "look at", lambda session: session.capacity())
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
         """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host; True if unknown."""
-        return await self._run(host, "", "look at", lambda session: session.can_run_cpu(cpu))
+        return await self._hosts.run(host, "", "look at", lambda session: session.can_run_cpu(cpu))
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
         """Return, by name, the memory of the VMs that were removed with their disks kept. Asks no host."""
-        needs = {}
-        for vm, definition in self._copies.load_all("").items():
-            with contextlib.suppress(Rejected):
-                needs[vm] = VmNeeds(memory_mib=parse_domain(definition).memory_mib)
-        return needs
+        return self._definitions.kept_vms()
 
-    async def changes(self) -> AsyncGenerator[DomainChange, None]:
-        """Yield each change that a host reports about a VM or itself, from now on until it is closed.
-
-        Keeps connections open meanwhile. Includes what this driver does itself. An unreachable host raises nothing, and
-        is tried again every five seconds: HOST_LOST and HOST_FOUND are reported, changes of its VMs in between are not.
-        """
-        with self._changes.subscribe() as queue:
-            tasks = [asyncio.create_task(keep_open(connection)) for connection in self._connections.values()]
-            try:
-                while True:
-                    yield await queue.get()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+    def changes(self) -> AsyncGenerator[DomainChange, None]:
+        """Yield each change that a host reports about a VM or itself; see `LibvirtHosts.watch`."""
+        return self._hosts.watch()
 
     async def close(self) -> None:
         """Release connections; may be called twice. VMs are left as they are.
@@ -450,51 +336,4 @@ class LibvirtDriver:
         The hosts abort a migration that this process controls (without `peer_uri`) when the process ends.
         """
         await self._migrations.close()
-        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
-
-    async def _run(
-        self, host: str, vm: str, what: str, work: Callable[[LibvirtSession], T], *, is_exclusive: bool = False
-    ) -> T:
-        try:
-            return await self._connection(host).call(work, exclusive=vm if is_exclusive else "")
-        except LibvirtFailure as failure:
-            raise operation_error(host, vm, what, failure) from failure
-
-    async def _definition(self, host: str, vm: str) -> str:
-        """The VM's definition on the host, or its copy if the host does not answer or has lost it."""
-        if not host:
-            if (last := self._copies.load("", vm)) is None:
-                raise Refused(f"VM {vm!r} is on no host, and no definition of it is kept: define it on a host")
-            return last
-        name = self._connection(host).name
-        try:
-            xml = await self._run(host, vm, "copy", lambda session: session.stored_xml(vm))
-        except (HostUnreachable, Refused):
-            if (copy := self._copies.load(name, vm)) is None:
-                raise
-            return copy
-        self._copies.save(name, vm, xml)
-        return xml
-
-    async def _volumes(self, host: str, vm: str, paths: Sequence[str]) -> dict[str, str]:
-        """The XML of these volumes of the host, by path, or copies of it; without those that nobody knows."""
-        kept = {path: self._copies.load_from_any_host(host, path) for path in paths}
-        found = {path: volume for path, volume in kept.items() if volume is not None}
-        if host:
-            with contextlib.suppress(ForewarnError):
-                found |= await self._run(host, vm, "look at", lambda session: volumes_of(session, paths))
-        return found
-
-    def _connection(self, host: str) -> LibvirtConnection:
-        connection = self._connections.get(host.casefold())
-        if connection is None:
-            raise Refused(f"the settings say nothing about host {host}: add [libvirt.hosts.{host}] with its uri")
-        return connection
-
-    def _copy_all(self, host: str, session: LibvirtSession) -> None:
-        for domain in session.domains():
-            if domain.is_stored:
-                definition = session.stored_xml(domain.name)
-                self._copies.save(host, domain.name, definition)
-                with contextlib.suppress(LibvirtFailure):  # its storage does not answer: the VMs still count
-                    self._copies.save_all(host, volumes_of(session, ephemeral_disks(definition)))
+        await self._hosts.close()

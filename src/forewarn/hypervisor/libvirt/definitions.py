@@ -1,0 +1,171 @@
+"""Definitions of domains on their way between hosts, with the copies that outlive a host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from forewarn.errors import ForewarnError, Refused, Rejected
+from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
+from forewarn.hypervisor.libvirt.disks import (
+    delete_disks,
+    ephemeral_disks,
+    owned_disks,
+    require_new_disks,
+    volumes_of,
+)
+from forewarn.hypervisor.libvirt.domain_checks import require_memory, state_of
+from forewarn.hypervisor.libvirt.domain_xml import (
+    MARK_NAMESPACE,
+    MovedDomain,
+    MoveMark,
+    parse_domain,
+    parse_mark,
+    with_own_metadata,
+)
+from forewarn.hypervisor.libvirt.failure import LibvirtFailure
+from forewarn.hypervisor.libvirt.hosts import LibvirtHosts
+from forewarn.hypervisor.libvirt.session import STORED, LibvirtSession
+from forewarn.hypervisor.machines.driver import HostUnreachable, MachineState, VmNeeds
+
+
+class DomainDefinitions:
+    """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
+
+    Methods raise HostUnreachable if a host does not answer, and Refused with a sentence if it refuses.
+    """
+
+    def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
+        self._hosts = hosts
+        self._copies = copies
+
+    async def copy(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool) -> None:
+        """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
+
+        A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
+        another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
+        cannot create its ephemeral disks.
+        """
+        xml = await self._xml(host, vm)
+        disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
+        volumes = await self._volumes(host, vm, disks) if disks else {}
+        await self._define(to_host, vm, MovedDomain(xml, volumes), disks)
+
+    async def read(self, host: str, vm: str) -> bytes:
+        """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks."""
+        xml = await self._xml(host, vm)
+        return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))
+
+    async def define(
+        self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool
+    ) -> None:
+        """Define the VM on `host` as `read` described it on `from_host`; b"": as the copy for that host says.
+
+        Keeps what it was given as that copy. Refused without a description and a copy, and as `copy`.
+        """
+        xml = "" if definition else self._copies.load(from_host, vm)
+        if xml is None:
+            raise Refused(f"host {host} has no copy of the definition of VM {vm!r} on host {from_host}: define it here")
+        domain = msgspec.json.decode(definition, type=MovedDomain) if definition else MovedDomain(xml)
+        self._copies.save(from_host, vm, domain.xml)
+        self._copies.save_all(from_host, domain.volumes)
+        await self._define(host, vm, domain, ephemeral_disks(domain.xml) if fresh_ephemeral_disk else [])
+
+    async def delete_disks_everywhere(self, vm: str) -> None:
+        """Delete the disks of a VM that is on no host, on each host that has some of them, and then its copy.
+
+        Does nothing without a copy of its definition. A disk that no host has was deleted earlier; a host that cannot
+        say so may still have it, which raises what the host raised.
+        """
+        definition = self._copies.load("", vm)
+        if definition is None:
+            return
+        paths = owned_disks(definition)
+        left = set(paths)
+        problem: ForewarnError | None = None
+        if not self._hosts.names:
+            problem = Refused(f"VM {vm!r} is on no host, and the settings have no host to delete its disks")
+        for host in self._hosts.names:
+            work = partial(delete_disks, host=host, vm=vm, paths=paths)
+            try:
+                left -= set(await self._hosts.run(host, vm, "remove", work, is_exclusive=True))
+            except ForewarnError as error:
+                problem = error
+        if left and problem is not None:
+            raise problem
+        self._copies.delete("", vm)
+
+    def kept_vms(self) -> dict[str, VmNeeds]:
+        """Return, by name, the memory of the VMs that were removed with their disks kept. Asks no host."""
+        needs = {}
+        for vm, definition in self._copies.load_all("").items():
+            with contextlib.suppress(Rejected):
+                needs[vm] = VmNeeds(memory_mib=parse_domain(definition).memory_mib)
+        return needs
+
+    async def _xml(self, host: str, vm: str) -> str:
+        """Return the VM's definition on the host, or its copy if the host does not answer or has lost it."""
+        if not host:
+            if (last := self._copies.load("", vm)) is None:
+                raise Refused(f"VM {vm!r} is on no host, and no definition of it is kept: define it on a host")
+            return last
+        name = self._hosts.connection(host).name
+        try:
+            xml = await self._hosts.run(host, vm, "copy", lambda session: session.stored_xml(vm))
+        except (HostUnreachable, Refused):
+            if (copy := self._copies.load(name, vm)) is None:
+                raise
+            return copy
+        self._copies.save(name, vm, xml)
+        return xml
+
+    async def _volumes(self, host: str, vm: str, paths: Sequence[str]) -> dict[str, str]:
+        """Return the XML of these volumes of the host, by path, or copies of it; without those nobody knows."""
+        kept = {path: self._copies.load_from_any_host(host, path) for path in paths}
+        found = {path: volume for path, volume in kept.items() if volume is not None}
+        if host:
+            with contextlib.suppress(ForewarnError):
+                found |= await self._hosts.run(host, vm, "look at", lambda session: volumes_of(session, paths))
+        return found
+
+    async def _define(self, to_host: str, vm: str, domain: MovedDomain, disks: Sequence[str]) -> None:
+        xml, volumes = domain.xml, domain.volumes
+
+        def work(session: LibvirtSession) -> None:
+            move, mark = None, None
+            require_new_disks(session, self._copies, self._hosts.connection(to_host).name, vm, disks, volumes)
+            match state_of(session, vm):
+                case MachineState.ABSENT:
+                    pass
+                case MachineState.RECEIVED:
+                    return
+                case MachineState.RUNNING | MachineState.PAUSED | MachineState.HALTED as state:
+                    raise Refused(f"VM {vm!r} is {state} on host {to_host} already: check which of the two is right")
+                case state:
+                    theirs, ours = parse_domain(session.stored_xml(vm)).uuid, parse_domain(xml).uuid
+                    if theirs != ours:
+                        raise Refused(
+                            f"host {to_host} has another VM {vm!r}, with UUID {theirs} instead of {ours}: rename one"
+                        )
+                    move = MoveMark.RECEIVING if state is MachineState.RECEIVING else None
+                    mark = parse_mark(session.metadata(vm, MARK_NAMESPACE, STORED))
+            require_memory(session, to_host, vm, xml)
+            session.define(with_own_metadata(xml, mark=mark, move=move))
+
+        await self._hosts.run(to_host, vm, "define", work)
+
+
+def copy_all_definitions(copies: DefinitionCopies, host: str, session: LibvirtSession) -> None:
+    """Keep a copy of each stored domain of the host, with the volumes of its ephemeral disks; blocks.
+
+    Raises LibvirtFailure if the host does not list its domains, OSError if a copy cannot be written.
+    """
+    for domain in session.domains():
+        if domain.is_stored:
+            definition = session.stored_xml(domain.name)
+            copies.save(host, domain.name, definition)
+            with contextlib.suppress(LibvirtFailure):  # its storage does not answer: the VMs still count
+                copies.save_all(host, volumes_of(session, ephemeral_disks(definition)))

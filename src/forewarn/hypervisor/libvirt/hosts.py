@@ -1,0 +1,86 @@
+"""The libvirt hosts of the settings: a connection to each, and the changes that they report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+from forewarn.errors import Refused
+from forewarn.hypervisor.libvirt.changes import DomainChanges
+from forewarn.hypervisor.libvirt.connection import (
+    DomainChange,
+    LibvirtConnection,
+    LibvirtHost,
+    keep_open,
+    operation_error,
+)
+from forewarn.hypervisor.libvirt.failure import LibvirtFailure
+from forewarn.hypervisor.libvirt.session import LibvirtSession
+
+T = TypeVar("T")
+
+
+class LibvirtHosts:
+    """Connections to hosts, by the fleet's names of them, which ignore case.
+
+    None is opened before it is needed. `on_open` is called with the host's name and the session, in a thread, whenever
+    a connection was opened.
+    """
+
+    def __init__(self, hosts: Mapping[str, LibvirtHost], on_open: Callable[[str, LibvirtSession], None]) -> None:
+        self.changes = DomainChanges()
+        self._connections = {
+            name.casefold(): LibvirtConnection(
+                name, host, on_change=self.changes.report, on_open=partial(on_open, name)
+            )
+            for name, host in hosts.items()
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the hosts, as the settings spell them."""
+        return tuple(connection.name for connection in self._connections.values())
+
+    def connection(self, host: str) -> LibvirtConnection:
+        """Return the connection to this host, perhaps closed. Refused if the host is not in the settings."""
+        connection = self._connections.get(host.casefold())
+        if connection is None:
+            raise Refused(f"the settings say nothing about host {host}: add [libvirt.hosts.{host}] with its uri")
+        return connection
+
+    async def run(
+        self, host: str, vm: str, what: str, work: Callable[[LibvirtSession], T], *, is_exclusive: bool = False
+    ) -> T:
+        """Run `work` in a thread with the host's session, and return its result.
+
+        Opens the connection if needed. `what` says in errors what could not be done with the VM ("": with the host).
+        With `is_exclusive`, only one such work runs on the VM at a time. Raises HostUnreachable if the host does not
+        answer, and Refused if libvirt refuses, or the host is not in the settings.
+        """
+        try:
+            return await self.connection(host).call(work, exclusive=vm if is_exclusive else "")
+        except LibvirtFailure as failure:
+            raise operation_error(host, vm, what, failure) from failure
+
+    async def watch(self) -> AsyncGenerator[DomainChange, None]:
+        """Yield each change that a host reports about a VM or itself, from now on until it is closed.
+
+        Keeps connections open meanwhile. Includes what this process does itself. An unreachable host raises nothing,
+        and is tried again every five seconds: HOST_LOST and HOST_FOUND are reported, changes of its VMs in between are
+        not.
+        """
+        with self.changes.subscribe() as queue:
+            tasks = [asyncio.create_task(keep_open(connection)) for connection in self._connections.values()]
+            try:
+                while True:
+                    yield await queue.get()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close all connections; may be called twice."""
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))

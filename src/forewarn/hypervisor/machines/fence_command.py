@@ -1,0 +1,47 @@
+"""The operator's fence command, which cuts a host off from the disks of its VMs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+log = logging.getLogger(__name__)
+
+
+async def run_fence_command(command: Sequence[str], host: str, *, timeout_s: float) -> bool:
+    """Run the fence command of a host; return whether it ended with code 0. False without a command ([]).
+
+    Its environment has FOREWARN_HOST, the host's name; its output is dropped. After `timeout_s` seconds of real time it
+    is killed, and has failed. False also if it cannot be started. Failures are logged; nothing is raised.
+    """
+    if not command:
+        return False
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | {"FOREWARN_HOST": host},
+        )
+    except OSError as error:
+        log.warning("fence command %r of host %s cannot be started: %s", command[0], host, error.strerror)
+        return False
+    try:
+        code = await asyncio.wait_for(process.wait(), timeout_s)
+    except TimeoutError:
+        log.warning(
+            "fence command %r of host %s has not ended within %g s, and was killed", command[0], host, timeout_s
+        )
+        return False
+    finally:
+        with suppress(ProcessLookupError):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    if code != 0:
+        log.warning("fence command %r of host %s failed (exit code %s)", command[0], host, code)
+    return code == 0
