@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -263,6 +264,31 @@ def test_a_hanging_qemu_is_killed_when_it_is_powered_off(site: FakeSite) -> None
         assert await driver.state(FIRST, VM) is MachineState.OFF
 
     site.run(scenario, timeout_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (
+            "Operation not permitted",
+            "tap tap-web0 is missing on this host, or belongs to another user, and QEMU may not create it: "
+            "create it with `ip tuntap add dev tap-web0 mode tap user USER`, for the user who runs QEMU",
+        ),
+        (
+            "Device or resource busy",
+            "another process uses tap tap-web0 of this host: end it, or give the VM a tap of its own",
+        ),
+        ("Invalid argument", "tap tap-web0 of this host cannot be used: Invalid argument"),
+    ],
+)
+def test_qemu_that_cannot_use_its_tap_is_refused_with_what_to_do(site: FakeSite, reason: str, text: str) -> None:
+    site.define(FIRST, "-fail", f"qemu: -netdev tap,id=n: could not configure /dev/net/tun (tap-web0): {reason}")
+
+    async def scenario(driver: QemuDriver) -> None:
+        with pytest.raises(Refused, match=re.escape(f"QEMU did not start VM 'web-0' on host 'host-1': {text}")):
+            await driver.power_on(FIRST, VM)
+
+    site.run(scenario)
 
 
 def test_qemu_that_ends_at_once_is_refused_with_its_last_message(site: FakeSite) -> None:

@@ -257,7 +257,9 @@ class FakeMachines:
 
         self._call("reimage", host, reimage)
 
-    async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
+    async def copy_definition(
+        self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False, then_receives: bool = False
+    ) -> None:
         """See `MachineDriver`."""
 
         def copy() -> None:

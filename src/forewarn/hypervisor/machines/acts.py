@@ -18,7 +18,7 @@ from forewarn.core.observation import HostObservation
 from forewarn.errors import ForewarnError, Rejected, Unavailable, full_message
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from forewarn.hypervisor.machines.capacity import HostCapacityMonitor
-from forewarn.hypervisor.machines.driver import IN_MEMORY, HostUnreachable, MachineDriver
+from forewarn.hypervisor.machines.driver import IN_MEMORY, HostUnreachable, MachineDriver, MachineState
 from forewarn.hypervisor.machines.host_moves import HostMoves
 from forewarn.hypervisor.machines.in_place import first_step, in_place_after_refusal, next_in_place
 from forewarn.hypervisor.machines.journal import MachineJournal
@@ -233,7 +233,7 @@ class MachineHypervisor:
                     return self._end(record, decision)
                 case Enter():
                     record = self._enter(record, decision, now)
-                    known = seen if isinstance(seen, Observation) and record.step is Step.SEND else None
+                    known = seen if isinstance(seen, Observation) and _can_go_on(record, seen) else None
                 case Wait(until=float() as until):
                     return ActUnderWay(at=until, note=decision.note, waits_for_host=decision.host)
                 case Wait():
@@ -257,7 +257,7 @@ class MachineHypervisor:
         """
         if record.step is Step.BEGIN:
             return None
-        if known is not None and record.step is Step.SEND:  # it has just been entered
+        if known is not None and record.step in (Step.SEND, Step.ACTIVATE):  # it has just been entered
             return msgspec.structs.replace(known, progress=None, is_overdue=False, done=None)
         done = self._done.get(record.act_id)
         try:
@@ -406,6 +406,15 @@ class MachineHypervisor:
         await self._fencer.close()
         await self._driver.close()
         self._journal.close()
+
+
+def _can_go_on(record: MachineActRecord, seen: Observation) -> bool:
+    """Return whether what was seen before this step was entered is enough for its first operation.
+
+    The operation checks the state on its host again.
+    """
+    has_arrived = seen.source is MachineState.SENT and seen.destination is MachineState.RECEIVED
+    return record.step is Step.SEND or (record.step is Step.ACTIVATE and has_arrived)
 
 
 def _immediate_end(record: MachineActRecord, *, can_reimage: bool) -> End | None:

@@ -164,13 +164,17 @@ class MachineDriver(Protocol):
         Raises HostUnreachable or Refused.
         """
 
-    async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
+    async def copy_definition(
+        self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False, then_receives: bool = False
+    ) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`.
 
         Needs the disks to be reachable from both hosts. `fresh_ephemeral_disk` says that `power_on` will be asked for a
-        new ephemeral disk there: Refused if that is certainly not possible. Finishes what an earlier call left
-        unfinished. After the loss of `host`, and for a VM that is on no host because it was removed with its disks kept
-        (`host` is ""), drivers keep what they need outside the host. Raises HostUnreachable.
+        new ephemeral disk there: Refused if that is certainly not possible. `then_receives` says that
+        `prepare_to_receive` follows at once: the definition is durable at the latest when that returns. Finishes what
+        an earlier call left unfinished. After the loss of `host`, and for a VM that is on no host because it was
+        removed with its disks kept (`host` is ""), drivers keep what they need outside the host. Raises
+        HostUnreachable.
         """
 
     async def read_definition(self, host: str, vm: str) -> bytes:

@@ -145,8 +145,12 @@ class MachineOperations:
             self._state(asked, act.name), self._destination_state(act, is_receiving=is_receiving)
         )
         source = source or answer
-        if source is MachineState.SENT and is_receiving:
-            progress = await self._progress(act) or progress  # it ended in between, and has a downtime now
+        if source is MachineState.SENT and is_receiving:  # it ended in between, and has a downtime now
+            known = progress
+            progress, destination = await asyncio.gather(
+                self._progress(act), self._destination_state(act, is_receiving=False)
+            )
+            progress = progress or known
         is_silent = source is None
         halted_on = act.source if source is MachineState.HALTED else ""
         if destination is MachineState.HALTED:
@@ -333,7 +337,10 @@ class MachineOperations:
             case Operation.COPY_DEFINITION:
                 source = "" if act.verb is Verb.START else act.source
                 needs_fresh_disk = act.boots_with_fresh_disk and not act.is_live
-                await driver.copy_definition(source, name, host, fresh_ephemeral_disk=needs_fresh_disk)
+                then_receives = act.is_live and act.step in (Step.PREPARE, Step.SEND)
+                await driver.copy_definition(
+                    source, name, host, fresh_ephemeral_disk=needs_fresh_disk, then_receives=then_receives
+                )
             case Operation.PREPARE_TO_RECEIVE:
                 await driver.prepare_to_receive(host, name)
             case Operation.SEND:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -27,12 +27,14 @@ from forewarn.hypervisor.machines.driver import (
     MigrationProgress,
     VmNeeds,
 )
+from forewarn.hypervisor.machines.fence_command import run_fence_command
 from forewarn.hypervisor.qemu.capacity import host_capacity, vm_needs
 from forewarn.hypervisor.qemu.copies import QemuDefinitionCopies
 from forewarn.hypervisor.qemu.definition import DEFINITION_SUFFIX, QemuHost, VmDefinition, check_vm_name, option_text
+from forewarn.hypervisor.qemu.definition_writes import DefinitionWrites
 from forewarn.hypervisor.qemu.disk_files import DiskFileJobs
 from forewarn.hypervisor.qemu.disk_locks import DiskLocks
-from forewarn.hypervisor.qemu.fencing import foreign_disk_users, run_fence_command
+from forewarn.hypervisor.qemu.fencing import has_foreign_disk_user
 from forewarn.hypervisor.qemu.instance import (
     QemuInstance,
     create_file,
@@ -86,6 +88,7 @@ class QemuDriver:
         self._disk_locks = DiskLocks(lock_directories, copies)
         self._timeout_s = timeout_s
         self._disk_files = DiskFileJobs()
+        self._writes = DefinitionWrites()
         self._processes = QemuProcesses(timeout_s=timeout_s, start_timeout_s=start_timeout_s)
         # One operation on a VM at a time: QEMU serves one client, and an operation looks before it acts.
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -119,7 +122,7 @@ class QemuDriver:
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return the VM's state now; keeps a copy of its definition, and ends QEMU after the guest's shutdown."""
-        async with self._lock(host, vm):
+        async with self._locks[host, vm]:
             return await self._state(self._instance(host, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
@@ -251,11 +254,13 @@ class QemuDriver:
             image, disk = (instance.directory / path for path in (definition.image, definition.disks[0]))
             await self._disk_files.copy_disk(image, disk)
 
-    async def copy_definition(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False) -> None:
+    async def copy_definition(
+        self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False, then_receives: bool = False
+    ) -> None:
         """Write the VM's definition into the directory of `to_host`; from the copy if `host` is lost.
 
-        Refused if a disk is not reachable from both hosts, a different VM of this name runs on `to_host`, or too little
-        memory is free there.
+        With `then_receives`, for a VM that runs, the file is complete when `prepare_to_receive` returns. Refused if a
+        disk is not reachable from both hosts, another VM of this name runs on `to_host`, or too little memory is free.
         """
         source, target = self._instance(host, vm), self._instance(to_host, vm)
         definition, data = self._copies.read(source)
@@ -275,7 +280,9 @@ class QemuDriver:
                 return
             if (state := await self._state(target)) not in (MachineState.OFF, MachineState.ABSENT):
                 raise Refused(f"{target.name} is {state} with a different definition: end it first")
-            await asyncio.to_thread(write_durably, target.definition_file, data)
+            self._writes.begin(target, definition, data)
+            if not (then_receives and source.is_alive()):
+                await self._writes.finish(target)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
         """Return the bytes of the definition file, or of its copy if the host is lost."""
@@ -290,20 +297,26 @@ class QemuDriver:
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Start QEMU as the destination of a live migration, paused and listening. Refused unless it is off."""
-        async with self._lock(to_host, vm):
+        async with self._locks[to_host, vm]:
             instance = self._instance(to_host, vm)
-            state = await self._state(instance)
-            if state not in (MachineState.OFF, MachineState.ABSENT, MachineState.RECEIVING):
-                raise Refused(f"{instance.name} is {state}: only a VM that is off can receive a live migration")
-            if state is not MachineState.RECEIVING:
-                definition = instance.read_definition()[0]
-                require_movable(definition, instance)
-                await self._processes.end(instance)
-                create_file(instance.incoming_file)  # is about the process, which the machine would lose with it
-                await self._start(instance, definition, "-incoming", "defer", "-S")
-            async with self._processes.monitor(instance) as monitor:
-                if state is not MachineState.RECEIVING or not await is_listening(monitor):
-                    await begin_to_receive(monitor, instance, address=self._hosts[to_host].migration)
+            try:
+                await self._prepare_to_receive(instance, address=self._hosts[to_host].migration)
+            finally:
+                await self._writes.finish(instance)
+
+    async def _prepare_to_receive(self, instance: QemuInstance, *, address: str) -> None:
+        state = await self._state(instance)
+        if state not in (MachineState.OFF, MachineState.ABSENT, MachineState.RECEIVING):
+            raise Refused(f"{instance.name} is {state}: only a VM that is off can receive a live migration")
+        if state is not MachineState.RECEIVING:
+            definition = self._writes.definition(instance) or instance.read_definition()[0]
+            require_movable(definition, instance)
+            await self._processes.end(instance)
+            create_file(instance.incoming_file)  # is about the process, which the machine would lose with it
+            await self._start(instance, definition, "-incoming", "defer", "-S")
+        async with self._processes.monitor(instance) as monitor:
+            if state is not MachineState.RECEIVING or not await is_listening(monitor):
+                await begin_to_receive(monitor, instance, address=address)
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin the live migration; nothing if it is under way or done. Refused unless the target receives."""
@@ -372,7 +385,7 @@ class QemuDriver:
         fence command. Raises Refused for a host that is not in the settings.
         """
         settings = self._host(host)
-        if not settings.fence or not await run_fence_command(settings, host):
+        if not await run_fence_command(settings.fence, host, timeout_s=settings.fence_timeout_s):
             return False
         for instance in self._instances(host):
             if instance.is_alive() or await self._processes.is_listening(instance):
@@ -381,10 +394,7 @@ class QemuDriver:
         # If the host's directory is lost, its VMs are among all that are known.
         instances = self._instances(host) or self._copies.instances()
         others = [instance for name in self._hosts if name != host for instance in self._instances(name)]
-        for user in await asyncio.to_thread(foreign_disk_users, instances, others):
-            log.warning("host %s is not fenced: process %d still writes to disk %s", host, user.pid, user.disk)
-            return False
-        return True
+        return not await asyncio.to_thread(has_foreign_disk_user, host, instances, others)
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
         """Return whether the VM does not run on this host, as the locks of its disks show; see `DiskLocks`."""
@@ -415,6 +425,7 @@ class QemuDriver:
     async def close(self) -> None:
         """Stop copying images, close connections, and forget the QEMU processes that run; they go on."""
         await self._disk_files.close()
+        await self._writes.close()
         await self._processes.close()
         self._processes.release()
 
@@ -434,8 +445,13 @@ class QemuDriver:
         directory = Path(self._host(host).directory)
         return [QemuInstance(host, path.stem, directory) for path in sorted(directory.glob(f"*{DEFINITION_SUFFIX}"))]
 
-    def _lock(self, host: str, vm: str) -> AbstractAsyncContextManager[None]:
-        return self._locks[host, vm]
+    @asynccontextmanager
+    async def _lock(self, host: str, vm: str) -> AsyncIterator[None]:
+        """Let no other operation on this VM run until the block is left; its definition is complete."""
+        async with self._locks[host, vm]:
+            if host:
+                await self._writes.finish(self._instance(host, vm))
+            yield
 
     @asynccontextmanager
     async def _running(self, host: str, vm: str, participle: str) -> AsyncIterator[tuple[QemuInstance, Monitor]]:
@@ -453,6 +469,7 @@ class QemuDriver:
         is_defined = instance.is_defined()
         if is_defined:
             self._copies.keep(instance)
+        is_defined = is_defined or self._writes.definition(instance) is not None
         try:
             state = await self._processes.ask(instance, lambda monitor: read_state(monitor, instance))
         except NotRunning:

@@ -59,7 +59,11 @@ async def begin_to_send(
     async def find() -> str:
         return address or await find_address()
 
-    looked, uri = await asyncio.gather(look(), find(), return_exceptions=True)
+    # The source learns whether the destination has everything, and reports how far it is. A source that is sending
+    # refuses the options, and has them already.
+    looked, uri, enabled = await asyncio.gather(
+        look(), find(), monitor.enable_migration_options("return-path", "events"), return_exceptions=True
+    )
     if isinstance(looked, BaseException):
         raise looked
     state, is_sending = looked
@@ -67,10 +71,9 @@ async def begin_to_send(
         return
     if state not in IN_MEMORY:
         raise Refused(f"{instance.name} is {state}: it cannot be migrated")
-    if isinstance(uri, BaseException):
-        raise uri
-    # The source learns whether the destination has everything, and reports how far it is.
-    await monitor.enable_migration_options("return-path", "events")
+    for answer in (uri, enabled):
+        if isinstance(answer, BaseException):
+            raise answer
     await monitor.execute("migrate", {"uri": uri})
 
 

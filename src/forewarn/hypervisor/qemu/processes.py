@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +27,24 @@ _KEEP_S = 1.0  # how long a connection is kept open for the next operation, whic
 _QUIT_WAIT_S = 3.0  # for QEMU to end after `quit`, before it is killed
 _KILL_WAIT_S = 10.0
 _Answer = TypeVar("_Answer")
+
+
+_TAP_ERROR = re.compile(r"could not configure /dev/net/tun \(([^()]+)\): (.+)")
+
+
+def start_failure(message: str) -> str:
+    """Return for people why QEMU has ended, from its last message: with a remedy, or the message itself."""
+    if (found := _TAP_ERROR.search(message)) is None:
+        return message
+    tap, reason = found.groups()
+    if "busy" in reason:
+        return f"another process uses tap {tap} of this host: end it, or give the VM a tap of its own"
+    if "not permitted" in reason:
+        return (
+            f"tap {tap} is missing on this host, or belongs to another user, and QEMU may not create it: "
+            f"create it with `ip tuntap add dev {tap} mode tap user USER`, for the user who runs QEMU"
+        )
+    return f"tap {tap} of this host cannot be used: {reason}"
 
 
 class NotRunning(Exception):
@@ -124,6 +143,8 @@ class QemuProcesses:
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             is_alive = instance.is_alive()  # before connecting: QEMU may end in between
+            if not is_alive and not instance.monitor_socket.exists():
+                raise NotRunning
             try:
                 return await open_monitor(instance.monitor_socket, instance.name, timeout_s=self._timeout_s)
             except MonitorNotListening as error:
@@ -160,7 +181,7 @@ class QemuProcesses:
                 return
             except MonitorNotListening as error:
                 if has_ended:
-                    reason = instance.log_tail() or f"exit code {child.returncode}"
+                    reason = start_failure(instance.log_tail()) or f"exit code {child.returncode}"
                     raise Refused(f"QEMU did not start {instance.name}: {reason}") from error
                 if asyncio.get_running_loop().time() >= deadline:
                     raise
