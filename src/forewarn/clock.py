@@ -72,7 +72,8 @@ class FlooredClock:
     """The system's clock, but never behind `floor`, and never moving back.
 
     For a control node that takes over: its clock may be behind that of the node before, whose times are in the record.
-    It stands still until it has caught up. `now` may be called from any thread.
+    It stands still until it has caught up. `now` may be called from any thread. `real` returns real time, `floor` is in
+    POSIX seconds.
     """
 
     def __init__(self, floor: float, *, real: Callable[[], float] = read_real_time) -> None:

@@ -61,7 +61,7 @@ class HttpRequestFailed(Unavailable):
 class ClientResponse:
     """A response of any status, with the part of its body that was read; made by `HttpClient.send`."""
 
-    status: int
+    status: int  # of HTTP
     headers: Mapping[str, str]  # names in lower case; several values of one name joined by commas
     body: bytes  # at most `HttpLimits.max_body_bytes`, as sent: not decompressed
     is_complete: bool  # False: the body is longer than the limit, took too long or broke off
@@ -125,10 +125,10 @@ class HttpClient:
         """Send one request and return the response, of any status; redirects are not followed.
 
         Tries the allowed addresses of the host in turn until one accepts the connection and its TLS handshake succeeds,
-        eight at most; the request is sent once. `headers` come on top of Host and `Connection: close`. Raises
-        HttpRequestFailed if no response begins within the timeout, the connection fails or is not trusted, no address
-        is allowed, or `url` is not an http or https URL. A body that is too long, late or broken off is no error: see
-        `ClientResponse.is_complete`.
+        eight at most; the request is sent once. `limits` bound the time and the body; `method` is that of HTTP.
+        `headers` come on top of Host and `Connection: close`. Raises HttpRequestFailed if no response begins within the
+        timeout, the connection fails or is not trusted, no address is allowed, or `url` is not an http or https URL. A
+        body that is too long, late or broken off is no error: see `ClientResponse.is_complete`.
         """
         try:
             async with asyncio.timeout(limits.timeout_s) as deadline:

@@ -33,7 +33,8 @@ _SIMPLE_LINE = re.compile(
 class TomlLineIndex:
     """The line numbers, from 1, of the tables, keys and array elements of one TOML text, by path.
 
-    Made by `index_lines`. A path such as `("vms", 3, "name")` has keys of tables and indexes of arrays, from 0.
+    Made by `index_lines`. A path such as `("vms", 3, "name")` has keys of tables and indexes of arrays, from 0. `found`
+    has the line of each path.
     """
 
     def __init__(self, found: dict[TomlPath, int]) -> None:

@@ -77,9 +77,9 @@ VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt give
 class AgentDaemon:
     """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`.
 
-    Creating it opens and locks the journal, which only `run` and `run_once` close; Rejected if it cannot be used.
-    None means the default: a client of the configured endpoint, no observer, the server's clock, the kernel's boot id,
-    `AgentJournal`. A poll is held for at most `hold_s` seconds.
+    Creating it opens and locks the journal, which only `run` and `run_once` close; Rejected if it cannot be used. None
+    means the default: a client of the configured endpoint, no observer, the server's clock, the kernel's boot id,
+    `AgentJournal`. A poll is held for at most `hold_s` seconds. `boot_id` and `open_journal` are for tests.
     """
 
     def __init__(
@@ -232,7 +232,10 @@ class AgentDaemon:
         return min((wait.until for wait in self._waits if wait.until is not None), default=None)
 
     def snapshot(self) -> AgentSnapshot:
-        """The state that decisions are based on, now: open records, configuration, time, tasks and board."""
+        """The state that decisions are based on, now: open records, configuration, time, tasks and board.
+
+        Without a board its part is an empty BoardView.
+        """
         return AgentSnapshot(
             open_records=self._journal.open_records,
             rules=self._rules,

@@ -22,7 +22,7 @@ class AgentExplanationLine:
     """One line of an explanation: what happened when."""
 
     at: float  # server time in POSIX seconds
-    text: str
+    text: str  # a sentence for people
     detail: str = ""  # a second text, such as the event's description; "": none
 
 
@@ -41,8 +41,8 @@ def explain_event(
     """Explains from its record what happened to an event: first seen, steps, approval, start, end, undo.
 
     `rules` are the ones of the present file by name; they give the budgets of the steps, and whether an approval is
-    missing. `waits_for`, if not empty, becomes `now` instead of the state that the record shows. Without a running
-    agent a step that has begun and not ended is shown as interrupted in `now`.
+    missing. `waits_for`, if not empty, becomes `now` instead of the state that the record shows. `is_agent_running`:
+    without a running agent a step that has begun and not ended is shown as interrupted in `now`.
     """
     preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf

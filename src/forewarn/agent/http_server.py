@@ -37,9 +37,9 @@ _JSON_TYPE = "application/json"
 class AgentPage:
     """A response of the agent's HTTP server."""
 
-    body: bytes
+    body: bytes  # the whole body
     status: int = 200  # the HTTP status
-    content_type: str = _JSON_TYPE
+    content_type: str = _JSON_TYPE  # the value of the header
 
 
 AgentPages = Mapping[str, Callable[[], AgentPage]]  # functions that make a page, by path
@@ -56,7 +56,8 @@ def json_page(view: Any, status: int = 200) -> AgentPage:
 def parse_listen_address(text: str) -> tuple[str, int]:
     """Splits `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port.
 
-    Port 0 is allowed; the host may be a name. Raises Rejected if host or port is missing or not valid.
+    Port 0 is allowed; the host may be a name. Raises Rejected if host or port is missing or not valid. `text` is the
+    option `listen`. Opens nothing.
     """
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")

@@ -54,7 +54,7 @@ class ApprovalPolicy:
 
     when: ApproveWhen = ApproveWhen.NEVER
     # ALL_DONE: seconds from when this VM is ready to wait for listed VMs without a live agent; None: for ever.
-    absent_after_s: float | None = None
+    absent_after_s: float | None = None  # seconds of silence after which a VM is not waited for; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class RuleConfig:
     margin_s: float = 5.0  # seconds between the end of the last step and NotBefore
     no_time: Literal["essential", "all", "nothing"] = "essential"  # steps to run after the start; essential: no `cut`
     undo_on: frozenset[str] = frozenset({"finished", "withdrawn", "unknown"})  # outcomes after which steps are undone
-    approve: ApprovalPolicy = field(default_factory=ApprovalPolicy)
+    approve: ApprovalPolicy = field(default_factory=ApprovalPolicy)  # when to approve
     approval_check: ApprovalCheckConfig | None = None  # None: approve without asking
 
 

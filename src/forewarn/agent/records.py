@@ -34,7 +34,7 @@ class StepRun:
     step: str  # its name in the configuration
     phase: StepPhase = StepPhase.DO
     state: StepState = StepState.BEGUN
-    begun_at: float
+    begun_at: float  # of this run
     ended_at: float | None = None  # None: not ended
     boot_id: str = ""  # of the boot in which it began, or was last resumed
     text: str = ""  # the result, for people

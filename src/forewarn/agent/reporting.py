@@ -71,10 +71,10 @@ class NullObserver:
     """An observer that ignores everything."""
 
     def poll_answered(self, lag_s: float) -> None:
-        """Does nothing."""
+        """Does nothing; `lag_s` is how late the answer was, in seconds."""
 
     def poll_failed(self, reason: str) -> None:
-        """Does nothing."""
+        """Does nothing; `reason` says why, for people."""
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
         """Does nothing."""
@@ -83,10 +83,10 @@ class NullObserver:
         """Does nothing."""
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Does nothing."""
+        """Does nothing; `notice_s` is the notice that the event gave, in seconds."""
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Does nothing."""
+        """Does nothing; `took_s` is how long the step took, in seconds."""
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
         """Does nothing."""
@@ -95,7 +95,7 @@ class NullObserver:
         """Does nothing."""
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """Does nothing."""
+        """Does nothing; `outcome` says how the event ended."""
 
 
 class _ErrorLoggingObserver:

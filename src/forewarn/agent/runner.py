@@ -79,7 +79,8 @@ class ActionRunner:
 
     A task saves its end in the journal. `client` sends the approvals; `observer` hears of ended steps and approvals.
     `on_change` is called when a task does not count as running any more: it has ended or was cancelled. One whose end
-    could not be journalled counts as running for FAILED_TASK_DELAY_S more. Use it on the event loop.
+    could not be journalled counts as running for FAILED_TASK_DELAY_S more. Use it on the event loop. `context` has the
+    agent's configuration and clock.
     """
 
     def __init__(

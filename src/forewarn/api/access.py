@@ -48,24 +48,24 @@ class NewGrant(StrictBody, frozen=True, kw_only=True):
 class AccessClientView(BaseView, frozen=True, kw_only=True):
     """A client without its secret; `by` and `at` say who added it and when (lab time)."""
 
-    id: str
+    id: str  # in lower case
     name: str  # for people; "": none
     principal: str  # its principal id in grants: `client:ID`
-    by: str
-    at: float
+    by: str  # the name of who added it
+    at: float  # lab time
 
 
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
     """The fields of AccessClientView, and the new secret in plain text, which no later response shows."""
 
-    secret: str
+    secret: str  # in plain text
     kept_in: str  # the file on the service's machine that holds the administrator's secret; "" for other clients
 
 
 class GrantView(BaseView, frozen=True, kw_only=True):
     """A granted role with its rights, the principal that has it, and the resource that it is over."""
 
-    id: str
+    id: str  # a GUID, lower case
     role: Role
     rights: tuple[Right, ...]  # that the role includes
     to: str  # a principal id

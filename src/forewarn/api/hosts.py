@@ -22,7 +22,7 @@ class NewHost(StrictBody, frozen=True, kw_only=True):
     """A host to add, without VMs and healthy."""
 
     name: NonEmptyText  # at most 64 characters, no slashes, braces or blanks around it
-    location: NonEmptyText
+    location: NonEmptyText  # such as westeurope
     zone: str = ""  # "": none
 
 
@@ -127,8 +127,8 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
 
     The path parameter `name` is its name, in any case. Simulates it on a copy, after it has stored observed polls, and
     changes nothing else; previews run one at a time. The simulation of more than 2,000 VMs ends after publication, any
-    other after 10 seconds of real time at the latest (`is_cut`). Raises what `degrade_host` raises, and DryRunTooLarge
-    if the scopes have more than 20,000 VMs.
+    other after 10 seconds of real time at the latest (`is_cut`). Raises NotFound, Refused and Rejected as the request
+    itself would, and DryRunTooLarge if the scopes have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 
@@ -144,8 +144,8 @@ async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Previ
 
     The path parameter `name` is its name, in any case. Simulates it on a copy, after it has stored observed polls, and
     changes nothing else; previews run one at a time. The simulation of more than 2,000 VMs ends after publication, any
-    other after 10 seconds of real time at the latest (`is_cut`). Raises what `fail_host` raises, and DryRunTooLarge if
-    the scopes have more than 20,000 VMs.
+    other after 10 seconds of real time at the latest (`is_cut`). Raises NotFound and Refused as the request itself
+    would, and DryRunTooLarge if the scopes have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 

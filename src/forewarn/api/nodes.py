@@ -12,7 +12,7 @@ from forewarn.wording import did_you_mean
 async def list_nodes(context: RequestContext, call: HandlerCall) -> NodesView:
     """List the control nodes of the cluster, and which one is active.
 
-    None are listed for a service that runs alone.
+    None are listed for a service that runs alone. Sorted by name.
     """
     return nodes_view(context.dependencies.control_node)
 

@@ -28,9 +28,9 @@ _MAX_FILE_CHARACTERS = 200_000
 class NewWave(StrictBody, frozen=True, kw_only=True):
     """A wave of a rollout: a number of `vms`, a `share` in percent, or a `tag`; without any: the rest."""
 
-    name: NonEmptyText
-    vms: int | None = None
-    share: float | None = None
+    name: NonEmptyText  # shown to people
+    vms: int | None = None  # how many, from 1
+    share: float | None = None  # percent of all VMs, above 0, at most 100
     tag: str | None = None  # `name`, with any value, or `name=value`
 
 
@@ -53,7 +53,7 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     everything: bool = False  # all VMs, also those that are added later
     max_failures: Annotated[int, Meta(ge=0)] = 1
     notice_s: DurationSeconds = 0  # lab time
-    short_notice: bool = False
+    short_notice: bool = False  # allow a notice below the minimum
     windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
     deadline: float | None = None  # lab time from which windows no longer matter
@@ -69,14 +69,18 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
 class WantedRollout:
     """A rollout that a caller describes, with the notice of its events in lab time, 0 for the minimum."""
 
-    rollout: Rollout
-    notice_s: float
-    short_notice: bool
+    rollout: Rollout  # without VMs or events yet
+    notice_s: float  # seconds of lab time; 0: the minimum
+    short_notice: bool  # the notice may be shorter than the minimum
     file: RolloutFile | None  # None: it was given by fields
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Add the line of the file, if there is one, to a Rejected that the body raises."""
+        """Return a context manager that adds the line of the file to a Rejected or Refused of its block.
+
+        A Rejected gets the line of the value that it names, else of `notice`, a Refused the line of `impact`. Without a
+        file, errors pass unchanged.
+        """
         if self.file is None:
             yield
             return

@@ -45,13 +45,13 @@ class NewCheck(StrictBody, frozen=True, kw_only=True):
 class CheckView(BaseView, frozen=True, kw_only=True):
     """A health check of a rollout, and its latest measurement; `outcome` is "" if it has none."""
 
-    name: str
+    name: str  # unique in the rollout
     kind: str  # prometheus, http, command or figure
     what: str  # what it demands, for people
     interval_s: float  # lab time
-    bad_limit: int
-    unclear_limit: int
-    error_limit: int
+    bad_limit: int  # bad measurements in a wave from which on the rollout pauses
+    unclear_limit: int  # unclear ones in a row from which on it publishes nothing
+    error_limit: int  # errors in a row from which on they count as unclear
     outcome: str  # good, bad, unclear or error
     text: str  # what was seen, for people
     at: float | None  # lab time; None: not measured yet
@@ -82,7 +82,7 @@ class RolloutChecksView(BaseView, frozen=True, kw_only=True):
 class TriedCheckView(BaseView, frozen=True, kw_only=True):
     """What a health check found that was tried once."""
 
-    name: str
+    name: str  # unique in the rollout
     what: str  # what it demands, for people
     outcome: str  # good, bad, unclear or error
     value: float | None  # that was compared
@@ -142,7 +142,11 @@ def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
 
 
 def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) -> RolloutChecksView:
-    """Return the health checks of a rollout, and its newest measurements. `request` must carry a rollout."""
+    """Return the health checks of a rollout, and its newest measurements. `request` must carry a rollout.
+
+    The checks are in the order of the rollout, each with its latest measurement; the measurements are oldest first,
+    with waves from 1.
+    """
     rollout = request.rollout
     assert rollout is not None
     measurements = context.store.measurements(request.id, limit=MAX_SHOWN_MEASUREMENTS)

@@ -31,14 +31,17 @@ class NewHold(StrictBody, frozen=True, kw_only=True):
 class HoldView(BaseView, frozen=True, kw_only=True):
     """Whether all rollouts are on hold; if so, why, since when, and who set the hold."""
 
-    is_held: bool
-    reason: str = ""
-    who: str = ""
+    is_held: bool  # whether they are on hold now
+    reason: str = ""  # as it was given; "": not on hold
+    who: str = ""  # the name of who set it
     at: float | None = None  # lab time
 
 
 async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:
-    """Show whether all rollouts are on hold, and why."""
+    """Show whether all rollouts are on hold, and why.
+
+    `is_held` is false, and the rest empty, if there is none.
+    """
     hold = context.control.rollouts.hold
     if hold is None:
         return HoldView(is_held=False)
@@ -156,7 +159,8 @@ async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewR
 
     Changes nothing, but stores observed polls first; shows only the first wave of a rollout over more than 2,000 VMs;
     any other simulation ends after 10 seconds of real time at the latest (`is_cut`). Previews run one at a time. Raises
-    what `start_rollout` raises, and DryRunTooLarge if its scopes have more than 20,000 VMs.
+    NotFound, Rejected, Refused and Forbidden as its start would, and DryRunTooLarge if its scopes have more than 20,000
+    VMs.
     """
     wanted = read_new_rollout(context, body)
     await context.dependencies.flush_observations()
@@ -174,7 +178,9 @@ async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewR
 async def try_rollout_checks(context: RequestContext, call: HandlerCall, body: NewRollout) -> TriedChecksView:
     """Perform each health check of a rollout once, and show what it finds; starts and stores nothing.
 
-    Raises what `start_rollout` raises for the body, and Rejected if it has no checks.
+    Raises Rejected for a body that cannot be a rollout or has no checks, NotFound for a target, Refused for a check
+    that is not allowed here, Forbidden for a command if the caller is no administrator. The result has the order of the
+    checks.
     """
     wanted = read_new_rollout(context, body)
     if not wanted.rollout.checks:
@@ -190,8 +196,8 @@ async def plan_new_rollout(context: RequestContext, call: HandlerCall, body: New
 
     Changes nothing, but stores observed polls first. The earliest times assume that each event is approved when it is
     published, the latest ones that nobody approves. A rollout over more than 2,000 VMs gets no times, and a simulation
-    ends after 10 seconds of real time at the latest (`is_cut`). Plans and previews run one at a time. Raises what
-    `start_rollout` raises, and DryRunTooLarge if its scopes have more than 20,000 VMs.
+    ends after 10 seconds of real time at the latest (`is_cut`). Plans and previews run one at a time. Raises NotFound,
+    Rejected, Refused and Forbidden as its start would, and DryRunTooLarge if its scopes have more than 20,000 VMs.
     """
     wanted = read_new_rollout(context, body)
     await context.dependencies.flush_observations()

@@ -26,7 +26,7 @@ async def set_standing_order(context: RequestContext, call: HandlerCall, body: N
 async def remove_standing_order(context: RequestContext, call: HandlerCall) -> StandingOrderView:
     """Remove the standing order; visits that are under way go on.
 
-    Raises Refused if there is none. The history gets an entry.
+    Raises Refused if there is none. The history gets an entry. Returns a view whose `is_set` is false.
     """
     await context.control.standing_order.remove_order(who=context.caller_name)
     return read_standing_order(context)

@@ -41,7 +41,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     `failures` counts failures in a row; `pending` messages wait, or more if `pending_at_least`.
     """
 
-    id: str
+    id: str  # a GUID, lower case
     url: str  # with `…` in place of its query, which may contain a password
     schema: WebhookSchema
     over: str  # a resource id: only events of VMs within it
@@ -61,7 +61,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
 class WebhookWithSecretView(WebhookView, frozen=True, kw_only=True):
     """A new webhook (fields of WebhookView), and the secret that signs its messages, shown only here."""
 
-    secret: str
+    secret: str  # in plain text
 
 
 class WebhooksView(BaseView, frozen=True, kw_only=True):

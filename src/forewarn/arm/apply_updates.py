@@ -65,15 +65,15 @@ VmsFinder = Callable[[RequestContext, ArmCall], Sequence[Vm]]  # raises NotFound
 class ApplyUpdatePropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `properties` of an apply update; only `status` `Cancel` has a meaning in a call."""
 
-    status: str | None = None
-    resource_id: Any = None
-    last_update_time: Any = None
+    status: str | None = None  # "Cancel" or None
+    resource_id: Any = None  # accepted, without effect
+    last_update_time: Any = None  # accepted, without effect
 
 
 class ApplyUpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The body of a call that applies updates, or that cancels a run of a configuration; may be empty."""
 
-    id: Any = None
+    id: Any = None  # this and the next three are accepted, without effect
     name: Any = None
     type: Any = None
     system_data: Any = None
@@ -81,7 +81,7 @@ class ApplyUpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def is_cancel(self) -> bool:
-        """Whether the call asks for a cancellation."""
+        """Whether the call asks for a cancellation: its `properties.status` is Cancel, in any case."""
         return self.properties is not None and (self.properties.status or "").casefold() == "cancel"
 
 
@@ -198,7 +198,8 @@ def _show_handler(find: VmsFinder) -> ArmHandler:
 async def list_apply_updates(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the apply updates of resources in the path's subscription or group that the caller may read.
 
-    In pages of 100; each is shown as it stands now.
+    In pages of 100; each is shown as it stands now. Sorted by resource and id, in natural order; a page is `{"value":
+    [...]}`, with a `nextLink` if there is another one. Only the newest 10,000 requests of the service are searched.
     """
     prefix = f"{call.resource}/".casefold()
     found = _requests_for(
@@ -214,6 +215,7 @@ async def cancel_run(context: RequestContext, call: ArmCall) -> ArmResponse:
 
     The name is the start in UTC, such as 20261205010000. Events that have not started wait for the next window.
     Canceling again changes nothing. Raises NotFound, Rejected without `status` `Cancel`, Refused if the run is over.
+    The response is 200 with the run, whose status is then Cancelled. Durable, with a history entry.
     """
     if not parse_arm_body(call, ApplyUpdateBody).is_cancel:
         raise Rejected("a run of a maintenance configuration can only be canceled: send properties.status Cancel")
@@ -226,7 +228,10 @@ async def cancel_run(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_run(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows a run of a configuration: Pending, InProgress, Completed or Cancelled. Raises NotFound."""
+    """Shows a run of a configuration: Pending, InProgress, Completed or Cancelled. Raises NotFound.
+
+    A run is one opening of its window, named by its start in UTC, such as 20261205010000. The response is 200.
+    """
     return ArmResponse(body=_run_json(context, call))
 
 
@@ -271,7 +276,10 @@ _OPERATIONS = (
 
 
 async def list_provider_operations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the operations of Microsoft.Maintenance that this service has, by their names on Azure."""
+    """Lists the operations of Microsoft.Maintenance that this service has, by their names on Azure.
+
+    The body is `{"value": [...]}`, the same for every caller.
+    """
     names = [(resource, verb) for resource, verbs in _OPERATIONS for verb in verbs]
     return ArmResponse(body={"value": [_operation_json(resource, verb) for resource, verb in names]})
 

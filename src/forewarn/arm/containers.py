@@ -30,7 +30,8 @@ def paged_response(
     """One page of a list as `{"value": [...]}`, with a `nextLink` to the next page if there is one.
 
     `names` are the keys or ids of all items, in natural order; `render` makes the JSON of an item, for those of the
-    page. The page begins after the call's `$skiptoken`, or with the first item. Raises Rejected for an invalid token.
+    page. The page begins after the call's `$skiptoken`, or with the first item. Raises Rejected for an invalid token. A
+    page has at most `page_size` items.
     """
     start = bisect_right(names, _page_start_key(call), key=natural_sort_key)
     page = names[start : start + page_size]
@@ -149,7 +150,10 @@ def _visible_subscription(context: RequestContext, call: ArmCall) -> str:
 
 
 def subscription_not_found(call: ArmCall) -> ArmError:
-    """The error of a call that names a subscription without a VM: 404 with Azure's code."""
+    """The error of a call that names a subscription without a VM: 404 with Azure's code.
+
+    Returns it, and does not raise it.
+    """
     name = call.path_params["subscription"]
     return ArmError(404, "SubscriptionNotFound", f"subscription {name!r} does not exist: `az account list` lists them")
 

@@ -63,7 +63,8 @@ def make_arm_error(status: int, code: str, message: str, target: str = "") -> Ar
     """Makes an ARM error response, whose body is `{"error": {"code", "message", "target"}}`.
 
     `target` is the invalid member of the request's body; an empty one is left out. A 429 or 503 has Retry-After, a 401
-    WWW-Authenticate.
+    WWW-Authenticate. `status` is the HTTP status, `code` ARM's error code, such as `ResourceNotFound`, `message` a
+    sentence.
     """
     error = {"code": code, "message": message} | ({"target": target} if target else {})
     return ArmResponse(status=status, body={"error": error}, headers=_HEADERS_BY_STATUS.get(status, {}))

@@ -49,11 +49,11 @@ class _ReadOnlyMembers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `maintenanceWindow` of a configuration."""
 
-    start_date_time: str | None = None
-    expiration_date_time: str | None = None
-    duration: str | None = None
-    time_zone: str | None = None
-    recur_every: str | None = None
+    start_date_time: str | None = None  # local time, such as `2026-12-05 02:00`
+    expiration_date_time: str | None = None  # local time; None: never
+    duration: str | None = None  # hours and minutes, `02:00`; None: the scope's default
+    time_zone: str | None = None  # a name of Windows
+    recur_every: str | None = None  # such as `Week Saturday`; None: opens once
 
 
 class ConfigurationPropertiesBody(
@@ -61,33 +61,33 @@ class ConfigurationPropertiesBody(
 ):
     """The member `properties` of a configuration."""
 
-    namespace: str | None = None
-    extension_properties: dict[str, str] | None = None
-    maintenance_scope: str | None = None
+    namespace: str | None = None  # without effect
+    extension_properties: dict[str, str] | None = None  # without effect
+    maintenance_scope: str | None = None  # Host, OSImage or InGuestPatch
     maintenance_window: MaintenanceWindowBody | None = None
-    visibility: str | None = None
-    install_patches: dict[str, Any] | None = None
+    visibility: str | None = None  # Custom or None; others are rejected
+    install_patches: dict[str, Any] | None = None  # without effect
 
 
 class ConfigurationBody(_ReadOnlyMembers, frozen=True, kw_only=True):
     """The body that creates a maintenance configuration."""
 
-    location: str | None = None
-    tags: Any = None
+    location: str | None = None  # an Azure region
+    tags: Any = None  # name → value; checked later
     properties: ConfigurationPropertiesBody | None = None
 
 
 class TagSettingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `tagSettings` of a filter: names of tags with allowed values."""
 
-    tags: dict[str, tuple[str, ...]] | None = None
-    filter_operator: str | None = None
+    tags: dict[str, tuple[str, ...]] | None = None  # name → allowed values
+    filter_operator: str | None = None  # Any (also None) or All of the names
 
 
 class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `filter` of an assignment to a resource group or subscription."""
 
-    resource_types: tuple[str, ...] | None = None
+    resource_types: tuple[str, ...] | None = None  # None or (): any, as in the other members
     resource_groups: tuple[str, ...] | None = None
     os_types: tuple[str, ...] | None = None
     locations: tuple[str, ...] | None = None
@@ -97,15 +97,15 @@ class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class AssignmentPropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `properties` of an assignment."""
 
-    maintenance_configuration_id: str | None = None
-    resource_id: str | None = None
+    maintenance_configuration_id: str | None = None  # its resource id
+    resource_id: str | None = None  # that of the target
     filter: FilterBody | None = None
 
 
 class AssignmentBody(_ReadOnlyMembers, frozen=True, kw_only=True):
     """The body that creates an assignment of a maintenance configuration."""
 
-    location: str | None = None
+    location: str | None = None  # stored and shown, without effect
     properties: AssignmentPropertiesBody | None = None
 
 
@@ -141,7 +141,10 @@ def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceCon
 
 
 def require_resource_name(resource: str) -> None:
-    """Raises Rejected unless the last part of this resource id can be the name of a new resource."""
+    """Raises Rejected unless the last part of this resource id can be the name of a new resource.
+
+    That is 1 to 128 letters, digits, or any of `-_.()`.
+    """
     name = resource.rpartition("/")[2]
     if _NAME.fullmatch(name) is None:
         raise Rejected(f"the name {name[:60]!r} is not possible: give 1 to 128 letters, digits, or any of -_.()")
@@ -176,7 +179,11 @@ def _read_window(body: MaintenanceWindowBody | None) -> AzureWindow:
 
 
 def configuration_json(configuration: MaintenanceConfiguration) -> JsonObject:
-    """The resource of a maintenance configuration, as a GET shows it."""
+    """The resource of a maintenance configuration, as a GET shows it.
+
+    Without an expiration it shows 9999-12-31 23:59:59; `recurEvery` and `installPatches` are left out if they are
+    empty.
+    """
     window = configuration.azure_window
     properties: JsonObject = {
         "namespace": configuration.namespace,
@@ -262,7 +269,10 @@ def _read_filter(body: FilterBody) -> AssignmentFilter:
 
 
 def assignment_json(assignment: ConfigurationAssignment) -> JsonObject:
-    """The resource of an assignment of a maintenance configuration, as a GET shows it."""
+    """The resource of an assignment of a maintenance configuration, as a GET shows it.
+
+    `filter` is left out if it has none.
+    """
     properties: JsonObject = {
         "maintenanceConfigurationId": assignment.configuration_id,
         "resourceId": assignment.target,

@@ -51,14 +51,19 @@ TargetCheck = Callable[[RequestContext, ArmCall], object]  # raises NotFound if 
 async def put_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Creates the configuration of the path (201), or replaces it (200); its group need not have a VM.
 
-    Raises Rejected for a bad body or a start in the past, ArmError 404 if no VM is in the subscription.
+    The body is the stored configuration. Durable, with a history entry if anything changed. Raises Rejected for a bad
+    body, or a new start before the current date there, ArmError 404 if no VM is in the subscription.
     """
     _require_subscription(context, call)
     return await _write_configuration(context, call)
 
 
 async def patch_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Changes the members of the configuration of the path that the body has. Raises NotFound, Rejected."""
+    """Changes the members of the configuration of the path that the body has. Raises NotFound, Rejected.
+
+    A member that is null is removed. Answers 200 with the whole configuration. Rejected if the body is not JSON, or the
+    result would not be possible.
+    """
     shown = configuration_json(_find_configuration(context, call))
     return await _write_configuration(context, _merged_call(call, shown))
 
@@ -93,12 +98,16 @@ def _merged_call(call: ArmCall, shown: JsonObject) -> ArmCall:
 
 
 async def show_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the maintenance configuration of the path. Raises NotFound."""
+    """Shows the maintenance configuration of the path: 200 with its resource. Raises NotFound."""
     return ArmResponse(body=configuration_json(_find_configuration(context, call)))
 
 
 async def delete_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Deletes the configuration of the path with its assignments; 204 if there is none."""
+    """Deletes the configuration of the path with its assignments; 204 if there is none.
+
+    Otherwise 200 with the configuration as it was. Durable, with a history entry. Raises Rejected for a body that is
+    not empty.
+    """
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.remove(call.resource, who=context.caller_name)
     await context.wait_for_reconciler()
@@ -106,7 +115,11 @@ async def delete_configuration(context: RequestContext, call: ArmCall) -> ArmRes
 
 
 async def list_configurations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the readable configurations of the path's subscription or group, in pages of 100."""
+    """Lists the readable configurations of the path's subscription or group, in pages of 100.
+
+    In natural order of their ids; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises
+    Rejected for an invalid `$skiptoken`.
+    """
     found = {c.id: c for c in context.store.configurations() if _is_shown(context, call, c.id)}
     return paged_response(call, sorted(found, key=natural_sort_key), lambda name: configuration_json(found[name]))
 
@@ -182,12 +195,16 @@ async def _write_assignment(context: RequestContext, call: ArmCall, *, is_filter
 
 
 async def show_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the assignment of the path. Raises NotFound."""
+    """Shows the assignment of the path: 200 with its resource. Raises NotFound."""
     return ArmResponse(body=assignment_json(_find_assignment(context, call)))
 
 
 async def delete_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Deletes the assignment of the path; 204 if there is none. Its target need not exist any more."""
+    """Deletes the assignment of the path; 204 if there is none. Its target need not exist any more.
+
+    Otherwise 200 with the assignment as it was. Durable, with a history entry. Raises Rejected for a body that is not
+    empty.
+    """
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.unassign(call.resource, who=context.caller_name)
     await context.wait_for_reconciler()
@@ -207,7 +224,11 @@ def _list_assignments_handler(require_target: TargetCheck) -> ArmHandler:
 
 
 async def list_assignments_in_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists all assignments in the path's subscription that the caller may read, in pages of 100."""
+    """Lists all assignments in the path's subscription that the caller may read, in pages of 100.
+
+    In natural order of their ids; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises
+    Rejected for an invalid `$skiptoken`.
+    """
     found = {a.id: a for a in context.store.assignments() if _is_shown(context, call, a.id)}
     return paged_response(call, sorted(found, key=natural_sort_key), lambda name: assignment_json(found[name]))
 

@@ -65,8 +65,8 @@ def flexible_instance_json(vm: Vm) -> JsonObject:
 def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
     """The Azure resource of an instance of a uniform scale set, with its instance id.
 
-    Its keys are those of `vm_json`, instanceId and sku. `view` is its instance view, added as
-    `properties.instanceView`; None leaves it out.
+    Its keys are id, name, type, location, zones (if it is in one), tags, properties, instanceId and sku. `view` is its
+    instance view, added as `properties.instanceView`; None leaves it out.
     """
     properties = _machine_properties(vm) | {
         "latestModelApplied": True,
@@ -83,8 +83,8 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
     """The Azure resource of a scale set, made from all its instances, of which there must be one.
 
-    Its keys are those of `vm_json` and sku. Where they differ, it shows the settings of the first, all their zones, and
-    the tags that all have; `sku.capacity` is their number.
+    Its keys are id, name, type, location, zones (if they are in some), tags, properties and sku. Where they differ, it
+    shows the settings of the first, all their zones, and the tags that all have; `sku.capacity` is their number.
     """
     first, resource = vms[0], scale_set_resource_id(vms[0])
     profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | _scheduled_events_profile(first)

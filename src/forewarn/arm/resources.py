@@ -183,7 +183,8 @@ async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
 async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Shows the instance view of a scale set: how many of all its instances have each status.
 
-    Raises NotFound if it has no instance, and ArmError 400 if it is flexible.
+    Raises NotFound if it has no instance, and ArmError 400 if it is flexible. The counts are in
+    `virtualMachine.statusesSummary`, as code and count. The status is 200.
     """
     require_uniform(context, call)
     return ArmResponse(body=scale_set_instance_view(_scale_set_vms(context, call)))

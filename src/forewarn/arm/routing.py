@@ -53,9 +53,9 @@ class ArmCall:
 class ArmResponse:
     """A response of the ARM facade; `body` is encoded as JSON, None is an empty body."""
 
-    status: int = 200
+    status: int = 200  # of HTTP
     body: Any = None  # encoded as JSON; None for an empty body
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # by name, in addition to Content-Type
 
 
 ArmHandler = Callable[[RequestContext, ArmCall], Awaitable[ArmResponse]]
@@ -82,7 +82,7 @@ class ArmRoute:
     With `right` None no token is needed, and the handler is an AnonymousArmHandler.
     """
 
-    method: str
+    method: str  # of HTTP, in upper case; GET answers HEAD too
     path: str  # a template in Azure's spelling, such as `/subscriptions/{subscription}`
     handler: ArmHandler | AnonymousArmHandler
     right: Right | None = Right.READ  # None: no token is needed, only for discovery and sign-in
@@ -97,7 +97,10 @@ class ArmRoute:
         return re.compile(text, re.IGNORECASE)
 
     def match_path(self, path: str) -> dict[str, str] | None:
-        """The path parameters, in the client's spelling, if the whole path matches; else None."""
+        """The path parameters, in the client's spelling, if the whole path matches; else None.
+
+        By name; the case of the path's fixed parts does not matter.
+        """
         match = self.pattern.fullmatch(path)
         return match.groupdict() if match else None
 

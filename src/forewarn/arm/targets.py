@@ -33,7 +33,7 @@ class ArmEmptyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
     """The parameters of a reimage; accepted without effect, since there are no images."""
 
-    temp_disk: bool | None = msgspec.field(name="tempDisk", default=None)
+    temp_disk: bool | None = msgspec.field(name="tempDisk", default=None)  # `tempDisk`
     exact_version: str | None = msgspec.field(name="exactVersion", default=None)
     os_profile: dict[str, Any] | None = msgspec.field(name="osProfile", default=None)
     ephemeral: bool | None = msgspec.field(name="forceUpdateOSDiskForEphemeral", default=None)
@@ -54,7 +54,7 @@ class ReimageInstancesBody(ReimageBody, frozen=True, kw_only=True):
 class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
     """Instance ids of a call that must name them, such as delete; `["*"]` means all instances."""
 
-    ids: tuple[str, ...] = msgspec.field(name="instanceIds")
+    ids: tuple[str, ...] = msgspec.field(name="instanceIds")  # as the client sent them
 
 
 def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:

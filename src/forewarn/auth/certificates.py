@@ -33,7 +33,7 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
     """The CA and the server certificate in the service's directory `tls`; `load_or_create` makes it."""
 
     ca: CertificateFiles
-    server: CertificateFiles
+    server: CertificateFiles  # certificate chain and key
 
     @classmethod
     def load_or_create(

@@ -46,7 +46,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float  # 0: not from a token
     secret_fingerprint: str = ""  # of the secret with which a client signed in
     vm_key: str = ""  # only for a VM's managed identity, as the next
-    vm_id: str = ""
+    vm_id: str = ""  # the VM's GUID
 
     @property
     def primary_id(self) -> str:
@@ -106,7 +106,10 @@ def normalize_audience(audience: str) -> str:
 
 
 def normalize_audiences(audiences: Iterable[str]) -> frozenset[str]:
-    """Return the set of these audiences, each as `normalize_audience` returns it."""
+    """Return the set of these audiences as they are compared.
+
+    Of URLs, scheme and host are in lower case, without slashes at the end; other texts stay as they are.
+    """
     return frozenset(map(normalize_audience, audiences))
 
 

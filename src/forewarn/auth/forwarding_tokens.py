@@ -34,7 +34,10 @@ class _ForwardingPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defau
 
 
 class ForwardingTokens:
-    """Signs and verifies forwarding tokens. `real_time` returns POSIX seconds."""
+    """Signs and verifies forwarding tokens. `real_time` returns POSIX seconds.
+
+    `key` is the one that all control nodes share.
+    """
 
     def __init__(self, key: SigningKey, real_time: Callable[[], float]) -> None:
         self._key = key
@@ -50,7 +53,10 @@ class ForwardingTokens:
         return issued.token
 
     def verify(self, token: str) -> ForwardedCall:
-        """Return what a valid token says. Raises InvalidToken."""
+        """Return what a valid token says. Raises InvalidToken.
+
+        It must be signed with the key of the cluster, and not be expired.
+        """
         header = jws.parse_header(token)
         if header.kid != self._key.kid:
             raise InvalidToken(

@@ -15,7 +15,7 @@ _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600, atomically and durably; it replaces an existing one.
+    """Write `content` to a file with mode 0600, atomically and durably; it replaces an existing one.
 
     Unavailable if that fails, also if there is no such directory.
     """
@@ -23,7 +23,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def write_public(path: Path, content: bytes) -> None:
-    """Write a file with mode 0644, atomically and durably; it replaces an existing one.
+    """Write `content` to a file with mode 0644, atomically and durably; it replaces an existing one.
 
     Unavailable if that fails, also if there is no such directory.
     """

@@ -174,8 +174,8 @@ class SessionIssuer:
     def verify(self, text: str, now: float) -> PortalSession:
         """Return the session in a cookie. Raises InvalidToken if it is forged or expired at `now`.
 
-        It must be of this service's key and tenant. `now` is real time. The caller checks whether EndedSessions
-        contains it, and whether its client still exists.
+        `text` is the cookie's value. It must be of this service's key and tenant. `now` is real time. The caller checks
+        whether EndedSessions contains it, and whether its client still exists.
         """
         payload = self._verified.get(text) or self._verify_signature(text)
         check_claims(payload, issuer=self._tenant_id, audiences=_SESSION_AUDIENCE, now=now)

@@ -110,9 +110,9 @@ class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
 class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
     """A signed token and its validity in real time. The token is a secret."""
 
-    token: str
-    issued_at: float
-    expires_at: float
+    token: str  # a JWT
+    issued_at: float  # POSIX seconds
+    expires_at: float  # POSIX seconds
 
     def __repr__(self) -> str:
         return f"IssuedToken(expires_at={self.expires_at})"  # the token is a secret
@@ -156,7 +156,7 @@ class TokenIssuer:
     def issue_text(self, subject: TokenSubject, audience: str, now: float) -> str:
         """Return a token of this owner for any audience as text, without its times; perhaps a cached one.
 
-        It is that of `issue_token`; `now` is real time.
+        It is the `token` of what `issue_token` returns, a JWT; `now` is real time in POSIX seconds.
         """
         return self.issue_token(subject, audience, now).token
 

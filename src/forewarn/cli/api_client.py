@@ -48,7 +48,8 @@ class InvalidFile(Rejected):
     """A fleet file or agent file that is invalid, with its problems.
 
     Each problem has the keys `what`, `remedy` and `line` (from 1; None or missing: no line). `file_name`, at first "the
-    file", is for the one who knows it to set; `code` is the error's code in the API.
+    file", is for the one who knows it to set; `code` is the error's code in the API. `message` is the sentence for
+    people.
     """
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
@@ -107,8 +108,8 @@ def named_error(code: str, message: str) -> ForewarnError:
 class HttpAnswer(NamedTuple):
     """The answer to one request: its status, its body, and the service's time when it was sent."""
 
-    status: int
-    body: bytes
+    status: int  # of HTTP
+    body: bytes  # undecoded
     now: float | None  # lab time in POSIX seconds; None if the answer does not say it
 
 
@@ -126,10 +127,10 @@ class Transport(Protocol):
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
         """Send one request and wait; returns status, body and time of the answer, also of one with an error.
 
-        `target` is the path with query, `payload` the JSON body (None: no body). Raises TimeoutError if the server is
-        silent for `timeout_s` seconds of real time, which limits each step (connecting, each read), not the whole call;
-        OSError or HTTPException if the connection fails; a ForewarnError if no service runs there, the caller may not
-        connect to it, or signing in fails.
+        `method` is that of HTTP, `target` the path with query, `payload` the JSON body (None: no body). Raises
+        TimeoutError if the server is silent for `timeout_s` seconds of real time, which limits each step (connecting,
+        each read), not the whole call; OSError or HTTPException if the connection fails; a ForewarnError if no service
+        runs there, the caller may not connect to it, or signing in fails.
         """
 
 
@@ -139,7 +140,7 @@ class ApiClient:
     `get`, `post` and `delete` return the decoded JSON object, `now` the service's lab time in seconds. An error answer
     raises the class of `forewarn.errors` that has its code, InvalidFile if it lists problems, or else ServiceFailure. A
     service that is unreachable, or silent for `timeout_s` seconds of real time, raises Unavailable. A blank path
-    segment raises Rejected.
+    segment raises Rejected. `transport` sends the requests.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -207,8 +208,8 @@ def send_request(
 ) -> HttpAnswer:
     """Open the connection, send one request as the CLI, close it, and return the answer, of any status.
 
-    `headers` come on top of Forewarn-Surface and, with a `payload`, the Content-Type of JSON, or replace them. Raises
-    OSError or HTTPException if the connection fails.
+    `method` is that of HTTP, `target` the path with query. `headers` come on top of Forewarn-Surface and, with a
+    `payload`, the Content-Type of JSON, or replace them. Raises OSError or HTTPException if the connection fails.
     """
     try:
         connection.connect()

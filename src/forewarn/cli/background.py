@@ -380,7 +380,8 @@ def stop_service(call: Invocation, pid: int, timeout_s: float) -> int | None:
     """Stop the service with SIGTERM, wait for its end, and return the number of pending events.
 
     None: it could not be asked. Returns at once if the process is gone already. Raises Refused if it belongs to another
-    user, Unavailable if it still runs after `timeout_s` of real time.
+    user, Unavailable if it still runs after `timeout_s` of real time. `pid` is the process id of the service in
+    `call.data`.
     """
     try:
         pending: int | None = call.api.get("service")["counts"]["events"]

@@ -60,7 +60,8 @@ def list_budgets(call: Invocation) -> None:
     """Show the budgets, and how much of each is used.
 
     \f
-    Sorted by name; of each budget up to 20 groups, those with most VMs out first.
+    Sorted by name; of each budget up to 20 groups, those with most VMs out first. With --json all that the service
+    returns. Prints a sentence if there are none.
     """
     view = call.api.get("budgets")
     if call.output.as_json:
@@ -78,7 +79,7 @@ def remove_budget(call: Invocation, name: str) -> None:
     """Remove a budget; rollouts that waited for it go on.
 
     \f
-    `name` is in any case. Raises NotFound.
+    `name` is in any case. Raises NotFound. Prints a sentence, with --json the removed budget.
     """
     view = call.api.delete("budgets", name)
     if call.output.as_json:

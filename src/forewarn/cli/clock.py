@@ -42,7 +42,8 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
 
     \f
     `by` is in seconds of lab time, above 0 and at most 366 days. Waits until it is done, an hour at most, then prints
-    the history entries of that time (the newest 10,000) and the new time. Raises Rejected outside a lab.
+    the history entries of that time (the newest 10,000) and the new time. Raises Rejected outside a lab. With
+    `without_polls`, VMs do not count as polling, so that scopes may be disabled.
     """
     body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
     view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)

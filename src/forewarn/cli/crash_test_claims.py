@@ -42,7 +42,7 @@ def ask_for_claims(profile: HandlerProfile) -> str:
 def write_new_file(path: Path, text: str) -> None:
     """Write a UTF-8 file that does not exist yet. Raises Rejected if it does, or cannot be written.
 
-    Its directory must exist.
+    `text` is its content. Its directory must exist.
     """
     try:
         with path.open("x", encoding="utf-8") as file:

@@ -44,9 +44,9 @@ class ReportFiles:
     """
 
     json: Path | None = None
-    html: Path | None = None
-    junit: Path | None = None
-    badge: Path | None = None
+    html: Path | None = None  # a report with a timeline of each case
+    junit: Path | None = None  # XML for CI servers
+    badge: Path | None = None  # an SVG picture with the grade
     write_baseline: Path | None = None  # may be the file of --baseline, which was read before
 
     @property
@@ -55,7 +55,10 @@ class ReportFiles:
         return self.json == _STDOUT
 
     def require_writable(self) -> None:
-        """Raise Rejected unless every file that is given can be written, and all are different; writes none."""
+        """Raise Rejected unless every file that is given can be written, and all are different; writes none.
+
+        A `json` of `-` is not checked. The message names the option.
+        """
         from forewarn.crash_test.preflight import require_writable
 
         seen: dict[Path, str] = {}

@@ -106,7 +106,7 @@ class Profile:
     """
 
     server: str  # its https URL, as `str(ServerAddress)` writes it
-    client_id: str
+    client_id: str  # as the issuer knows the client
     secret: str = field(default="", repr=False)  # the client's secret; "": it is in `secret_file`
     secret_file: str = ""  # path of a file with the secret, instead of `secret`
     ca: str = ""  # path of the server's CA; "": the CAs that the system trusts
@@ -125,7 +125,8 @@ class Profile:
 class ProfileFile:
     """The user's profiles.toml: sign-in profiles by name, in exact case. Every call reads the file again.
 
-    All calls raise Rejected if others may read the file, or if it cannot be read, parsed or written.
+    All calls raise Rejected if others may read the file, or if it cannot be read, parsed or written. `path` need not
+    exist.
     """
 
     def __init__(self, path: Path) -> None:

@@ -111,7 +111,7 @@ def add_host(call: Invocation, name: str, location: str, zone: str | None) -> No
 
     \f
     `zone` None: it is in no zone. Prints the host, which is healthy and has no VMs. Raises Refused if a host has the
-    name in any case, Rejected for an invalid one.
+    name in any case, Rejected for an invalid one. `location` is a name, such as `westeurope`.
     """
     body = {"name": name, "location": location, **({"zone": zone} if zone else {})}
     _print_host(call, call.api.post("fleet", "hosts", body=body), "added")

@@ -68,8 +68,9 @@ def follow(
 ) -> JsonObject:
     """Take snapshots until one is over, and return its view. A terminal shows each one in a live area.
 
-    Prints the history entries that match `entries_of`, past and new, oldest first, unless `quiet` or --json. Takes a
-    snapshot first, when there are new entries, and at least every 10 s (1 s on a terminal).
+    `take_snapshot` asks the service how things are. Prints the history entries that match `entries_of`, past and new,
+    oldest first, unless `quiet` or --json. Takes a snapshot first, when there are new entries, and at least every 10 s
+    (1 s on a terminal).
     """
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     with live_area(call) as area:

@@ -59,7 +59,7 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
 def describe_time(at: float | None, now: float) -> str:
     """Returns `12:00:05 (in 5m)`: the local time, with its date if it is not of today, and how far it is.
 
-    `-` for None. In the past `(5m ago)`. Both are seconds since 1970, of the same clock. See `clock_time` and
+    `-` for None. In the past `(5m ago)`. `at` and `now` are seconds since 1970, of the same clock. See `clock_time` and
     `relative_time`.
     """
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"

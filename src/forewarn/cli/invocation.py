@@ -32,7 +32,8 @@ class Invocation:
     """One run of the command: its common options, its output, and the client of the selected service.
 
     Every command gets it as its first argument, `call`. The options' callbacks fill in `as_json` and `given_…`, as
-    typed; properties must be read after that.
+    typed; properties must be read after that. `given_data`, `given_server` and `given_profile` are those of --data
+    (None: not given), --server and --profile ("": not given).
     """
 
     def __init__(self) -> None:

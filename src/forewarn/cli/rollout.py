@@ -152,7 +152,12 @@ def _print_hold(call: Invocation, view: JsonObject) -> None:
 
 
 def wait_for_rollout(call: Invocation, rollout_id: str) -> int:
-    """Follow a rollout until it is over, and print the outcome. Ctrl-C ends only the waiting."""
+    """Follow a rollout until it is over, and print the outcome. Ctrl-C ends only the waiting.
+
+    `rollout_id` is its full id. Returns the exit code: 0 if it succeeded, else 1. On a terminal a live area shows the
+    progress, in a pipe each change is a line, and with --json only the end is printed. Raises KeyboardInterrupt at
+    Ctrl-C, after a note that the rollout goes on.
+    """
     printed: list[str] = []
 
     def take_snapshot() -> Snapshot:
@@ -246,6 +251,10 @@ def _activity(event: JsonObject, now: float) -> str:
 
 
 def rollout_title(call: Invocation, view: JsonObject) -> Text:
+    """Return the heading of a rollout: its short id, impact, targets and state, with styles.
+
+    `view` is a RolloutView as JSON.
+    """
     title = f"Rollout {call.output.short_id(view['id'])}: {view['impact']} over {_targets_text(view)}"
     return join_text(bold(title), "  ", rollout_state(view))
 

@@ -20,7 +20,8 @@ def checks(call: Invocation, rollout_id: str, limit: int) -> None:
 
     \f
     `rollout_id` is its id or a unique beginning of it; `limit` is the number of measurements, the newest, oldest first.
-    With --json, all that the service shows (500). Raises NotFound, or Refused if several ids begin so.
+    With --json, all that the service shows (500). Raises NotFound, or Refused if several ids begin so. Prints two
+    tables: the checks with their latest outcome, then the measurements.
     """
     view = call.api.get("rollouts", rollout_id, "checks")
     if call.output.as_json:
@@ -61,7 +62,8 @@ def check(call: Invocation, file: str) -> int:
 
     \f
     `file` is the path of a rollout file. The service performs the checks, and stores nothing. Returns the exit code: 1
-    if one of them is not good, else 0. Raises Rejected for a file that cannot be read or used, or has no checks.
+    if one of them is not good, else 0. Raises Rejected for a file that cannot be read or used, or has no checks. Prints
+    a table: each check, what it demands, its outcome and what was seen.
     """
     view = call.api.post("rollouts", "check", body={"file": read_rollout_text(file)})
     if call.output.as_json:

@@ -127,7 +127,8 @@ def plan(call: Invocation, file: str | None, **options: Any) -> None:
 
     \f
     `file` and `options` are those of `start`. Prints the plan: waves, VMs, earliest and latest times, and VMs without a
-    polling handler. Raises what `start` raises.
+    polling handler. Raises Rejected for several targets, wrong waves or windows, or a file that cannot be read;
+    NotFound for a target; Refused if a VM has no host to move to.
     """
     view = call.api.post("rollouts", "plan", body=_body(call, file, options))
     if call.output.as_json:

@@ -94,7 +94,7 @@ class ServerAddress:
     """Host and port of a remote service; `str` gives its https URL, without port 443."""
 
     host: str  # a name in lower case, or an address; IPv6 without brackets
-    port: int
+    port: int  # from 1 to 65535
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -52,7 +52,8 @@ def set_order(
     \f
     `within_s` and `notice_s` are in seconds of lab time; None: the minimum. Replaces the order before. Prints the
     order. Raises Rejected for an interval or a notice that is not possible, or wrong windows; Refused if the fleet has
-    no host.
+    no host. `impact` is update, migrate or reboot, `at_once` how many hosts are visited at a time; `windows` and
+    `blackouts` are texts as users write them, () for none.
     """
     body: JsonObject = {"within_s": within_s, "impact": impact, "at_once": at_once, "notice_s": notice_s or 0}
     body |= {"windows": list(windows), "blackouts": list(blackouts)}
@@ -65,7 +66,7 @@ def show_order(call: Invocation) -> None:
     """Show the standing order, how far it is, and which hosts lag.
 
     \f
-    The hosts that wait longest come first, up to 20.
+    The hosts that wait longest come first, up to 20. Prints a sentence if there is none; with --json the whole view.
     """
     _print_order(call, call.api.get("rollouts", "standing-order"))
 
@@ -76,7 +77,7 @@ def remove_order(call: Invocation) -> None:
     """Remove the standing order; visits that are under way go on.
 
     \f
-    Raises Refused if there is none.
+    Raises Refused if there is none. Prints a sentence, with --json the view of no order.
     """
     view = call.api.delete("rollouts", "standing-order")
     if call.output.as_json:

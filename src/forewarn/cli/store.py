@@ -142,9 +142,10 @@ def check(call: Invocation, url: str, copy_file: Path | None) -> int:
     forewarn store check postgresql://forewarn@db1,db2/forewarn
 
     \f
-    `copy_file` None: compares no copy. Prints the server, its schema, the active control node, the standby servers,
-    then problems and warnings. Returns the exit code: 1 if there are problems, else 0, also with warnings. Raises
-    Refused or Rejected if the record cannot be used at all, Unavailable if the server cannot be reached.
+    `url` is that of the record's PostgreSQL database. `copy_file` None: compares no copy. Prints the server, its
+    schema, the active control node, the standby servers, then problems and warnings. Returns the exit code: 1 if there
+    are problems, else 0, also with warnings. Raises Refused or Rejected if the record cannot be used at all,
+    Unavailable if the server cannot be reached.
     """
     with _require_driver("store check"):
         from forewarn.store.record_report import examine_record

@@ -44,9 +44,10 @@ class LocalTransport:
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
         """Send one request over a new connection and wait; returns the answer, also one with an error status.
 
-        `target` is path and query; `payload` is the body, JSON, None for none. Raises ServiceNotRunning if nothing
-        serves the socket or it belongs to another user, Rejected if its path is too long, TimeoutError if the service
-        is silent for `timeout_s` seconds, OSError or HTTPException if the connection fails later.
+        `method` is that of HTTP; `target` is path and query; `payload` is the body, JSON, None for none. Raises
+        ServiceNotRunning if nothing serves the socket or it belongs to another user, Rejected if its path is too long,
+        TimeoutError if the service is silent for `timeout_s` seconds, OSError or HTTPException if the connection fails
+        later.
         """
         connection = _UnixSocketConnection(self._data, self._not_running, timeout_s)
         return send_request(connection, method, target, payload, {})
@@ -232,12 +233,12 @@ class RemoteTransport:
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
         """Send one request with a valid token; returns the answer, also one with an error status.
 
-        `target` is path and query; `payload` is the body, JSON, None for none. Signs in first if it has no valid token.
-        If the server refuses (401) a token that was kept from an earlier request, signs in again and repeats the
-        request once. `timeout_s` limits each of these steps. Raises Unauthenticated if the issuer refuses the secret,
-        Unavailable if server or issuer cannot be reached or the issuer fails (429, 5xx), Rejected if the profile is
-        wrong (its secret, CA, server or issuer), a certificate is not trusted or TLS fails, and OSError or
-        HTTPException if the connection fails.
+        `method` is that of HTTP; `target` is path and query; `payload` is the body, JSON, None for none. Signs in first
+        if it has no valid token. If the server refuses (401) a token that was kept from an earlier request, signs in
+        again and repeats the request once. `timeout_s` limits each of these steps. Raises Unauthenticated if the issuer
+        refuses the secret, Unavailable if server or issuer cannot be reached or the issuer fails (429, 5xx), Rejected
+        if the profile is wrong (its secret, CA, server or issuer), a certificate is not trusted or TLS fails, and
+        OSError or HTTPException if the connection fails.
         """
         known = self._valid_token()
         token = known or self._fetch_token(timeout_s)

@@ -45,7 +45,10 @@ def read_boot_id() -> str:
 
 
 def encode_cursor(cursor: WatchCursor) -> bytes:
-    """Encodes a cursor as one line of JSON, with its newline; the `when_done` of its changes is not kept."""
+    """Encodes a cursor as one line of JSON, with its newline; the `when_done` of its changes is not kept.
+
+    `decode_cursor` reads it.
+    """
     known = cursor.known
     content = {
         _FORMAT_KEY: CURSOR_FORMAT,
@@ -63,7 +66,8 @@ def encode_cursor(cursor: WatchCursor) -> bytes:
 def decode_cursor(raw: bytes) -> WatchCursor:
     """Decodes the bytes of a cursor file; its changes have no `when_done`.
 
-    Raises BadCursor if they are damaged or of another format than CURSOR_FORMAT.
+    Raises BadCursor if they are damaged or of another format than CURSOR_FORMAT. `raw` is what `encode_cursor`
+    returned.
     """
     try:
         content = json.loads(raw)

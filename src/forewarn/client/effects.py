@@ -75,7 +75,7 @@ class SendRequest:
 class Sleep:
     """Effect: wait for this many seconds; its result is None."""
 
-    seconds: float
+    seconds: float  # of real time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class CallFunction:
     The asyncio client calls it in another thread.
     """
 
-    function: Callable[[], Any]
+    function: Callable[[], Any]  # called without arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ class Endpoint:
     """Host and port of a metadata endpoint; `str()` gives its http:// URL, without the port if that is 80."""
 
     host: str  # a name or an address; IPv6 without brackets
-    port: int = 80
+    port: int = 80  # of TCP
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -77,7 +77,7 @@ class Gone(_EventChange):
     `done()` marks it as handled.
     """
 
-    outcome: Outcome = Outcome.UNKNOWN
+    outcome: Outcome = Outcome.UNKNOWN  # finished, withdrawn and so on
 
 
 Change = Scheduled | Started | Gone

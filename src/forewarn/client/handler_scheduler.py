@@ -43,7 +43,7 @@ class HandlerTask:
     rule: HandlerRule
     failures: int = 0  # in a row, of the function or of its approval
     due_at: float = -math.inf  # when the next try is due, by the scheduler's clock
-    is_running: bool = False
+    is_running: bool = False  # the function or its approval is being tried
     has_returned: bool = False  # only the approval is left
     is_final_try: bool = False  # the event has gone since the change: no more tries
 

@@ -39,9 +39,9 @@ class RecordedResponse:
     at_s: float  # seconds since the recording began
     status: int | None  # None if no response came
     date: float | None = None  # the server's Date, as POSIX seconds; None: it gave none
-    content_type: str = ""
+    content_type: str = ""  # as the header has it; "": none
     retry_after: str = ""  # as the header has it
-    body: bytes = b""
+    body: bytes = b""  # b"" if no response came
     broke: str = ""  # the error, if no response came
 
     def has_same_content(self, other: RecordedResponse) -> bool:
@@ -80,7 +80,10 @@ class BadRecording(Rejected):
 
 
 def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> bytes:
-    """Encodes one line of the file, with its newline. Raises ValueError if a number is not finite."""
+    """Encodes one line of the file, with its newline. Raises ValueError if a number is not finite.
+
+    The file is JSON lines: a header, answers, and at last an end.
+    """
     if isinstance(part, RecordingHeader):
         line = {
             _FORMAT_KEY: RECORDING_FORMAT,
@@ -122,7 +125,7 @@ def decode_recording(raw: bytes, source: str) -> EndpointRecording:
 
     Ignores blank lines, and a last line that was cut off. Raises BadRecording, with line and remedy, for content that
     is no recording of RECORDING_FORMAT, lines after its end or not in order of time, and a recording without any
-    answer.
+    answer. `raw` is the content of the file. `end` of the result is None if the recording was cut off.
     """
     lines = list(_parse_lines(raw, source))
     if not lines:

@@ -34,6 +34,7 @@ class TemporarilyUnavailable(Unavailable):
     """The service answered with the transient status `status`; a later retry may help.
 
     `retry_after_s` is what its Retry-After asks for, 0 to MAX_RETRY_AFTER_S seconds; None without a usable one.
+    `message` is a sentence for people.
     """
 
     def __init__(self, message: str, *, status: int, retry_after_s: float | None = None) -> None:
@@ -154,7 +155,7 @@ def raise_for_status(response: HttpResponse) -> None:
 
 
 def is_transient_status(status: int) -> bool:
-    """Whether a later retry may help: 408, 410, 429 and 5xx (spec §11)."""
+    """Whether a later retry may help after this HTTP status: 408, 410, 429 and 5xx (spec §11)."""
     return status in _TRANSIENT_STATUSES or status >= 500
 
 

@@ -119,7 +119,8 @@ class ClientSession:
     address, or None: then `environ` has it, else `discovery` finds it (None: with the default settings). `version`
     fixes the api-version, None negotiates it. `boot_id` returns that of this boot, `clock` seconds of a monotonic
     clock. Raises Rejected if the configured endpoint is not valid. Its attribute `endpoint` is None until it is known;
-    `answered_at`, `held_s` and `last_error` (of the watch flows) are what `ClientProperties` shows.
+    `answered_at`, `held_s` and `last_error` (of the watch flows) are what `ClientProperties` shows. `service_time`
+    estimates the service's clock.
     """
 
     def __init__(
@@ -320,7 +321,10 @@ class ClientSession:
 
 
 def warning_effect(text: str) -> CallFunction:
-    """The effect that logs a warning to the logger `forewarn.client`; a flow must yield it."""
+    """The effect that logs a warning to the logger `forewarn.client`; a flow must yield it.
+
+    `text` is the message.
+    """
     return CallFunction(function=partial(LOG.warning, "%s", text))
 
 

@@ -32,8 +32,8 @@ class NoResponders(NoAnswer):
 class BusMessage:
     """A message that was received; `respond(payload)` answers it if it is a request, else does nothing."""
 
-    subject: str
-    payload: bytes
+    subject: str  # that it was sent to
+    payload: bytes  # as sent
     respond: Callable[[bytes], None]
 
 
@@ -54,11 +54,11 @@ class Bus(Protocol):
     def publish(self, subject: str, payload: bytes) -> None:
         """Send a message to the subscribers of this subject; returns at once.
 
-        Without a connection the message is lost: nothing is kept to be sent later.
+        Without a connection the message is lost: nothing is kept to be sent later. `payload` is the encoded message.
         """
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
-        """Send a request and return the first answer.
+        """Send a request (`payload`) to a subject and return the payload of the first answer.
 
         Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or the bus is
         out of reach.
@@ -98,7 +98,8 @@ async def request_repeatedly(
     """Send a request again every `every_s`, and at once if nobody received it, until it is answered.
 
     Earlier attempts stay valid: the first answer to any of them is returned. Raises NoAnswer after `within_s`, or as
-    soon as `may_send`, which is asked before each attempt, returns False. Times are in seconds of real time.
+    soon as `may_send`, which is asked before each attempt, returns False. Times are in seconds of real time. `payload`
+    is the encoded request; the result is the payload of the answer.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -154,7 +155,10 @@ class Subjects:
         return f"{self.prefix}.act.{subject_token(host)}"
 
     def inbox(self, name: str) -> str:
-        """The prefix of the subjects on which this client gets answers to its requests."""
+        """The prefix of the subjects on which this client gets answers to its requests.
+
+        `name` is that of the client: a host, or a control node.
+        """
         return f"{self.prefix}.inbox.{subject_token(name)}"
 
     def host_node_permissions(self, host: str) -> dict[str, list[str]]:

@@ -41,7 +41,8 @@ class ClusterControl:
     """The bus side of the active node. Create it inside a running event loop.
 
     `hypervisor` is for the control plane. Then call `attach`, pass `make_streams` to the publisher's start, and `start`
-    at last. `session` tells this process apart from others of the same term.
+    at last. `session` tells this process apart from others of the same term. `name` is that of this node, `term` that
+    of its lease (None: it is the only service), `subjects` are the bus subjects of this cluster.
     """
 
     def __init__(
@@ -102,7 +103,10 @@ class ClusterControl:
         await self.streams.close()
 
     def describe_nodes(self) -> list[dict[str, Any]]:
-        """Return one dictionary per host node that has joined; see `NodeRegistry.describe`."""
+        """Return one dictionary per host node that has joined, with plain JSON values.
+
+        `NodeRegistry.describe` says which keys it has, and the order.
+        """
         return self.streams.registry.describe(asyncio.get_running_loop().time())
 
     def request_totals(self) -> RequestTotals:
@@ -213,7 +217,10 @@ def _is_unfinished(store: Store, act_id: str) -> bool:
 
 
 class CommittedFleet:
-    """Implements `FleetFacts` on a store. `published` returns what the VMs of a scope see."""
+    """Implements `FleetFacts` on a store. `published` returns what the VMs of a scope see.
+
+    `placement` knows where VMs are and move to.
+    """
 
     def __init__(self, store: Store, placement: PlacementIndex, published: Callable[[Scope], PublishedScope]) -> None:
         self.published = published
@@ -221,13 +228,17 @@ class CommittedFleet:
         self._placement = placement
 
     def host_name(self, host_key: str) -> str | None:
-        """Return the name of the host with this key; None if the fleet does not have it."""
+        """Return the name of the host with this key; None if the fleet does not have it.
+
+        The key is its name in lower case.
+        """
         return next((host.name for host in self._placement.hosts() if host_id(host.name) == host_key), None)
 
     def scopes_on(self, host_key: str) -> Iterator[Scope]:
         """Return the scopes with a VM on this host, or with one that an act brings to it, each once.
 
-        Nothing for a host that the fleet does not have. In no particular order.
+        Nothing for a host that the fleet does not have. In no particular order. `host_key` is the host's name in lower
+        case.
         """
         name = self.host_name(host_key)
         if name is None:

@@ -35,10 +35,13 @@ class TermMemory(Protocol):
     """The highest term of each store that this host has obeyed, durable."""
 
     def term_of(self, store_tag: str) -> int:
-        """Return the highest term of this store; 0 if none is known."""
+        """Return the highest term that was stored for the store with this tag; 0 if none is known."""
 
     def store_term(self, store_tag: str, term: int) -> None:
-        """Store a higher term, durably. Raises OSError if that fails."""
+        """Store a higher term, durably. Raises OSError if that fails.
+
+        `store_tag` tells the stores of different clusters apart.
+        """
 
 
 class HostActs:
@@ -46,7 +49,8 @@ class HostActs:
 
     `show` gets the scopes that come with an order, before it is carried out, so that a VM that arrives here never sees
     an older document than on its source. `host` is the name of this host; its VMs are listed on request. Orders for the
-    same act or step that arrive meanwhile share its answer.
+    same act or step that arrive meanwhile share its answer. `hypervisor` performs the acts; `terms` remembers the
+    highest term that gave an order: orders of an older one are refused, and counted in `refused_for_term`.
     """
 
     def __init__(
@@ -61,7 +65,8 @@ class HostActs:
         """Carry out an order and answer it, after 1.5 s of real time at most; returns at once.
 
         One that takes longer is answered as under way, and continues. An order of an older term is refused, and counted
-        in `refused_for_term`. A message that is no order is logged, and gets no answer.
+        in `refused_for_term`. A message that is no order is logged, and gets no answer. A request to list VMs is
+        answered with them, or with the reason why they cannot be listed.
         """
         try:
             order = decode_to_host(message.payload)

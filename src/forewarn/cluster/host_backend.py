@@ -36,7 +36,8 @@ class HostBackend:
 
     Then it raises Unavailable: the call may have taken effect, which does no harm when the VM repeats it. `show` gets
     the scopes that come with a reply, before the VM gets its answer; `on_denied` gets the active node's reason if it
-    does not work with this node.
+    does not work with this node. `host` is the name of this host, `node_id` the id of this node, `clock` the clock of
+    its VMs.
     """
 
     def __init__(

@@ -41,7 +41,8 @@ class HostFacts:
     def install(self, facts: Iterable[HostFact]) -> list[HostFact]:
         """Take over a complete state: scopes that it does not have leave this host. Return what changes.
 
-        A scope that leaves is returned as a fact without VMs, before the others.
+        A scope that leaves is returned as a fact without VMs, before the others. The others are in the order of
+        `facts`; what is known already is left out.
         """
         facts = tuple(facts)
         named = {fact.update.scope_id for fact in facts if isinstance(fact, HostScope)}

@@ -77,7 +77,10 @@ def observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
 
 
 async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage) -> None:
-    """Answer a request to list the VMs of this host, with the reason if they cannot be listed."""
+    """Answer a request to list the VMs of this host, with the reason if they cannot be listed.
+
+    `host` is the name of this host, `message` the request. Raises nothing of ours.
+    """
     observing = observing_hypervisor(hypervisor)
     folded = host.casefold()
     reply = VmListing(text=f"the node of host {host} does not list VMs")

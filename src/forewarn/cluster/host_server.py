@@ -47,7 +47,10 @@ class HostServer:
         self._assign_named_places()
 
     def set_stale(self, is_stale: bool) -> None:
-        """Answer polls with 503 from now on, or with documents again. Does nothing if that is so already."""
+        """Answer polls with 503 from now on, or with documents again. Does nothing if that is so already.
+
+        `is_stale` True: with 503.
+        """
         if is_stale != self._is_stale:
             self._is_stale = is_stale
             for scope in self._facts.scopes.values():

@@ -94,12 +94,13 @@ class FleetFacts(Protocol):
     """What the streams read of the committed fleet; hosts are named by key (`host_id`)."""
 
     def host_name(self, host_key: str) -> str | None:
-        """Return the name of this host; None if the fleet does not have it."""
+        """Return the name of the host with this key (its name in lower case); None if there is none."""
 
     def scopes_on(self, host_key: str) -> Iterable[Scope]:
         """Return the scopes with a VM on this host, or with one that an act brings to it.
 
-        In no particular order; nothing for an unknown host.
+        In no particular order; nothing for an unknown host. `host_key` is the host's name in lower case. Each scope
+        once.
         """
 
     def scope_of(self, vm_key: str) -> Scope | None:
@@ -125,7 +126,8 @@ class HostStreams:
 
     `session` tells this process apart from others of the same term. `backend` carries out what VMs ask for; `merge`
     takes what nodes observed. Call `publish_scope` for each scope and `set_faults`, then `start`; both again at every
-    change. `registry` has the nodes that have joined.
+    change. `registry` has the nodes that have joined. `fleet` says which scopes a host needs; `begin` are the settings
+    for workers; `name` is that of this node, `term` that of its lease (None: it is the only service).
     """
 
     def __init__(
@@ -237,7 +239,8 @@ class HostStreams:
     def host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
         """Return the current fact about the scope of this VM for this host, encoded; () for an unknown VM.
 
-        It has no VMs if none of the scope is on this host, or on its way there.
+        It has no VMs if none of the scope is on this host, or on its way there. `host_key` is the host's name in lower
+        case, `vm_key` the VM's key. At most one fact.
         """
         scope = self._fleet.scope_of(vm_key)
         if scope is None:

@@ -56,7 +56,7 @@ class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
 class Heartbeat(_BusMessage, frozen=True):
     """From the active node to all, every HEARTBEAT_INTERVAL_S: it holds the lease."""
 
-    source: StreamSource
+    source: StreamSource  # its term, and the session of its process
     name: str = ""  # of the control node, for people
     now: float = 0.0  # its time, in POSIX seconds
     record_number: int = 0  # of the last commit to the record; 0: the store has none
@@ -75,7 +75,7 @@ class HostScope(_BusMessage, frozen=True):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Greater for a newer state of the same scope."""
+        """The pair (epoch, version) of the scope: greater for a newer state of the same scope."""
         return self.update.epoch, self.version
 
 
@@ -95,9 +95,9 @@ class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
     id: str  # of its data directory, which one process uses at a time
     boot: int  # counts the processes with this id
     version: str  # of forewarn
-    protocol: int = PROTOCOL
+    protocol: int = PROTOCOL  # version of these messages
     machine: str = ""  # its host name, for people
-    pid: int = 0
+    pid: int = 0  # its process id
     hypervisor: str = ""  # what performs acts there
 
 
@@ -114,7 +114,7 @@ class JoinAccepted(_BusMessage, frozen=True):
     """The reply to `JoinRequest`: how to serve, and the first part of the state as of one position."""
 
     position: StreamPosition  # as of which the state is
-    begin: BeginServing
+    begin: BeginServing  # the settings for answering VMs
     join_id: str  # of this state, for requests of its other parts
     parts: int  # 1 or more; the others are asked for with `StatePartRequest`
     facts: tuple[HostFact, ...]  # of the first part
@@ -123,14 +123,14 @@ class JoinAccepted(_BusMessage, frozen=True):
 class StatePartRequest(_BusMessage, frozen=True):
     """From a host node: send this part of the state."""
 
-    join_id: str
+    join_id: str  # as in `JoinAccepted`
     index: int  # from 1
 
 
 class StatePart(_BusMessage, frozen=True):
     """The reply to `StatePartRequest`."""
 
-    join_id: str
+    join_id: str  # as in the request
     index: int  # as in the request
     facts: tuple[HostFact, ...]
 
@@ -149,7 +149,7 @@ class DenialReason(StrEnum):
 class NodeDenied(_BusMessage, frozen=True):
     """The reply to a request of a host node that the active node does not work with."""
 
-    reason: DenialReason
+    reason: DenialReason  # for programs
     text: str  # one sentence for people: what is wrong, and what to do
 
 
@@ -163,7 +163,7 @@ class VmCall(_BusMessage, frozen=True):
 class VmCallReply(_BusMessage, frozen=True):
     """The reply to `VmCall`, with the scope of the VM as it is then, so that the VM sees what it caused."""
 
-    reply: RequestDone | TokenGranted | TokenDenied | RequestFailed
+    reply: RequestDone | TokenGranted | TokenDenied | RequestFailed  # with the id of the request
     scopes: tuple[HostScope, ...] = ()  # one; empty for a VM that is unknown or not on the host
 
 
@@ -254,22 +254,34 @@ def encode_bus_message(message: msgspec.Struct) -> bytes:
 
 
 def decode_to_active(payload: bytes) -> ToActive:
-    """Return the message that a host node sent. Rejected if it is none."""
+    """Return the message that a host node sent. Rejected if it is none.
+
+    `payload` is its bytes on the bus.
+    """
     return cast(ToActive, _decode(ToActive, payload))
 
 
 def decode_from_active(payload: bytes) -> FromActive:
-    """Return the message that the active node sent. Rejected if it is none."""
+    """Return the message that the active node sent. Rejected if it is none.
+
+    `payload` is its bytes on the bus.
+    """
     return cast(FromActive, _decode(FromActive, payload))
 
 
 def decode_to_host(payload: bytes) -> ToHost:
-    """Return the request that the active node sent to a host node. Rejected if it is none."""
+    """Return the request that the active node sent to a host node. Rejected if it is none.
+
+    `payload` is its bytes on the bus.
+    """
     return cast(ToHost, _decode(ToHost, payload))
 
 
 def decode_order(payload: bytes) -> ActOrder:
-    """Return the order that the active node sent. Rejected if it is none, or another request."""
+    """Return the order that the active node sent. Rejected if it is none, or another request.
+
+    `payload` is its bytes on the bus.
+    """
     order = _decode(ToHost, payload)
     if not isinstance(order, ActOrder):
         raise Rejected("a message on the bus is no order")
@@ -277,7 +289,10 @@ def decode_order(payload: bytes) -> ActOrder:
 
 
 def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
-    """Return the reply of a host node to an order. Rejected if it is none."""
+    """Return the reply of a host node to an order. Rejected if it is none.
+
+    `payload` is its bytes on the bus.
+    """
     reply = _decode(FromHost, payload)
     if isinstance(reply, VmListing):
         raise Rejected("a reply on the bus lists VMs, and is none to an order")
@@ -285,7 +300,10 @@ def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
 
 
 def decode_vm_listing(payload: bytes) -> VmListing:
-    """Return the reply of a host node to `ListVms`. Rejected if it is none."""
+    """Return the reply of a host node to `ListVms`. Rejected if it is none.
+
+    `payload` is its bytes on the bus.
+    """
     reply = _decode(FromHost, payload)
     if not isinstance(reply, VmListing):
         raise Rejected("a reply on the bus is none to a request to list VMs")

@@ -80,7 +80,8 @@ def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
 class NatsBus:
     """A connection to NATS: implements `Bus`. `connect` makes it; it connects again by itself, for ever.
 
-    `problem` says what the server does not permit, "" if nothing.
+    `problem` says what the server does not permit, "" if nothing. `name` is shown by the server, `inbox` is the prefix
+    of the subjects for answers. `max_payload_bytes` is the server's limit.
     """
 
     def __init__(self, settings: NatsSettings, *, name: str, inbox: str) -> None:
@@ -123,13 +124,16 @@ class NatsBus:
         return self._client is not None and bool(self._client.is_connected)
 
     def publish(self, subject: str, payload: bytes) -> None:
-        """Send a message; it is lost without a connection. Returns at once."""
+        """Send a message; it is lost without a connection. Returns at once.
+
+        `payload` is the encoded message.
+        """
         if self.is_connected:
             self._outbox.append((subject, payload))
             self._has_mail.set()
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
-        """Send a request and return the first answer.
+        """Send a request (`payload`) to a subject and return the payload of the first answer.
 
         Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or there is no
         connection.

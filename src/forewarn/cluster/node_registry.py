@@ -41,8 +41,8 @@ class JoinedNode:
 
     info: NodeInfo
     host: str  # the name in the fleet
-    joined_at: float
-    heard_at: float
+    joined_at: float  # when this process joined first
+    heard_at: float  # when it was heard last
     seen_number: int = 0  # of its last report; 0: none
     position: StreamPosition | None = None  # what it showed in its last report
     vms: int = 0  # that it served then
@@ -86,7 +86,7 @@ class NodeRegistry:
 
         None: it serves the host. Denied are a node of another protocol (VERSION), one that is older than the present
         one of the same id (REPLACED), and one of another id while the present one was heard within 3 s (OCCUPIED).
-        `now` is the time of a monotonic clock.
+        `host_key` is the host's name in lower case, `now` the time of a monotonic clock.
         """
         info, current = join.node, self._nodes.get(host_key)
         if info.protocol != PROTOCOL:
@@ -119,8 +119,8 @@ class NodeRegistry:
     def check(self, host_key: str, node_id: str, now: float) -> NodeDenied | None:
         """Note that the node with this id was heard; return why it is not served, if it is not the one.
 
-        None: it is the node of this host. Denied if none has joined (NOT_JOINED), or another one has (REPLACED). `now`
-        is the time of a monotonic clock.
+        None: it is the node of this host. Denied if none has joined (NOT_JOINED), or another one has (REPLACED).
+        `host_key` is the host's name in lower case, `now` the time of a monotonic clock.
         """
         current = self._nodes.get(host_key)
         if current is None:
@@ -133,7 +133,8 @@ class NodeRegistry:
     def silence_of(self, host_key: str, now: float) -> NodeSilence | None:
         """Return the silence of this host's node, if it is silent, else its latest; None if it never was.
 
-        A node that has not joined yet counts as silent. `now` is the time of a monotonic clock.
+        A node that has not joined yet counts as silent. `host_key` is the host's name in lower case, `now` the time of
+        a monotonic clock.
         """
         node = self._nodes.get(host_key)
         if node is None:
@@ -143,7 +144,7 @@ class NodeRegistry:
     def record_report(self, host_key: str, report: SeenReport) -> bool:
         """Record what a report says about its node; return False if the last report had the same number.
 
-        KeyError if no node of this host has joined: call `check` before.
+        `host_key` is the host's name in lower case. KeyError if no node of it has joined: call `check` before.
         """
         node = self._nodes[host_key]
         is_new = node.seen_number != report.number
@@ -154,7 +155,7 @@ class NodeRegistry:
         return is_new
 
     def find(self, host_key: str) -> JoinedNode | None:
-        """Return the node of this host; None if none has joined."""
+        """Return the node of the host with this key (its name in lower case); None if none has joined."""
         return self._nodes.get(host_key)
 
     def nodes(self) -> list[JoinedNode]:
@@ -171,7 +172,8 @@ class NodeRegistry:
     def wait_text(self, host_key: str, host: str, now: float) -> str:
         """Return what an act waits for whose node does not answer, for people.
 
-        `now` is the time of a monotonic clock.
+        It says whether the node has not joined, was stopped, or for how long it is silent. `host_key` is the host's
+        name in lower case, `host` its name for the text, `now` the time of a monotonic clock.
         """
         node = self._nodes.get(host_key)
         if node is None:

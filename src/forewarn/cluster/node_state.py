@@ -23,6 +23,7 @@ class NodeState:
     """The state file of a host node. `load` makes it; one process may use it at a time.
 
     A node without it is another node: it takes its host over only when the first one is silent, and obeys any term.
+    `path` is its file, `stored` its content.
     """
 
     def __init__(self, path: Path, stored: _StoredState) -> None:
@@ -30,7 +31,10 @@ class NodeState:
 
     @classmethod
     def load(cls, path: Path) -> NodeState:
-        """Read the file, or create it; counts this start, durably. Rejected if it cannot be read or written."""
+        """Read the file, or create it with a new random id; counts this start, durably.
+
+        Raises Rejected if it cannot be read or written. Its directory must exist.
+        """
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=_StoredState)
         except FileNotFoundError:
@@ -58,13 +62,16 @@ class NodeState:
         return self._stored.boot
 
     def term_of(self, store_tag: str) -> int:
-        """Return the highest term of this store that the node has obeyed; 0 if none."""
+        """Return the highest term of this store that the node has obeyed; 0 if none.
+
+        `store_tag` tells the stores of different clusters apart.
+        """
         return self._stored.terms.get(store_tag, 0)
 
     def store_term(self, store_tag: str, term: int) -> None:
         """Store the term of this store, durably; that it is higher than the one before is not checked.
 
-        Raises OSError if that fails; then the old one stays.
+        Raises OSError if that fails; then the old one stays. `store_tag` tells the stores of different clusters apart.
         """
         before = dict(self._stored.terms)
         self._stored.terms[store_tag] = term

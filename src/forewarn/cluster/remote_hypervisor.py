@@ -73,7 +73,10 @@ class _LeaseUnsure(Exception):
 
 
 class RemoteHypervisor:
-    """Performs acts by ordering them from host nodes: implements `Hypervisor`."""
+    """Performs acts by ordering them from host nodes: implements `Hypervisor`.
+
+    `view` has what it needs to know of the cluster: nodes, the term, and which hosts are confirmed down.
+    """
 
     def __init__(self, bus: Bus, subjects: Subjects, view: ClusterView) -> None:
         self._bus, self._subjects, self._view = bus, subjects, view
@@ -103,7 +106,10 @@ class RemoteHypervisor:
 
     @property
     def observed_hosts(self) -> tuple[str, ...]:
-        """The names of the hosts whose nodes can list their VMs."""
+        """The names of the hosts whose nodes can list their VMs.
+
+        In no particular order.
+        """
         return self._reported.observed_hosts()
 
     @property
@@ -120,7 +126,10 @@ class RemoteHypervisor:
         return await self._reported.observe(host)
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its node reports that its VMs may have changed."""
+        """Yield the name of a host whenever its node reports that its VMs may have changed.
+
+        It never ends.
+        """
         return self._reported.changed_hosts()
 
     @property
@@ -130,7 +139,7 @@ class RemoteHypervisor:
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """Nothing: what VMs need is known by their names."""
+        """An empty mapping: what VMs need is known by their names (`vm_mib`)."""
         return {}
 
     @property
@@ -140,7 +149,10 @@ class RemoteHypervisor:
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """Nothing: nodes do not compare their CPUs. A host that cannot run a VM refuses to receive it."""
+        """An empty mapping: nodes do not compare their CPUs.
+
+        A host that cannot run a VM refuses to receive it.
+        """
         return {}
 
     @property

@@ -23,20 +23,27 @@ _LOOK_S = 1.0  # real time, between looks at the reports
 
 
 class ReportedHosts:
-    """Memory and VMs of the hosts whose nodes have joined. `nodes` returns those nodes, by any order.
+    """Memory and VMs of the hosts whose nodes have joined.
 
-    A node that is silent, or of an earlier release, is waited for: that is no finding about its host.
+    `nodes` returns those nodes, in any order; it asks them over `bus`. A node that is silent, or of an earlier release,
+    is waited for: that is no finding about its host.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, nodes: Callable[[], Iterable[JoinedNode]]) -> None:
         self._bus, self._subjects, self._nodes = bus, subjects, nodes
 
     def capacities(self) -> dict[str, HostCapacity]:
-        """Return what hosts have free, by name, as their nodes reported it; without unknown ones."""
+        """Return what hosts have free, by name, as their nodes reported it; without unknown ones.
+
+        A new dict.
+        """
         return {node.host: node.capacity for node in self._nodes() if node.capacity is not None}
 
     def observed_hosts(self) -> tuple[str, ...]:
-        """Return the names of the hosts whose nodes can list their VMs."""
+        """Return the names of the hosts whose nodes can list their VMs.
+
+        In the order of the nodes.
+        """
         return tuple(node.host for node in self._nodes() if node.changes >= 0)
 
     async def observe(self, host: str) -> HostObservation:

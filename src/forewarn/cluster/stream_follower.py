@@ -36,14 +36,14 @@ _MAX_WAITING_UPDATES = 10_000  # while it waits for the state; more are dropped,
 class SendJoin:
     """Ask the active node for the complete state, and pass its reply to `on_joined`."""
 
-    reason: str  # for people
+    reason: str  # one of JOIN_REASONS
 
 
 @dataclass(frozen=True, slots=True)
 class AskPart:
     """Ask the active node for a part of the state, and pass its reply to `on_part`."""
 
-    join_id: str
+    join_id: str  # as in `JoinAccepted`
     index: int  # from 1
 
 
@@ -130,7 +130,8 @@ class StreamFollower:
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
         """Note that the active node is alive; a new one makes this node join again.
 
-        A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock.
+        A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock. Returns what to do, in
+        this order.
         """
         if self._is_deposed(heartbeat.source):
             return []
@@ -143,6 +144,7 @@ class StreamFollower:
         """Apply an update if it is the next one; keep it if the state is awaited; else ask for the state.
 
         An update that is shown already, or of an older term, is ignored ([]). `now` is the time of a monotonic clock.
+        Returns what to do, in this order.
         """
         source, number = update.position.source, update.position.number
         if self._is_deposed(source):
@@ -185,6 +187,7 @@ class StreamFollower:
         """Take over a part of the state; with the last one, the state is complete.
 
         A part that is known or belongs to another reply is ignored ([]). `now` is the time of a monotonic clock.
+        Returns what to do, in this order.
         """
         state = self._state
         if state is None or part.join_id != state.accepted.join_id or part.index in state.parts:
@@ -196,7 +199,7 @@ class StreamFollower:
     def on_state_gone(self, join_id: str, now: float) -> list[FollowerAction]:
         """Join again, because the active node no longer has the parts of this state.
 
-        `now` is the time of a monotonic clock.
+        `now` is the time of a monotonic clock. Returns what to do; [] if `join_id` is not that of the awaited state.
         """
         if self._state is None or self._state.accepted.join_id != join_id:
             return []
@@ -216,7 +219,7 @@ class StreamFollower:
         """Compare with the position of the stream that the active node reported.
 
         That is no sign that it holds the lease, so it counts as silent all the same. `now` is the time of a monotonic
-        clock.
+        clock. Returns what to do; [] if nothing is. If this node stays behind for some seconds, `on_tick` joins again.
         """
         if self._is_deposed(position.source):
             return []

@@ -49,9 +49,9 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Sets, hosts and groups are given by name, in any case; a set that has no VM yet is a new one.
     """
 
-    name: Annotated[str, Meta(min_length=1)]
+    name: Annotated[str, Meta(min_length=1)]  # unique in its resource group, ignoring case
     subscription_id: str = ""  # "": that of most VMs; the same for the resource group
-    resource_group: str = ""
+    resource_group: str = ""  # "": that of most VMs
     location: str = ""  # "": that of the VMs of its set, else of its host, else the only one of all hosts
     zone: str = ""  # "": none; it must be that of its host
     host: str = ""  # "": one is chosen
@@ -59,12 +59,12 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     size: str = ""  # "": Standard_D2s_v5
     os_type: Literal["Linux", "Windows", ""] = ""  # "": Linux
     availability_set: str = ""  # at most one of these three sets
-    scale_set: str = ""
+    scale_set: str = ""  # "": in none
     placement_group: str = ""  # of the scale set; "": the first that is not full, else a new one
-    cloud_service: str = ""
+    cloud_service: str = ""  # "": in none
     # None: the one with the fewest VMs of its set (of its placement group, in a scale set), the lowest of several; 0 in
     # no set
-    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
+    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # from 0; None: one is chosen
     fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # likewise
     priority: Priority | None = None  # None: that of its scale set, else Regular
     eviction_policy: EvictionPolicy | None = None  # None: that of its scale set, else Deallocate

@@ -75,7 +75,7 @@ def _planned_reservation(planned: PlannedEvent) -> _Reservation:
 class OutsideCounts:
     """VMs that a dry run does not copy, in the groups of budgets: how many there are, and which are out."""
 
-    sizes: Mapping[BudgetGroup, int]
+    sizes: Mapping[BudgetGroup, int]  # how many present VMs each group has
     out: Mapping[BudgetGroup, Mapping[str, str]]  # group → key → name
 
 
@@ -84,7 +84,8 @@ class BudgetService:
 
     What is out is counted incrementally, commit by commit, so a rollout does not read all VMs for it. The constructor
     reads the budgets from the store, and, if there are any, all VMs and live events. Hold `lock` while you decide with
-    a ledger and commit the result, so that no budget changes in between.
+    a ledger and commit the result, so that no budget changes in between. `waiting` has, by the id of a request, the
+    shortages for which its rollout waits.
     """
 
     def __init__(self, transactions: ScopeTransactions) -> None:
@@ -114,8 +115,8 @@ class BudgetService:
     async def set_budget(self, budget: Budget, *, who: str) -> Budget:
         """Store a budget, in place of one of its name, and return it; later publications keep to it.
 
-        Events that are published already stay. `who` is the caller's name. Raises Rejected as `check_budget` does, or
-        Unavailable. The history gets an entry.
+        Events that are published already stay. `who` is the caller's name. Raises Rejected for a budget that is not
+        possible, such as without a limit or with a tag that no VM has, or Unavailable. The history gets an entry.
         """
         async with self.lock:
             others = [other for other in self.budgets() if other.key != budget.key]
@@ -151,7 +152,10 @@ class BudgetService:
         return BudgetLedger(self._budgets.values(), self._sizes, self._out)
 
     def uses(self, budget: Budget) -> list[BudgetUse]:
-        """Return how much of each group of a budget is used, sorted by group; only groups with VMs."""
+        """Return how much of each group of a budget is used, sorted by group; only groups with VMs.
+
+        Each has the title of the group, the limit in VMs, the number of VMs, and the names of those that are out.
+        """
         return [
             self._use(budget, group, size) for group, size in sorted(self._sizes.items()) if group.budget == budget.key
         ]
@@ -185,7 +189,7 @@ class BudgetService:
         """Return the ids of the waiting requests whose budgets may allow more since the last call.
 
         VMs of the groups that they wait for came back, or the number of VMs there changed, or a budget was set or
-        removed.
+        removed. Each id is returned once, in no particular order; [] if nothing changed.
         """
         freed, self._freed = self._freed, set()
         was_changed, self._was_changed = self._was_changed, False
@@ -214,7 +218,8 @@ class BudgetService:
     def excess_text(self, request_id: str) -> str:
         """Return for people which budget allows less than VMs of a rollout that go together; "" if none does.
 
-        Then the rollout can never publish them, unless the budget or their host changes.
+        Then the rollout can never publish them, unless the budget or their host changes. `request_id` is that of the
+        rollout. Looks only at what the rollout was last found to wait for.
         """
         for shortage in self.waiting.get(request_id, ()):
             budget, size = self._budgets.get(shortage.group.budget), self._sizes[shortage.group]

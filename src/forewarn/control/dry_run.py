@@ -84,10 +84,12 @@ class SimulatedRequest:
 async def simulate_request(
     control: ControlPlane, action: RequestAction, vms: Sequence[Vm], *, approves: bool = False
 ) -> SimulatedRequest:
-    """Return the events that a request for these VMs would lead to, as `dry_run_request` simulates it.
+    """Make a request on a copy of the scopes of these VMs, and return what it would lead to.
 
-    With `approves`, each of its events is approved when it is published. Changes nothing. Waits for an earlier dry run.
-    Raises what `action` raises, and DryRunTooLarge.
+    `action` makes the request on that copy, in another thread; then it runs in virtual time until it is over. It ends
+    earlier, with `is_over` False, after 10 seconds of real time, after 20,000 steps, and for more than 2,000 VMs after
+    publication. With `approves`, each of its events is approved when it is published. Changes nothing. Waits for an
+    earlier dry run. Raises what `action` raises, and DryRunTooLarge for a copy of over 20,000 VMs.
     """
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
@@ -99,9 +101,9 @@ async def dry_run_rollout(
 ) -> Preview:
     """Return what a rollout would lead to, for more than 2,000 VMs only its first wave.
 
-    The arguments are those of `RolloutRequestService.start`; `notice_s` is in seconds of lab time, 0 means the
-    minimum. Changes nothing. Waits for an earlier dry run, except for a first wave alone. Raises what
-    `RolloutRequestService.start` raises, and DryRunTooLarge.
+    `who` is the caller's name; `notice_s` is in seconds of lab time, 0 means the minimum, and less needs
+    `short_notice`. Changes nothing. Waits for an earlier dry run, except for a first wave alone. Raises Rejected,
+    NotFound and Refused as the start of the rollout would, and DryRunTooLarge. Health checks are left out.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

@@ -40,7 +40,8 @@ class HealthCheckService:
 
     `reconcile` stores what was measured and starts what is due; `vms_of` returns the VMs that a rollout covers. The
     attribute `pace` returns a lookup of how VMs poll; it may be replaced. `open_rollouts` are those with checks;
-    without any, there is nothing to do. `running` are the checks under way. Use it from one event loop.
+    without any, there is nothing to do. `running` are the checks under way. Use it from one event loop. `prober`
+    performs the checks; `wake` is called when one has ended.
     """
 
     def __init__(
@@ -115,7 +116,10 @@ class HealthCheckService:
             await asyncio.wait(list(self.running.values()), return_when=asyncio.FIRST_COMPLETED)
 
     async def try_once(self, check: HealthCheck, rollout: Rollout) -> CheckResult:
-        """Perform a check once for a rollout, which need not be stored, and return what it found."""
+        """Perform a check once for a rollout, which need not be stored, and return what it found.
+
+        An error is such a result too, and is not raised. Stores nothing; a figure counts no events.
+        """
         return await self._measure(check, rollout, "")
 
     async def close(self) -> None:

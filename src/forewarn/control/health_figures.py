@@ -60,7 +60,11 @@ def measure_figure(
 
 
 def vms_without_handler(vms: Iterable[Vm], pace: PaceLookup) -> list[str]:
-    """Return the names of the running VMs that have not polled within the last 60 s, or never."""
+    """Return the names of the running VMs that have not polled within the last 60 s, in their order.
+
+    VMs that never polled are among them. `pace` returns how a VM polls, by its key. The 60 seconds are in the time of
+    `pace`.
+    """
     silent = (PollingState.NEVER, PollingState.STOPPED)
     return [vm.name for vm in vms if vm.power is PowerState.RUNNING and polling_state(pace(vm.key)) in silent]
 
@@ -68,7 +72,8 @@ def vms_without_handler(vms: Iterable[Vm], pace: PaceLookup) -> list[str]:
 def pace_from_store(store: Store, now: Callable[[], float]) -> PaceLookup:
     """Return a lookup of how VMs poll, by VM key, from the polls in the store alone, in lab time.
 
-    It reads them once, at the first call, so use it for one look at the fleet. Raises Unavailable.
+    It reads them once, at the first call, so use it for one look at the fleet. Raises Unavailable. `now` returns lab
+    time. The lookup returns None for a VM that has never polled.
     """
     known: dict[str, LastPoll] | None = None
 

@@ -41,7 +41,8 @@ _MAX_SAMPLES = 10_000
 class HealthProber:
     """Performs health checks of the kinds Prometheus, HTTP and command, one at a time per call of `probe`.
 
-    `allow_commands` says whether commands are run at all; without, such a check is an error.
+    `allow_commands` says whether commands are run at all; without, such a check is an error. `client` makes the HTTP
+    calls, and says which addresses are allowed.
     """
 
     def __init__(self, client: HttpClient, *, allow_commands: bool = False) -> None:
@@ -52,7 +53,7 @@ class HealthProber:
         """Return these checks of one rollout with their defaults filled in; asks and runs nothing.
 
         Raises Rejected for one that `make_check` does not accept, two of the same name, or an address that the service
-        may not call; Refused for a command if commands are not allowed.
+        may not call; Refused for a command if commands are not allowed. They keep their order.
         """
         try:
             usable = tuple(map(make_check, checks))
@@ -72,7 +73,8 @@ class HealthProber:
     async def probe(self, check: HealthCheck) -> CheckResult:
         """Perform a check once, within its timeout, and return what it found.
 
-        Never raises for what it meets. Raises ValueError for a figure, which only the service itself knows.
+        What it meets is in the result: good, bad, unclear or error; a command that is not allowed is an error. Raises
+        ValueError for a figure, which only the service itself knows.
         """
         match check.kind:
             case CheckKind.PROMETHEUS:

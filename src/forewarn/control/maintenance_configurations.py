@@ -34,7 +34,10 @@ class MaintenanceConfigurationService:
         self._hosts: HostConfigurations | None = None  # None: to be read again
 
     def forget(self) -> None:
-        """Forget what was read before. Called after each commit that changes configurations or assignments."""
+        """Drop the cached configurations of scope Host, so that they are read again at the next use.
+
+        Called after each commit that changes configurations or assignments. The store is not changed.
+        """
         self._hosts = None
 
     @property
@@ -58,6 +61,8 @@ class MaintenanceConfigurationService:
         """Add the configuration, or replace the one with its id; return it as stored, and whether it is new.
 
         A replaced one keeps its id as it was spelled, and who created it when. Writing it unchanged writes nothing.
+        Canceled openings stay canceled while the window is the same. A change is durable on return, with a history
+        entry that names `who`.
         """
         async with self._lock:
             old = self.find(new.id)
@@ -88,7 +93,8 @@ class MaintenanceConfigurationService:
         """Leave out the opening of a configuration that begins at this time (lab time), and return it so.
 
         Openings of more than 35 days ago are forgotten. Leaving it out again changes nothing. Raises NotFound if there
-        is no such configuration; whether it opens at that time is not checked.
+        is no such configuration; whether it opens at that time is not checked. `resource` is its resource id, in any
+        case. Durable on return; a history entry names `who`.
         """
         async with self._lock:
             old = self.find(resource)
@@ -105,7 +111,11 @@ class MaintenanceConfigurationService:
             return stored
 
     async def remove(self, resource: str, *, who: str) -> MaintenanceConfiguration | None:
-        """Remove the configuration with this id and all its assignments; return it, or None if there is none."""
+        """Remove the configuration with this id and all its assignments; return it, or None if there is none.
+
+        `resource` is its resource id, in any case. All is removed in one transaction, with a history entry that names
+        `who`.
+        """
         async with self._lock:
             old = self.find(resource)
             if old is None:
@@ -123,7 +133,9 @@ class MaintenanceConfigurationService:
     async def assign(self, new: ConfigurationAssignment, *, who: str) -> tuple[ConfigurationAssignment, bool]:
         """Add the assignment, or replace the one with its id; return it as stored, and whether it is new.
 
-        Raises NotFound if its configuration does not exist. Writing it unchanged writes nothing.
+        Raises NotFound if its configuration does not exist. Writing it unchanged writes nothing. The result is a pair.
+        A replaced one keeps its creator, target and the spelling of its id. A change is durable on return, with a
+        history entry that names `who`.
         """
         async with self._lock:
             configuration = self.find(new.configuration_id)
@@ -149,7 +161,11 @@ class MaintenanceConfigurationService:
             return stored, old is None
 
     async def unassign(self, resource: str, *, who: str) -> ConfigurationAssignment | None:
-        """Remove the assignment with this id; return it, or None if there is none."""
+        """Remove the assignment with this id; return it, or None if there is none.
+
+        `resource` is its resource id, in any case. The removal is durable on return, with a history entry that names
+        `who`.
+        """
         async with self._lock:
             old = self.find_assignment(resource)
             if old is None:

@@ -21,9 +21,9 @@ from forewarn.store.interface import AppliedCommit, Store
 class ObservedVm(NamedTuple):
     """The facts about a VM that are compared with its hosts, and where it is stored."""
 
-    key: str
-    scope_id: str
-    name: str
+    key: str  # `subscription id/resource group/name` in lower case
+    scope_id: str  # of its scope
+    name: str  # by which hosts list it
     host: str  # "": none
     power: PowerState  # as the fleet has it
     seen: LastSeen | None  # what its hosts last reported; None: nothing yet
@@ -171,9 +171,10 @@ class ObservedFleet:
         return any(vm.key in answer.acting_on and answer.asked > changed for answer in self._answers.values())
 
     def answered_after(self, vm: ObservedVm, number: int, *, all_hosts: bool) -> bool:
-        """Return whether the hosts that list the VM, and its own, or all hosts were asked after `number`.
+        """Return whether the VM's own host and those that list it were asked after the question `number`.
 
-        Hosts that did not answer do not count, unless it is about all hosts.
+        Hosts that did not answer do not count, unless it is about all hosts. With `all_hosts`, all hosts must have been
+        asked. Questions are counted from 1, over all hosts.
         """
         if all_hosts:
             return self._when_all_asked() > number

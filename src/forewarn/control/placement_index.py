@@ -154,8 +154,10 @@ class PlacementIndex:
     def find_destination(self, vm: Vm, hints: DestinationHints = NO_HINTS, *, is_live: bool = False) -> str | None:
         """Return the name of the host that this VM would move to now, or None if no host can take it.
 
-        `choose_destination` has the rules: another healthy host of its location and zone, preferably with few VMs.
-        `hints` are what the hypervisor knows about hosts; `is_live` says that the VM is migrated with its memory.
+        It is another healthy host of its location and zone, preferably one that answers, has enough memory and no
+        announced maintenance, then the one with most free memory, or with the fewest VMs if memory is not known
+        (`choose_destination`). `hints` are what the hypervisor knows about hosts; `is_live` says that the VM is
+        migrated with its memory.
         """
         return choose_destination(vm, self._hosts.values(), self, hints, is_live=is_live)
 

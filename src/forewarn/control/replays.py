@@ -97,9 +97,10 @@ class ReplayService:
 
         The reconciler shows its first step. `speed` 2 replays in half the time; `loops` is how often; `names` maps
         recorded VM names (in any case) to names to show; else the recorded VM is shown as `vm`, and others as recorded.
-        A `key` gives the request its id; see `RequestKeys`. Raises Rejected outside a lab and for a bad recording,
-        names that it does not have, a speed outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has
-        a live event or another replay; NotFound if the scope does not exist. Writes a history entry.
+        A `key` gives the request its id; whether a request with it exists, the caller has checked before
+        (`RequestKeys`). Raises Rejected outside a lab and for a bad recording, names that it does not have, a speed
+        outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has a live event or another replay;
+        NotFound if the scope does not exist. Writes a history entry.
         """
         self._require_lab()
         _require_in_range(speed, loops)

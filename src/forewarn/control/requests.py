@@ -92,7 +92,8 @@ class RequestService:
         without VMs, for too short a notice, and for a notice or `short_notice` if the operation is performed at once;
         Refused if the hypervisor cannot do it, if the state of a VM or another operation on it forbids it, if no host
         can take a VM that must move, and for a notice or `short_notice` if a VM to delete has no terminate
-        notification. A `key` gives the request its id; see `RequestKeys`.
+        notification. A `key` gives the request its id; whether a request with it exists, the caller has checked before
+        (`RequestKeys`).
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
@@ -112,7 +113,8 @@ class RequestService:
         VMs that are being moved to it get an event too, which starts when they have arrived. Deallocated VMs stay.
         `notice_s` is in seconds of lab time, 0 means ten minutes; less needs `short_notice`, else Rejected. The
         reconciler publishes the events; the receipt has none. Raises NotFound for an unknown host (its name may be in
-        any case), Refused if it is not healthy, if the hypervisor cannot redeploy, or if a VM has no host to move to.
+        any case), Refused if it is not healthy, if the hypervisor cannot redeploy, or if a VM has no host to move to. A
+        `key` gives the request its id; whether a request with it exists, the caller has checked before (`RequestKeys`).
         """
 
         async def attempt() -> RequestReceipt:
@@ -132,8 +134,8 @@ class RequestService:
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
         The reconciler publishes the events; the receipt has none. Raises NotFound for an unknown host (its name may be
         in any case), Refused if it has failed already or a VM has no host to move to. A hypervisor that cannot redeploy
-        does not keep it from being recorded: then the acts fail, and say why. A `key` gives the request its id; see
-        `RequestKeys`.
+        does not keep it from being recorded: then the acts fail, and say why. A `key` gives the request its id; whether
+        a request with it exists, the caller has checked before (`RequestKeys`).
         """
 
         async def attempt() -> RequestReceipt:
@@ -201,8 +203,9 @@ class RequestService:
 
         The receipt has a new request and the events with such maintenance, those approved before included; the
         reconciler starts them. VMs without one are passed over. Raises Refused if none of them has one, Rejected
-        without VMs. A `key` gives the request its id; see `RequestKeys`. `resource` is the id of the Azure resource
-        that the caller named, if the request is to be found by it later.
+        without VMs. A `key` gives the request its id; whether a request with it exists, the caller has checked before
+        (`RequestKeys`). `resource` is the id of the Azure resource that the caller named, if the request is to be found
+        by it later.
         """
 
         async def attempt() -> RequestReceipt:
@@ -387,8 +390,8 @@ def new_request(
 ) -> MaintenanceRequest:
     """Return a new request with this id, in lower case, or with the id, digest and time of `key`.
 
-    `who` is the caller's name, `now` lab time, `targets` the names that people see. Commits nothing. Raises Rejected
-    for a negative notice (seconds of lab time).
+    `who` is the caller's name, `now` lab time, `targets` the names that people see. `notice_s` and `short_notice` are
+    as the user gave them. Commits nothing. Raises Rejected for a negative notice (seconds of lab time).
     """
     if notice_s < 0:
         raise Rejected(f"notice of {notice_s:g} s is negative: give 0 or more")

@@ -109,7 +109,8 @@ class RolloutCalendars:
     async def reconcile(self) -> list[MaintenanceRequest]:
         """Give the scheduled and planned events of open rollouts their windows, if these may have changed.
 
-        Returns the open rollouts whose events were looked at; [] if nothing has changed.
+        Returns the open rollouts whose events were looked at; [] if nothing has changed. They are in the order in which
+        they were requested. Changes are committed.
         """
         if not self.has_changed:
             return []

@@ -23,12 +23,13 @@ async def plan_rollout(
     short_notice: bool,
     has_handler: Callable[[Vm], bool] = lambda vm: True,
 ) -> RolloutPlan:
-    """Return the plan of a rollout: waves, VMs, earliest and latest times; none for over 2,000 VMs.
+    """Return the plan of a rollout: waves, VMs, earliest and latest times.
 
-    The arguments are those of `RolloutRequestService.start`; `notice_s` is in seconds of lab time, 0 means the minimum.
-    `has_handler` says whether a VM polls for events. Changes nothing, and performs no health check. Waits for an
-    earlier dry run. A simulation ends after 10 seconds of real time; the plan is then cut. Raises what `start` raises,
-    and DryRunTooLarge.
+    `who` is the caller's name; `notice_s` is in seconds of lab time, 0 means the minimum, and less needs
+    `short_notice`. `has_handler` says whether a VM polls for events. Changes nothing, and performs no health check.
+    Waits for an earlier dry run. A simulation ends after 10 seconds of real time; the plan is then cut. Raises
+    Rejected, NotFound and Refused as the start of the rollout would, and DryRunTooLarge. With over 2,000 VMs nothing is
+    simulated, so its waves have VMs but no times.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

@@ -82,7 +82,8 @@ class RolloutRequestService:
         minimum without `short_notice`, for negative numbers, if no maintenance window follows it, and unless the
         rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves and a tag or location without VMs;
         NotFound for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move and no host can
-        take it. A `key` gives the request its id; see `RequestKeys`.
+        take it. A `key` gives the request its id; whether a request with it exists, the caller has checked before
+        (`RequestKeys`).
         """
         request = self.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)

@@ -23,10 +23,11 @@ def rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
 
 
 def checked_rollout_vms(store: Store, rollout: Rollout) -> list[Vm]:
-    """Return the VMs that a new rollout covers, as `rollout_vms` does, after checking it.
+    """Return the present VMs that a new rollout covers, in the order they were added, after checking it.
 
     Raises InvalidRollout (a Rejected) unless it has exactly one target, a tag or location has VMs, and its waves and
-    settling time make sense; Rejected for negative `max_failures`. Unknown hosts and scopes have no VMs here.
+    settling time make sense; Rejected for negative `max_failures`. Unknown hosts and scopes have no VMs here. On hosts,
+    they are first by host, in the rollout's order.
     """
     if rollout.max_failures < 0:
         raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")

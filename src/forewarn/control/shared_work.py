@@ -60,7 +60,10 @@ class SharedWorkIndex:
         return shared_work(request, rollout, vms, own_events, events, planned)
 
     def others_on_host(self, event: Event) -> Iterator[str]:
-        """Yield the ids of the open rollouts, without that of the event, that could share its work."""
+        """Yield the ids of the open rollouts, without that of the event, that could share its work.
+
+        These have the same cause, and cover the event's host or are not about hosts. In no particular order.
+        """
         for request_id, request in self._rollouts.items():
             rollout, hosts = request.rollout, self._hosts[request_id]
             if rollout is None or request_id == event.request_id or not request.is_open:
@@ -69,5 +72,8 @@ class SharedWorkIndex:
                 yield request_id
 
     def open_peers(self, request: MaintenanceRequest) -> list[str]:
-        """Return the ids of the other open rollouts that could share work with this one."""
+        """Return the ids of the other open rollouts that could share work with this one.
+
+        In no particular order; [] if there is none.
+        """
         return [other.id for other in self._rollouts.values() if other.is_open and may_share_work(request, other)]

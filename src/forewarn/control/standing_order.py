@@ -34,7 +34,8 @@ class StandingOrderService:
 
     The order is stored with its visits. A visit is stored with the id of its request before the request is made, so a
     crash in between neither forgets nor repeats it. `new_id` returns a new GUID at each call. A visit that cannot
-    publish its events is given up, so that it does not keep other hosts waiting.
+    publish its events is given up, so that it does not keep other hosts waiting. `order` is the present one, or None.
+    `held_until` (lab time) is when rollouts were last released from a hold.
     """
 
     def __init__(
@@ -59,7 +60,11 @@ class StandingOrderService:
         self.held_until = 0.0  # lab time; until then rollouts were on hold, and a visit could publish nothing
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Look at the hosts again if a commit changes them, or a visit under way or one of its events."""
+        """Let `reconcile` look at the hosts again if a commit changes them, or a visit under way.
+
+        A visit changes with its request, and when one of its events ends. Called for every commit while there is an
+        order; reads and writes nothing itself.
+        """
         commit = applied.commit
         self._must_look |= (
             bool(commit.hosts or commit.removed_hosts)
@@ -70,8 +75,8 @@ class StandingOrderService:
     def check_order(self, order: StandingOrder) -> int:
         """Return how many hosts an order would visit now; changes nothing.
 
-        Raises Rejected as `require_valid_order` and `RolloutRequestService.plan` do, or Refused if the fleet has no
-        host.
+        Raises Rejected for an interval, a number of hosts at once, a notice or windows that are not possible, Refused
+        if the fleet has no host or the hypervisor cannot do it.
         """
         require_valid_order(order)
         hosts = self._host_names()
@@ -83,7 +88,8 @@ class StandingOrderService:
     async def set_order(self, order: StandingOrder) -> StandingOrder:
         """Store the standing order, in place of the one before, and return it; visits that are known stay.
 
-        Raises what `check_order` raises. The history gets an entry.
+        Raises Rejected for an interval, a number of hosts at once, a notice or windows that are not possible, Refused
+        if the fleet has no host or the hypervisor cannot do it. The history gets an entry.
         """
         self.check_order(order)
         async with self._lock:
@@ -108,7 +114,11 @@ class StandingOrderService:
         return order
 
     async def reconcile(self) -> bool:
-        """Note visits that have ended, and begin those that are due; return whether anything was done."""
+        """Note visits that have ended, and begin those that are due; return whether anything was done.
+
+        Does nothing, and returns False, if no visit is due and none may have changed. What it did is durable. Raises
+        Unavailable.
+        """
         due_at = self.next_due_at()
         if not self._must_look and (due_at is None or due_at > self._now()):
             return False

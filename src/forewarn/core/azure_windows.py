@@ -52,7 +52,10 @@ class AzureWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def with_default_duration(window: AzureWindow, scope: MaintenanceScope) -> AzureWindow:
-    """Return the window with the duration that Azure gives to this scope, if it has none."""
+    """Return the window with the duration that Azure gives to this scope, if it has none.
+
+    That is 02:00 for Host, 05:00 for OSImage and 03:55 for InGuestPatch. A window that has one is returned as it is.
+    """
     if window.duration:
         return window
     minutes = _DURATIONS_MIN[scope][2]

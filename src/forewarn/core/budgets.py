@@ -48,7 +48,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     name: str  # unique, ignoring case
     max_vms: int = 0  # either this many VMs
     max_percent: int = 0  # or this share of the present VMs of a group
-    per: BudgetGrouping = BudgetGrouping.EVERYTHING
+    per: BudgetGrouping = BudgetGrouping.EVERYTHING  # which VMs are counted together
     per_tag: str = ""  # the name of the tag whose values make the groups; only with TAG
     location: str = ""  # it counts only VMs of this location; "": of all
     tag: str = ""  # it counts only VMs with this tag, by name; "": all
@@ -63,14 +63,14 @@ class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 class BudgetGroup(NamedTuple):
     """One group of VMs of a budget: the budget's key, and the value that its VMs share, "" if it is all."""
 
-    budget: str
-    value: str
+    budget: str  # the budget's key, its name in lower case
+    value: str  # a location, `NUMBER SCOPE_ID` of a fault domain, a scope id, a tag's value, or ""
 
 
 class BudgetShortage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Why VMs that a rollout would publish together have to wait: a group of a budget is used up."""
 
-    group: BudgetGroup
+    group: BudgetGroup  # the first one that is used up
     vms: tuple[str, ...]  # names of the VMs that go together
     needed: int  # how many of them are in the group and not out of service yet
     host: str = ""  # that they are on, if they go together because of it
@@ -86,7 +86,8 @@ def make_budget(
     """Return the budget that a user described; raises Rejected for another grouping or tag than these.
 
     `per` is a value of BudgetGrouping, and for a tag `tag:NAME`; `tag`, which selects the VMs to count, is
-    `NAME=VALUE`, or "" for all VMs. What else can be wrong, `check_budget` says.
+    `NAME=VALUE`, or "" for all VMs. `max_vms` and `max_percent` are limits (0: not given), `location` selects VMs too
+    ("": all). Blanks around texts are removed. Only the form is checked here; `check_budget` checks the rest.
     """
     grouping, _, per_tag = per.strip().partition(":")
     try:
@@ -124,7 +125,8 @@ def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) 
     """Raise Rejected, with one sentence, if a budget cannot be set; `others` are the other budgets.
 
     It must have a name, exactly one limit, of at least one VM and at most 100 percent, and name only a location and
-    tags that a VM has. `vms` are the present VMs of the fleet.
+    tags with a value that a VM has. Only one per tag names that tag, and a tag value needs its tag. Rejected too if
+    there are 100 others. `vms` are the present VMs of the fleet. Whether a name is used twice is not checked.
     """
     _check_name(budget.name)
     _check_limit(budget)
@@ -252,7 +254,10 @@ def vms_out_by_event(event: Event) -> tuple[str, ...]:
 
 
 def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
-    """Return the keys of the VMs for which a planned event reserves budgets; () unless it is of a rollout."""
+    """Return the keys of the VMs for which a planned event reserves budgets, in its order.
+
+    () if it is not of a rollout, since only rollouts reserve budgets.
+    """
     if planned.cause not in ROLLOUT_CAUSES:
         return ()
     return tuple(vm_key_in_scope(planned.scope_id, name) for name in planned.vms)
@@ -305,7 +310,10 @@ class BudgetLedger:
 
 
 def budget_text(budget: Budget) -> str:
-    """Return a budget in words, without its name: `2 VMs of each location out of service at once`."""
+    """Return a budget in words, without its name: `2 VMs of each location out of service at once`.
+
+    It has the limit in VMs or percent, the grouping, and the location and tag that select VMs, where given.
+    """
     limit = f"{budget.max_percent} % of the VMs" if budget.max_percent else _count(budget.max_vms)
     per = {
         BudgetGrouping.EVERYTHING: "",
@@ -320,7 +328,11 @@ def budget_text(budget: Budget) -> str:
 
 
 def group_title(budget: Budget, value: str) -> str:
-    """Return what people call a group of a budget, such as `location westeurope`; "" if it is all VMs."""
+    """Return what people call a group of a budget, such as `location westeurope`; "" if it is all VMs.
+
+    `value` is that of a BudgetGroup of this budget: a location, a scope id, the value of a tag, or for a fault domain
+    `NUMBER SCOPE_ID`.
+    """
     match budget.per:
         case BudgetGrouping.EVERYTHING:
             return ""

@@ -34,7 +34,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     vms: tuple[Vm, ...] = ()  # new and changed ones; a removed VM stays stored, with `removed_at`
     events: tuple[Event, ...] = ()  # new and changed ones
     hosts: tuple[Host, ...] = ()  # new and changed ones
-    removed_hosts: tuple[Host, ...] = ()
+    removed_hosts: tuple[Host, ...] = ()  # as they were decided on
     destinations: tuple[Host, ...] = ()  # hosts that this commit brings VMs to, or begins to move them to
     gates: tuple[Gate, ...] = ()  # new and changed ones
     wake_gates: tuple[str, ...] = ()  # ids of gates to check again; not guarded by a version

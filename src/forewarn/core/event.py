@@ -41,7 +41,7 @@ class ActOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     The service does so if the VM has no destination, or if a host that the act needs has failed.
     """
 
-    ok: bool
+    ok: bool  # whether the act succeeded
     at: float  # lab time
     note: str = ""  # for people, above all why it failed
 
@@ -56,7 +56,7 @@ class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     vm: str  # the VM's key
     name: str  # its name, as documents show it
     verb: Verb
-    event_id: str
+    event_id: str  # of the event that it belongs to
     from_host: str = ""  # where the VM is when the act is made; "": on no host
     to_host: str = ""  # where the act brings it; "": it stays where it is, leaves its host, or no host is free
     duration_s: int = -1  # how long it should take, in seconds; -1: not known
@@ -73,7 +73,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """
 
     id: str  # GUID, upper case
-    scope_id: str
+    scope_id: str  # of the scope that all its VMs are in
     request_id: str  # of the request; for an event that a fault made, the id of the fault
     cause: Cause
     who: str  # the name of who requested it
@@ -86,7 +86,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     gate_id: str = ""  # of the gate that it waits for; "": none
     listed: bool = True  # False: performed at once, and no document shows it
     note: str = ""  # for people: why it has no notice, or less or more than usual
-    status: EventState = EventState.SCHEDULED
+    status: EventState = EventState.SCHEDULED  # scheduled, started or over
     approved_at: float | None = None  # None: not approved
     approved_by: str = ""  # a name, or "policy": `Vm.auto_approve` approved it
     started_at: float | None = None  # None: it has not started

@@ -223,7 +223,7 @@ class EventFault:
 class FaultHits:
     """How many requests of one VM (by its key) a fault has spoiled since the last report."""
 
-    fault_id: str
+    fault_id: str  # such as `f1`
     vm: str  # its key
     count: int  # of requests
     at: float  # lab time of the last request
@@ -301,7 +301,7 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A fault storm in progress: its schedule of faults, and how many of them were set or skipped already."""
 
     id: str  # `s1`
-    seed: int
+    seed: int  # the number that its schedule follows from
     who: str  # the name of who set it
     set_at: float  # when it began, in lab time
     for_s: float  # how long new faults begin, in seconds of lab time

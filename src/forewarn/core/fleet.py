@@ -73,7 +73,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
 
     name: str  # unique, ignoring case
-    location: str
+    location: str  # an Azure region or any other name, such as `westeurope`
     zone: str = ""  # "": in no zone
     health: HostHealth = HostHealth.HEALTHY
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
@@ -112,16 +112,16 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     vm_id: str  # a GUID, given when the VM is added; "" before that
     subscription_id: str  # a GUID, or another text that the fleet file declares as an id
     resource_group: str  # its name
-    location: str
+    location: str  # an Azure region or any other name, that of its host
     computer_name: str = ""  # its hostname; "": its name
     zone: str = ""  # "": in no zone
-    size: str = "Standard_D2s_v5"
+    size: str = "Standard_D2s_v5"  # an Azure VM size; documents show it, and hypervisors may know its memory
     os_type: str = "Linux"  # or "Windows"
     availability_set: str = ""  # it is in this, in a scale set, in a cloud service, or in none ("")
-    scale_set: str = ""
+    scale_set: str = ""  # its name; "": in none
     orchestration: Orchestration = Orchestration.UNIFORM  # of its scale set; without meaning if it is in none
     placement_group: str = ""  # of its scale set; "": it is in none, as in a flexible scale set
-    cloud_service: str = ""
+    cloud_service: str = ""  # its name; "": in none
     update_domain: int = 0  # its number, from 0
     fault_domain: int = 0  # likewise
     update_domain_count: int = 0  # as declared for its set or service; 0: not known, or the VM is in none
@@ -130,7 +130,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     eviction_policy: EvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notice_min: int = 0  # minutes; 0: no terminate notification
     os_image_notice_min: int = 0  # minutes; 0: a reimage is performed at once, without an event (spec §14.1)
-    auto_approve: AutoApproval = AutoApproval()
+    auto_approve: AutoApproval = AutoApproval()  # which operations of users its policy approves
     approves_all_down: bool = True  # False: policy approves nothing that stops the last running VM of its scope
     narrow_delivery: bool = False  # the VMs of its set see only the events that hit them; one fault domain only
     publish_outside: bool = False  # its owner wants webhooks to receive its events
@@ -184,7 +184,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
 
 def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
-    """Return the key of a VM: `subscription/group/name` in lower case."""
+    """Return the key of a VM: `subscription id/resource group/name` in lower case."""
     return f"{subscription_id}/{resource_group}/{name}".casefold()
 
 

@@ -26,8 +26,8 @@ class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
     """A field of a VM or host that a fleet file would change, with both values as plain JSON types."""
 
     field: str  # its name in Vm or Host
-    old: Any
-    new: Any
+    old: Any  # its value in the running fleet
+    new: Any  # its value after the file is applied
 
 
 class VmChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,17 +53,17 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     source: str  # the name of the file, for messages
-    hosts_added: tuple[Host, ...] = ()
+    hosts_added: tuple[Host, ...] = ()  # as they would be
     hosts_changed: tuple[HostChange, ...] = ()
-    hosts_removed: tuple[Host, ...] = ()
+    hosts_removed: tuple[Host, ...] = ()  # as they are
     hosts_kept: tuple[Host, ...] = ()  # not in the file, but not to be removed
-    added: tuple[Vm, ...] = ()
+    added: tuple[Vm, ...] = ()  # as they would be
     resurrected: tuple[Vm, ...] = ()  # were deleted, and are added again
     changed: tuple[VmChange, ...] = ()
-    removed: tuple[Vm, ...] = ()
+    removed: tuple[Vm, ...] = ()  # as they are
     kept: tuple[Vm, ...] = ()  # not in the file, but not to be removed
     stay_deleted: tuple[Vm, ...] = ()  # in the file, but deleted earlier
-    unchanged: tuple[Vm, ...] = ()
+    unchanged: tuple[Vm, ...] = ()  # as they are
     problems: tuple[FleetFileProblem, ...] = ()  # with any problem, nothing is applied
 
     @property
@@ -74,12 +74,15 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vms_to_set(self) -> tuple[Vm, ...]:
-        """The VMs that applying writes: added, resurrected (both without vm_id), and changed ones as new."""
+        """The VMs that applying writes: added, resurrected (both without vm_id), then changed ones.
+
+        Changed ones are as they would be after the change.
+        """
         return (*self.added, *self.resurrected, *(change.new for change in self.changed))
 
     @property
     def hosts_to_set(self) -> tuple[Host, ...]:
-        """The hosts that applying writes: added ones, and changed ones as they would be."""
+        """The hosts that applying writes: added ones, then changed ones as they would be."""
         return (*self.hosts_added, *(change.new for change in self.hosts_changed))
 
     def to_lines(self, limit: int | None = 20) -> list[str]:

@@ -52,7 +52,7 @@ class OwnFigure(StrEnum):
 
     WITHOUT_HANDLER = "vms-without-handler"  # running VMs that do not poll
     UNDELIVERED = "undelivered-notices"  # VMs whose event started although no VM of their scope was given it
-    FAILED_ACTS = "failed-acts"
+    FAILED_ACTS = "failed-acts"  # acts of its events that failed
     NOT_BACK = "vms-not-back"  # VMs that polled before their maintenance, and do not since
 
 
@@ -80,7 +80,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     body: str = ""  # text that it must contain; "": any
     command: tuple[str, ...] = ()  # program and arguments
     exit_status: int = 0  # that the command must end with
-    figure: OwnFigure | None = None
+    figure: OwnFigure | None = None  # the figure of this service to read; None: the check is of another kind
     interval_s: float = 60  # lab time from one measurement to the next
     timeout_s: float = 10  # real time that a measurement may take
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
@@ -94,7 +94,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     @property
     def what(self) -> str:
-        """What it asks, in a few words for people."""
+        """What it demands, in a few words for people, such as `failed-acts == 0`."""
         match self.kind:
             case CheckKind.PROMETHEUS:
                 return f"{self.query} {self.condition}"
@@ -130,7 +130,9 @@ class CheckResult(NamedTuple):
 def make_check(fields: HealthCheck) -> HealthCheck:
     """Return this check with its defaults filled in; raises ValueError if it cannot be used.
 
-    The message is a sentence for people. A figure without a condition must be 0. Addresses are not called.
+    The message is a sentence for people. It is wrong if a field of its kind is missing or one of another kind is set,
+    or if its name, condition, interval, timeout or a limit is out of range. A figure without a condition must be 0.
+    Addresses are not called.
     """
     title = f"check {fields.name!r}"
     if not fields.name.strip() or len(fields.name) > 60 or not fields.name.isprintable():
@@ -220,7 +222,7 @@ class CheckCondition:
     """A comparison with a number, such as `< 0.01`."""
 
     comparison: str  # one of < <= > >= == !=
-    bound: float
+    bound: float  # the number on the right side
 
     def is_met(self, value: float) -> bool:
         """Return whether the value compares so with the bound; a NaN never does."""
@@ -275,7 +277,8 @@ def measurement_of(
 ) -> Measurement:
     """Return the measurement to store for this result, with a text of at most 300 characters.
 
-    `at` is lab time. A value that JSON cannot hold (an infinity) is left out.
+    `at` is lab time. A value that JSON cannot hold (an infinity) is left out. `request_id` is that of the rollout;
+    `wave` and `check_round` are the rollout's numbers at that time.
     """
     value = result.value if result.value is not None and math.isfinite(result.value) else None
     return Measurement(
@@ -317,8 +320,8 @@ def health_verdict(
 
     `measurements` are those that count, oldest first: of the current wave, since the rollout was last resumed.
     `good_since` is set before a wave and at the end of its settling time: then the latest measurement of each check
-    must be good, and from that time or later; None: within a wave, where single errors do not stop it. The worst of
-    all checks decides. A rollout without checks goes on.
+    must be good, and from that time or later; None: within a wave, where single errors do not stop it. The worst of all
+    checks decides. A rollout without checks goes on. The reasons of all checks with that decision are joined.
     """
     by_name: dict[str, list[Measurement]] = {check.name: [] for check in checks}
     for measurement in measurements:

@@ -53,7 +53,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     """
 
     at: float  # lab time
-    what: EntryKind
+    what: EntryKind  # its kind
     text: str  # a sentence for people
     who: str = ""  # the name of the user or client, or of the service itself
     scope_id: str = ""  # for entries of a decision, `Scope.with_entries` sets it

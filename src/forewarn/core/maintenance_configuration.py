@@ -25,7 +25,7 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
     """A maintenance configuration: when the resources that it is assigned to may be maintained. Stored."""
 
     id: str  # its resource id, as its creator spelled it
-    location: str
+    location: str  # shown to Azure's clients, without effect
     maintenance_scope: MaintenanceScope
     azure_window: AzureWindow  # as its creator wrote it
     window: MaintenanceWindow  # the same, as decisions use it
@@ -35,7 +35,7 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
     install_patches: dict[str, Any] = {}  # likewise: nothing here patches guests
     created_by: str = ""  # a name
     created_at: float = 0  # lab time
-    changed_by: str = ""
+    changed_by: str = ""  # the name of who changed it last
     changed_at: float = 0  # lab time
 
     @property
@@ -56,14 +56,17 @@ class AssignmentFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit
     """
 
     resource_types: tuple[str, ...] = ()  # `Microsoft.Compute/virtualMachines` or `…/virtualMachineScaleSets`
-    resource_groups: tuple[str, ...] = ()
-    os_types: tuple[str, ...] = ()
-    locations: tuple[str, ...] = ()
+    resource_groups: tuple[str, ...] = ()  # names
+    os_types: tuple[str, ...] = ()  # `Linux` or `Windows`
+    locations: tuple[str, ...] = ()  # names of locations
     tags: dict[str, tuple[str, ...]] = {}  # name → values, of which a VM must have one; (): any value
     needs_all_tags: bool = False  # a VM must match all the names in `tags`, not just one
 
     def allows(self, vm: Vm) -> bool:
-        """Return whether the filter allows this VM; an instance of a uniform set has the type of the set."""
+        """Return whether the filter allows this VM; an instance of a uniform set has the type of the set.
+
+        The VM must match every field that is not empty: type, resource group, OS type, location and tags.
+        """
         vm_type = SCALE_SET_TYPE if vm.is_uniform_instance else VM_TYPE
         values = (
             (vm_type, self.resource_types),
@@ -97,11 +100,11 @@ class ConfigurationAssignment(msgspec.Struct, frozen=True, gc=False, kw_only=Tru
     id: str  # its resource id, below that of its target, as its creator spelled it
     target: str  # the resource id of what it is assigned to
     configuration_id: str  # the resource id of the configuration
-    location: str = ""
+    location: str = ""  # stored and shown, without effect; "": none
     filter: AssignmentFilter | None = None  # only for a resource group or subscription; None: all VMs of the target
     created_by: str = ""  # a name
     created_at: float = 0  # lab time
-    changed_by: str = ""
+    changed_by: str = ""  # the name of who changed it last
     changed_at: float = 0  # lab time
 
     @property
@@ -118,7 +121,8 @@ class ConfigurationAssignment(msgspec.Struct, frozen=True, gc=False, kw_only=Tru
 class HostConfigurations:
     """The configurations of scope Host that are assigned to anything, to be looked up by VM.
 
-    Assignments of configurations that are not among `configurations` count as none.
+    Assignments of configurations that are not among `configurations` count as none. `closing_times` has when assigned
+    windows that end for good are over, in any order. It is false if none is assigned.
     """
 
     def __init__(

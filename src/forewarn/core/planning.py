@@ -137,8 +137,9 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     at once if no document would show it; else it is published. One that a policy approves is published too, approved,
     if its VM is being moved. Withdraws the events that it replaces, and leaves out VMs that are gone, are neither on
     its host nor being moved to it, or are in another update domain by now. A scope that has the event already is
-    returned unchanged. Refused if no VM is left, if their state or another operation on them forbids it, or if the
-    scope has too many user operations scheduled.
+    returned unchanged. Refused if no VM is left, if their state or another operation on them forbids it, if the scope
+    has too many user operations scheduled, or if it is a rebalance recommendation and the policy has these switched
+    off.
     """
     if scope.event(planned.event_id) is not None:
         return scope

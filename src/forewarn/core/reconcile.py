@@ -179,6 +179,6 @@ def _due_times(scope: Scope, context: DecisionContext) -> Iterator[float | None]
 def with_next_wake(scope: Scope, context: DecisionContext) -> Scope:
     """Return the scope with `wakes_at` set, ready to be committed: when something in it is due next.
 
-    That is what `next_wake_at` returns: lab time, maybe in the past, or None if nothing is due by time alone.
+    That is lab time, maybe in the past, or None if nothing is due by time alone.
     """
     return replace(scope, wakes_at=next_wake_at(scope, context))

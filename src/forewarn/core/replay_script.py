@@ -53,7 +53,7 @@ class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     status: int | None = None  # None: the connection is reset
     content_type: str = ""  # header; "": none
     retry_after: str = ""  # header, likewise
-    body: bytes = b""
+    body: bytes = b""  # b"" for an empty one
 
 
 class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -160,7 +160,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     at: float  # lab time
     targets: tuple[str, ...]  # names of VMs or hosts, or the name of a scope, as people see them
     # Seconds of lab time, as requested; 0: the minimum, or none with `short_notice`. For a rollout, what its VMs get:
-    notice_s: float = 0
+    notice_s: float = 0  # lab seconds; as asked for (0: the minimum), of a rollout what VMs get
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
     rollout: Rollout | None = None  # only if it asks for one
     replay: Replay | None = None  # likewise
@@ -210,7 +210,7 @@ class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 
     event_id: str  # the id that the event will have: GUID, upper case
     request_id: str  # of the request, or the id of the fault that makes it
-    scope_id: str
+    scope_id: str  # of the scope that all its VMs are in
     cause: Cause
     who: str  # the name of who asked
     vms: tuple[str, ...]  # names; at least one

@@ -134,7 +134,11 @@ def remaining_vms(
 
 
 def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> set[tuple[str, str]]:
-    """Return scope id and name of each VM that an event of the rollout handles, published or planned."""
+    """Return scope id and name of each VM that an event of the rollout handles, published or planned.
+
+    Not one whose event a health check withdrew, nor, in a rollout over hosts, one that had left the host before its
+    event started.
+    """
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     return handled | {(p.scope_id, name) for p in planned for name in p.vms}
 
@@ -153,7 +157,10 @@ def _rollout_of(request: MaintenanceRequest) -> Rollout:
 
 
 def hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
-    """Return each host with its VMs, the hosts ordered by the lowest update domain on them, then by name."""
+    """Return each host with its VMs, the hosts ordered by the lowest update domain on them, then by name.
+
+    The VMs of a host keep their order; VMs on no host are under "".
+    """
     by_host: dict[str, list[Vm]] = defaultdict(list)
     for vm in vms:
         by_host[vm.host].append(vm)
@@ -334,7 +341,8 @@ _TALLY_STATES = ("done", "failed", "withdrawn", "not_needed", "started", "schedu
 def rollout_vm_states(event: Event) -> Iterator[tuple[str, str]]:
     """Yield the name of each VM of a rollout's event with the field of RolloutTally that counts it.
 
-    That is done, failed, withdrawn, not_needed, started or scheduled. In the event's order.
+    That is done, failed, withdrawn, not_needed, started or scheduled, or waiting if a health check withdrew the event.
+    In the event's order.
     """
     failed = {act.name for act in event.failed_acts}
     acted = {act.name for act in event.acts}

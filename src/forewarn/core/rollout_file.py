@@ -87,7 +87,10 @@ class RolloutFile:
 
     @contextmanager
     def located(self, *path: str | int) -> Iterator[None]:
-        """Add the line of `path` to a Rejected that the body raises; an InvalidRollout has a path of its own."""
+        """Return a context manager that adds the line of `path` to a Rejected of its block.
+
+        An InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that.
+        """
         try:
             yield
         except InvalidRollout as error:
@@ -113,8 +116,8 @@ def _at_line(line: int, message: str) -> Rejected:
 def read_rollout_file(text: str) -> RolloutFile:
     """Return the rollout that a TOML text describes.
 
-    Raises Rejected with one sentence and its line for wrong TOML, an unknown table or key, and a value of a wrong kind.
-    Names, tags and windows are not checked.
+    Raises Rejected with one sentence and its line for wrong TOML, an unknown table or key, a value of a wrong kind, and
+    without the table [rollout]. Names, tags and windows are not checked.
     """
     try:
         data = tomllib.loads(text)

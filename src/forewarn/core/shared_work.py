@@ -22,7 +22,7 @@ VmInScope = tuple[str, str]  # scope id and name of a VM
 class SharedWork:
     """What other rollouts do, or have done, to VMs of a rollout in its place."""
 
-    states: dict[VmInScope, str] = field(default_factory=dict)  # the field of RolloutTally that counts the VM
+    states: dict[VmInScope, str] = field(default_factory=dict)  # (scope id, name) → the field of RolloutTally
     request_ids: frozenset[str] = frozenset()  # of the other rollouts whose work is not over
 
     @property

@@ -57,7 +57,10 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
 
 
 def require_valid_order(order: StandingOrder) -> None:
-    """Raise Rejected, with one sentence, if the interval or the number of hosts at once is not possible."""
+    """Raise Rejected, with one sentence, if the interval or the number of hosts at once is not possible.
+
+    The interval is an hour to 366 days; at least one host is visited at once.
+    """
     if not MIN_INTERVAL_S <= order.within_s <= MAX_INTERVAL_S:
         shortest, longest = duration_text(MIN_INTERVAL_S), duration_text(MAX_INTERVAL_S)
         raise Rejected(f"hosts cannot be visited within {duration_text(order.within_s)}: give {shortest} to {longest}")
@@ -66,7 +69,11 @@ def require_valid_order(order: StandingOrder) -> None:
 
 
 def due_at(order: StandingOrder, host: str) -> float:
-    """Return the lab time, perhaps past, from which the host is to be visited."""
+    """Return the lab time, perhaps past, from which the host is to be visited.
+
+    A host that was never visited is due when the order was given, another one some time before the interval since its
+    last visit is over, and after a failure `retry_after_s` later at the earliest.
+    """
     visit = order.visit(host)
     at = order.at if visit.visited_at is None else visit.visited_at + DUE_SHARE * order.within_s
     failed_at = visit.failed_at if visit.failed_at is not None else visit.asked_at

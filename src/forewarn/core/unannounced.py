@@ -69,7 +69,7 @@ class VmReports(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class VmFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The facts about a VM that a comparison with its hosts may change."""
 
-    name: str
+    name: str  # of the VM
     host: str  # the name of its host; "": on none
     power: PowerState
     seen: LastSeen | None  # None: not compared so far

@@ -54,7 +54,10 @@ class WavePhase:
 
 
 def wave_specs(rollout: Rollout) -> tuple[WaveSpec, ...]:
-    """Return the waves of a rollout; the last one is always the rest."""
+    """Return the waves of a rollout in their order; the last one is always the rest.
+
+    REST_WAVE is added if the rollout does not end with such a wave. So a rollout without waves has one.
+    """
     waves = rollout.waves
     return waves if waves and waves[-1].is_rest else (*waves, REST_WAVE)
 
@@ -135,7 +138,9 @@ def following_waves(
 ) -> dict[int, int]:
     """Return how many VMs each wave after the current one will have, by index; the fleet may change.
 
-    The arguments are those of `wave_phase`. A wave that is about to begin is among them.
+    `vms` are the VMs that the rollout covers, `events` and `planned` all its events so far. A wave that is about to
+    begin is among them. Index 0 is the first wave of the rollout; `now` is lab time. Without a following wave the
+    result is empty.
     """
     phase = wave_phase(rollout, vms, events, planned, now)
     taken = {vm.key for vm in phase.members} if phase.step is WaveStep.WORK else set()
@@ -290,9 +295,11 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
 
 
 def make_wave(index: int, name: str, vms: int | None, share: float | None, tag: str | None) -> WaveSpec:
-    """Return a wave as a user describes it, with None for what is not given; `index` is for errors.
+    """Return a wave as a user describes it, with None for what is not given.
 
-    Raises InvalidRollout for a number or share of 0 and an empty tag, which would mean the rest otherwise.
+    Raises InvalidRollout for a number or share of 0 and an empty tag, which would mean the rest otherwise. `name` is
+    the wave's name, `vms` a number of VMs, `share` percent of all, `tag` `NAME` or `NAME=VALUE`; `index` is its place
+    from 0, for the path of the error. With none of the three it is the rest.
     """
     for key, value, least in (("vms", vms, 1), ("share", share, "more than 0"), ("tag", tag, "a name")):
         if value is not None and not value:
@@ -358,7 +365,8 @@ def require_target(rollout: Rollout, vms: Sequence[Vm]) -> None:
 def rollout_target_text(rollout: Rollout) -> str:
     """Return what a rollout covers, for people: hosts, a scope, `VMs with the tag app=web`, `all VMs`.
 
-    A scope is called by the title that follows from its id.
+    A scope is called by the title that follows from its id. Of more than four hosts, the first three are named and the
+    others counted.
     """
     if rollout.hosts:
         return first_names(rollout.hosts)
@@ -382,12 +390,18 @@ def wave_begin_text(rollout: Rollout, phase: WavePhase) -> str:
 
 
 def wave_end_text(rollout: Rollout, phase: WavePhase) -> str:
-    """Return that a wave is over and settles, for the history."""
+    """Return that a wave is over and settles, for the history.
+
+    Such as `wave 1 of 3 (canary) is over and settles for 1h`.
+    """
     return f"{wave_title(rollout, phase.wave)} is over and settles for {format_duration(rollout.settle_s)}"
 
 
 def settles_until(rollout: Rollout, now: float) -> float | None:
-    """Return the lab time until which the current wave of a rollout settles; None if none does at `now`."""
+    """Return the lab time until which the current wave of a rollout settles; None if none does at `now`.
+
+    None also for a rollout that has ended.
+    """
     if rollout.closed or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return None
     until = rollout.wave_over_at + rollout.settle_s if rollout.wave_over_at is not None else now

@@ -49,5 +49,5 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 class WebhookCursor(msgspec.Struct, frozen=True, kw_only=True):
     """The new position of a webhook in the history. Committing it for a removed webhook changes nothing."""
 
-    webhook_id: str
+    webhook_id: str  # of the subscription, lower case
     seq: int  # the new value of `WebhookSubscription.cursor`

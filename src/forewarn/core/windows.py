@@ -45,7 +45,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     """
 
     start: str  # local time of day, such as `02:00`
-    length_s: float
+    length_s: float  # seconds for which it stays open, at least 60
     zone: str  # IANA name, such as `Europe/Berlin`
     days: tuple[int, ...] = ()  # weekdays on which it opens, from 0 (Monday), ascending; (): every day
     on: str = ""  # opens only on this date, such as `2026-12-05`; "": every week
@@ -150,14 +150,20 @@ def _found_openings(
 
 
 def opening_at(window: MaintenanceWindow, at: float) -> Period | None:
-    """Return the period of a window that begins exactly at this time, also a skipped one, or None."""
+    """Return the period of a window that begins exactly at this time, also a skipped one, or None.
+
+    It is (begin, end) in seconds since 1970.
+    """
     whole = msgspec.structs.replace(window, skipped=())
     found = next((period for period in _periods(whole, at) if period[0] >= at), None)
     return found if found is not None and found[0] == at else None
 
 
 def openings(window: MaintenanceWindow, at: float) -> Iterator[Period]:
-    """Yield when the window is open, in order, for at least three years; at first a period open at `at`."""
+    """Yield when the window is open, in order, for at least three years; at first a period open at `at`.
+
+    Each is (begin, end) in seconds since 1970; at the end it is closed. Skipped openings are left out.
+    """
     return (period for period in _periods(window, at) if period[1] > at)
 
 
@@ -311,7 +317,11 @@ def parse_window(text: str) -> MaintenanceWindow:
 
 
 def checked_window(window: MaintenanceWindow) -> MaintenanceWindow:
-    """Return the window with its days sorted, each once. Raises ValueError with a sentence if it is wrong."""
+    """Return the window with its days sorted, each once; raises ValueError if it is wrong.
+
+    The message is a sentence for people. Checked are the time of day, the length (1 minute to 7 days), the IANA name of
+    the zone, the weekdays, the date, and that the fields for the recurrence go together.
+    """
     if not _TIME.fullmatch(window.start):
         raise ValueError(f"{window.start!r} is not a time of day: write it like 02:00")
     if not 60 <= window.length_s <= MAX_WINDOW_S:
@@ -373,7 +383,10 @@ def _parse_days(words: str, text: str) -> tuple[int, ...]:
 
 
 def parse_blackout(text: str) -> BlackoutDates:
-    """Return the blackout dates of `2026-12-24` or `2026-12-24..2026-12-26`; ValueError with a sentence."""
+    """Return the blackout dates of `2026-12-24` or `2026-12-24..2026-12-26`; ValueError with a sentence.
+
+    The ValueError is for a text that is not such a date or range, or a range that ends before it begins.
+    """
     first, dots, last = text.strip().partition("..")
     blackout = BlackoutDates(first=_parse_date(first), last=_parse_date(last if dots else first))
     if blackout.last < blackout.first:
@@ -394,7 +407,10 @@ def _parse_date(text: str) -> str:
 
 
 def check_count(texts: Sequence[str], noun: str) -> None:
-    """Raise ValueError with a sentence if these are more than 100, the most that a calendar has."""
+    """Raise ValueError with a sentence if these are more than 100, the most that a calendar has.
+
+    `noun` is the plural that the sentence uses for them, such as `windows`.
+    """
     if len(texts) > _MAX_TEXTS:
         raise ValueError(f"{len(texts)} {noun} are too many: give at most {_MAX_TEXTS}")
 
@@ -468,7 +484,10 @@ def _recurrence_text(window: MaintenanceWindow) -> str:
 
 
 def blackout_text(blackout: BlackoutDates) -> str:
-    """Return the blackout dates as `parse_blackout` reads them."""
+    """Return the blackout dates as `parse_blackout` reads them.
+
+    That is `2026-12-24` for one date, `2026-12-24..2026-12-26` for several.
+    """
     return blackout.first if blackout.first == blackout.last else f"{blackout.first}..{blackout.last}"
 
 

@@ -46,7 +46,7 @@ class AnswerReader:
         """Add received bytes, and return those to pass on: all of them from the head of the final answer on.
 
         Returns b"" while the head is incomplete, and leaves interim answers (1xx) out. Raises InvalidAnswer if it is
-        not HTTP, its head is over 64 KiB, or its body is over 16 MiB.
+        not HTTP, its head is over 64 KiB, or its body is over 16 MiB. `data` is what the service sent next.
         """
         if self._parser is not None:
             self._feed_parser(self._parser, data)
@@ -107,7 +107,10 @@ class AnswerReader:
         return ServiceAnswer(self.status or 0, headers, self.body)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header (called by httptools); trailers of a chunked body are ignored."""
+        """Keep a header (called by httptools); trailers of a chunked body are ignored.
+
+        `name` and `value` are as received.
+        """
         if not self._has_all_headers:
             self._headers.append((name.decode("latin-1"), value.decode("latin-1")))
 
@@ -153,12 +156,13 @@ class EncodedAnswer:
 def encode_answer(
     answer: ServiceAnswer, *, keep_alive: bool, is_http10: bool, is_head_request: bool, is_slow: bool
 ) -> EncodedAnswer:
-    """Encode an answer for a client. `keep_alive`: both sides want the connection to stay open.
+    """Encode an answer for a client. `keep_alive`: both sides want to keep it open.
 
     The body is one piece, or with `is_slow` at most 20 pieces of equal size. If the answer has Transfer-Encoding:
-    chunked (not for HTTP/1.0), each piece is a chunk, of 256 bytes unless `is_slow`. To a HEAD request, and with status
-    204 and 304, no body is sent. A Content-Length that `answer` has is sent even if it is wrong; then the connection
-    does not stay open. The status line is of HTTP/1.1, also for HTTP/1.0.
+    chunked (not for HTTP/1.0), each piece is a chunk, of 256 bytes unless `is_slow`. `is_http10` and `is_head_request`
+    are about the request. To a HEAD request, and with status 204 and 304, no body is sent. A Content-Length that
+    `answer` has is sent even if it is wrong; then the connection does not stay open. The status line is of HTTP/1.1,
+    also for HTTP/1.0.
     """
     is_bodyless = answer.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
     is_chunked = answer.header("Transfer-Encoding") is not None and not is_http10 and not is_bodyless

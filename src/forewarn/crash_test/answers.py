@@ -38,9 +38,9 @@ class ServiceAnswer:
     body is sent in chunks.
     """
 
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
+    status: int  # of HTTP
+    headers: tuple[tuple[str, str], ...]  # pairs of name and value, in order
+    body: bytes  # without the framing of chunks
 
     def header(self, name: str) -> str | None:
         """Return the first value of a header, whose name is compared without case; None if it is absent."""

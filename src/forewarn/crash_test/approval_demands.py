@@ -145,7 +145,10 @@ def approves_only_own() -> Demand:
 
 
 def approves_nothing() -> Demand:
-    """Demand that the handler sends no approval on any VM. Applies to those that claim never to approve."""
+    """Demand that the handler sends no approval on any VM. Applies to those that claim never to approve.
+
+    Refused approvals count too. It passes if there is none.
+    """
 
     def judge(observed: Observed) -> Judgement:
         approvals = _handler_approvals(observed)

@@ -47,7 +47,7 @@ class HandlerFigures(msgspec.Struct, frozen=True, kw_only=True):
     never_noticed: int = 0  # events that no poll of the handler got
     prepared_p50_s: float | None = None  # from publication to the probe's yes
     recovered_p50_s: float | None = None  # from the event's start to the probe's yes
-    recovered_worst_s: float | None = None
+    recovered_worst_s: float | None = None  # the longest of these
     approvals: int = 0  # on the judged VM that got a 2xx; one of several events counts for each of them
     approvals_early: int | None = None  # before the probe said yes; None: no probe. Freezes do not count
     approvals_late: int = 0  # after the event had started
@@ -63,7 +63,7 @@ def compute_figures(cases: Sequence[CaseTimeline]) -> HandlerFigures:
     """Return the figures over all these timelines. A pure function.
 
     Each is a tuple: the timeline of a case, the name of the judged VM, and the ids of the events that the script
-    published.
+    published. p50 is the median. With no timelines, everything is None or 0.
     """
     own = [(timeline, vm, event) for timeline, vm, ids in cases for event in _own_events(timeline, vm, ids)]
     noticed = [(event, timeline.delivered_at(event.event, vm)) for timeline, vm, event in own]

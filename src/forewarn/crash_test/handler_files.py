@@ -100,7 +100,8 @@ def resolve_command(spec: HandlerSpec) -> tuple[str, ...]:
     """Return the command for another working directory than the user's.
 
     A program with a slash becomes an absolute path, below the user's directory if it was relative, and so does an
-    argument with `..` that names an existing file. Other arguments stay, because the copy has their files.
+    argument with `..` that names an existing file. Other arguments stay, because the copy has their files. The result
+    has the program first.
     """
     program, *arguments = spec.command
     if "/" in program:

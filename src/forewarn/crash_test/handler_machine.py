@@ -61,7 +61,7 @@ class HandlerMachine(Protocol):
     async def start(self, *, is_boot: bool) -> None:
         """Start the program, which must not run; does not wait for its end. OSError if it cannot be executed.
 
-        A boot gives a new boot id and an empty /tmp; its other files stay.
+        A boot (`is_boot`) gives a new boot id and an empty /tmp; its other files stay.
         """
 
     async def end_processes(self, number: int) -> None:
@@ -80,7 +80,10 @@ class HandlerMachine(Protocol):
         """
 
     def list_pids(self) -> list[int]:
-        """Return the pids of all processes of the handler, as this process sees them."""
+        """Return the pids of all processes of the handler, as this process sees them.
+
+        In no particular order; [] if it does not run.
+        """
 
     def close(self) -> None:
         """End every process and release everything, after the event loop has ended; may be called twice."""
@@ -91,7 +94,8 @@ class NamespaceMachine:
 
     Disk, /tmp, hostname and boot id are its own. The constructor creates the VM and does not start the program; it
     raises Refused if this machine does not allow that. Create it before the event loop runs, because it forks. All of
-    it ends with this process. Methods raise OSError if the VM is gone.
+    it ends with this process. Methods raise OSError if the VM is gone. `spec` describes the handler's program, VM and
+    directories.
     """
 
     has_own_disk = True
@@ -147,8 +151,8 @@ class NamespaceMachine:
     async def start(self, *, is_boot: bool) -> None:
         """Start the program in the VM; OSError if it cannot be executed, or the VM is gone.
 
-        Does not wait for its end. A boot gives a new boot id and an empty /tmp; the first one keeps the boot id with
-        which the VM was created.
+        Does not wait for its end. A boot (`is_boot`) gives a new boot id and an empty /tmp; the first one keeps the
+        boot id with which the VM was created.
         """
         if is_boot and not self._is_first_boot:
             empty_private_tmp(self._files)
@@ -191,7 +195,10 @@ class NamespaceMachine:
             del self._waiting_runs[pid]
 
     def list_pids(self) -> list[int]:
-        """Return the pids, as this process sees them, of all processes of the VM except for init."""
+        """Return the pids, as this process sees them, of all processes of the VM except for init.
+
+        Parents come before children; [] if there is none.
+        """
         return list_descendants(self._namespaces.pid)
 
     def close(self) -> None:
@@ -219,7 +226,7 @@ class ChildMachine:
 
     It has the network, the files and the hostname of this machine. All processes that the handler started are found by
     an environment variable that they inherit, and ended with it. The constructor prepares its directories, and starts
-    nothing.
+    nothing. `spec` describes the handler's program, environment and directories.
     """
 
     has_own_disk = False
@@ -263,7 +270,7 @@ class ChildMachine:
         return sock
 
     async def start(self, *, is_boot: bool) -> None:
-        """Start the program in its own session and directory; a boot empties TMPDIR.
+        """Start the program in its own session and directory; a boot (`is_boot`) empties TMPDIR.
 
         Does not wait for its end. It dies with this process. OSError if it cannot be executed.
         """

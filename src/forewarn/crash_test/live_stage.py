@@ -80,7 +80,8 @@ class LiveStage:
     Seconds are those of the service's clock, which are real seconds unless the case runs at another speed. A `vm` is a
     name; None means the attribute `vm`, the judged VM. Methods `until_…` return whether it happened within `within_s`.
     The attribute `events` has the events that the script published, in order. The argument `vms` names all VMs, the
-    judged one first; `handlers` and `proxies` are those of the VMs with a handler, by name.
+    judged one first; `handlers` and `proxies` are those of the VMs with a handler, by name. `neighbours` are the names
+    of the other VMs, in order. `recorder` gets the observations; `hypervisor` performs acts.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class ProcessUsage:
 
     cpu_s: float  # CPU time since their start, with that of children that they have waited for
     memory_bytes: int  # resident memory; pages that processes share count for each of them
-    processes: int
+    processes: int  # how many
 
 
 class StarvationMeter:

@@ -60,7 +60,7 @@ class ObservedEndpoint:
 class ActiveSubstitute:
     """The substitute answer that is set now, and how often it may still be given (None: without a limit).
 
-    `answer` None: none is set.
+    `answer` None: none is set, and `times_left` means nothing.
     """
 
     answer: SpoiledAnswer | None = None
@@ -96,7 +96,7 @@ class ProxyConnection:
     """Serves one accepted connection: passes requests on, records them, and gives substitute answers.
 
     `client` is the accepted socket, non-blocking, which `run` closes; call that once. `substitutes` may change at any
-    time.
+    time. `endpoint` is the service's, with the recorder of what passes.
     """
 
     def __init__(self, endpoint: ObservedEndpoint, substitutes: ActiveSubstitute, client: socket.socket) -> None:

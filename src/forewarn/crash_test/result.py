@@ -47,7 +47,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 class CrashTestResult(msgspec.Struct, frozen=True, kw_only=True):
     """A whole crash test: how it was run, its cases, and the grade."""
 
-    schema: int = SCHEMA
+    schema: int = SCHEMA  # the version of this format
     forewarn: str  # the version that ran it
     at: str  # when it began, as ISO 8601
     command: tuple[str, ...]  # the handler and its arguments

@@ -101,7 +101,7 @@ class OtherRequest(_Observation, frozen=True, kw_only=True, tag="other request")
     """A request for something else on the metadata endpoint, which arrived `at` this time on VM `vm`."""
 
     by: Poller  # who sent it
-    method: str
+    method: str  # of HTTP
     path: str  # without the query
     status: int | None  # of the answer; None: there was none, or the connection was reset
 
@@ -253,7 +253,10 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 def build_timeline(observations: Iterable[Observation], ended_at: float) -> Timeline:
-    """Return a timeline of these observations, sorted by time; those at the same time keep their order."""
+    """Return a timeline of these observations, sorted by time; those at the same time keep their order.
+
+    `ended_at` is when the case ended. Times are seconds since its beginning.
+    """
     return Timeline(tuple(sorted(observations, key=lambda item: item.at)), ended_at)
 
 

@@ -31,7 +31,7 @@ class VmHypervisor:
     elsewhere, change nothing and only take their usual time. `speed` is lab time per real time. `before_impact` is
     awaited with the VM's name before an act touches a handler, so that probes can see what the handler has done until
     then. The act follows a second (real time) later, so that the answer to an approval arrives before. It lives for one
-    case: outcomes are not stored.
+    case: outcomes are not stored. `recorder` gets the impacts.
     """
 
     def __init__(

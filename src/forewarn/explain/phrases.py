@@ -21,7 +21,7 @@ def started_without_notice(event: Event) -> bool:
 
 
 def promised_notice(event: Event) -> str:
-    """Return the time from publication to NotBefore as `duration_text`, in whole seconds rounded down."""
+    """Return the time from publication to NotBefore, such as `15 min`, in whole seconds rounded down."""
     return duration_text(math.floor(event.not_before - event.published_at))
 
 

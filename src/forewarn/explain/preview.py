@@ -30,11 +30,11 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     verb: str  # a value of Verb: what is done to each VM
     vms: tuple[str, ...]  # names
     host: str  # the host that the work is about; "": none
-    update_domain: int
+    update_domain: int  # of its VMs, from 0
     listed: bool  # False: performed at once, and no document shows it
     note: str  # why it has no or less notice than usual; may be ""
-    published_at: float
-    not_before: float
+    published_at: float  # when it would be published
+    not_before: float  # when it could start without an approval
     starts_at: float | None = None  # None: never, or after the end of the preview
     over_at: float | None = None  # None: after the end of the preview
     ending: str | None = None  # a value of Ending: how it would end; None: after the end of the preview

@@ -34,7 +34,7 @@ class PlannedWave(msgspec.Struct, frozen=True, kw_only=True):
     """One wave of a planned rollout."""
 
     number: int  # from 1
-    name: str
+    name: str  # that of the rollout's wave
     size: int  # how many VMs it has; 0: it is passed over
     vms: tuple[str, ...]  # their names, at most 1,000, by update domain
     update_domains: int  # how many, in the scope with the most of them: they follow one another
@@ -49,9 +49,9 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     now: float  # lab time of the plan
     target: str  # what it covers, for people
-    impact: str
-    notice_s: float
-    settle_s: float
+    impact: str  # update, migrate or reboot
+    notice_s: float  # of its events, in lab time
+    settle_s: float  # lab time that must pass after each wave
     windows: str  # when its events may start without an approval, for people; "": at any time
     vms: int  # that it affects
     waves: tuple[PlannedWave, ...]
@@ -67,7 +67,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The events of a simulated rollout, oldest first, and whether the simulation reached its end."""
 
     events: Sequence[Event]
-    is_over: bool
+    is_over: bool  # False: it ended before the rollout did
 
 
 def make_rollout_plan(
@@ -84,7 +84,7 @@ def make_rollout_plan(
 
     `earliest` is the one in which each event is approved, `latest` the one without approvals; None: it is too large for
     a simulation, and the plan is cut. `without_handler` are the keys of VMs that do not poll for events. `now` is lab
-    time.
+    time. `notice_s` is that of the events, in seconds of lab time.
     """
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)

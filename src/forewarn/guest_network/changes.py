@@ -38,9 +38,9 @@ class Changes:
     restored: Mapping[str, int]  # to be set to what they were: no longer in the plan
     add_address: bool  # no device has the metadata address
     added_rules: frozenset[tuple[int, int]]  # mark and routing table, as the next
-    deleted_rules: frozenset[tuple[int, int]]
+    deleted_rules: frozenset[tuple[int, int]]  # mark and routing table
     added_routes: frozenset[tuple[int, str]]  # routing table and device, as the next
-    deleted_routes: frozenset[tuple[int, str]]
+    deleted_routes: frozenset[tuple[int, str]]  # routing table and device
 
     def __bool__(self) -> bool:
         return bool(

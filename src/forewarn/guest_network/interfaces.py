@@ -142,7 +142,8 @@ def checked_interface(
 
     The MAC is in lower case, the addresses are sorted as text, each once. A port needs a MAC, because the rules that
     keep a VM to its own address begin with it. Not valid are an empty VM, a MAC of a group, and addresses that are
-    multicast, unspecified or link-local.
+    multicast, unspecified or link-local. `vm` is the VM as named, `device` the network device on this host, `mac` "" if
+    it is not known.
     """
     vm, device, mac = vm.strip(), device.strip(), mac.strip().lower()
     if not vm:

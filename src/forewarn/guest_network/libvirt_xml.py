@@ -28,7 +28,7 @@ class DomainNic:
 class Domain:
     """The name of a domain, its usable interfaces, and in words the interfaces that cannot be used."""
 
-    name: str
+    name: str  # which is that of the VM
     interfaces: tuple[DomainNic, ...]  # in the order of the XML
     skipped: tuple[str, ...]  # a clause for each, with the reason
 

@@ -28,7 +28,7 @@ def run_program(name: str, *arguments: str, text: str = "") -> str:
     """Run a program, wait for its end, and return what it wrote to stdout; `text` is its input.
 
     Raises Rejected if it is not installed, exits with another status than 0, or does not end within a minute; the
-    message has the first two lines of its errors.
+    message has the first two lines of its errors. `name` is the program's, found on PATH or in the sbin directories.
     """
     path = shutil.which(name) or shutil.which(name, path=os.pathsep.join(_MORE_DIRECTORIES))
     if path is None:

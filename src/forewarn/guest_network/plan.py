@@ -27,9 +27,9 @@ _ASSIGNED_BY_LIBVIRT = re.compile(r"vnet\d+")
 class Link:
     """A network device of the host."""
 
-    name: str
+    name: str  # of the device
     index: int  # changes if the device is created again
-    is_up: bool
+    is_up: bool  # it was set up, with or without a cable
     mac: str  # its own, not that of a VM behind it; "": it has none
     kind: str  # of the device, such as tun, veth or bridge; "": a physical one
     master: str  # the device, mostly a bridge, that it is a port of; "": none
@@ -52,7 +52,7 @@ class HostState:
 class FormerValue:
     """The value of a sysctl before the first change."""
 
-    value: int
+    value: int  # as it was read
     index: int  # of the device, which may have been created again since; 0: no device
 
 
@@ -102,7 +102,10 @@ class NetworkPlan:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The interfaces that cannot be set up yet, in words, such as `tap tap0 of VM web-0 does not exist`."""
+        """The interfaces that cannot be set up yet, in words, such as `tap tap0 of VM web-0 does not exist`.
+
+        In the order of the plan; () if none is missing.
+        """
         return tuple(f"{each.interface.title} {each.waits_for}" for each in self.interfaces if each.waits_for)
 
 

@@ -125,7 +125,7 @@ def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str
     """Return the interface of a domain as one of the VM of that name: a tap or a port.
 
     Where libvirt does not say which, the devices of the host (`links`) do; a device that is not among them is a tap.
-    Raises Rejected if a value is not valid, such as a port without a MAC.
+    Raises Rejected if a value is not valid, such as a port without a MAC. `source` says where it was found, for people.
     """
     link = links.get(interface.device)
     is_port = interface.is_port if interface.is_port is not None else bool(link and link.master)

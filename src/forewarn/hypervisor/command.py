@@ -124,7 +124,8 @@ class CommandHypervisor:
 
         Other steps succeed at once, without a command; but FENCE always fails, and so do ACTIVATE after UNDO and UNDO
         after ACTIVATE. By default a command performs a whole move, on the source; if the source is down, on the
-        destination. Waits and raises as `perform`. `now` is lab time.
+        destination. Waits for the command for `perform_wait_s`, then it is under way. Raises Unavailable if it is not
+        known whether the step was done, ActNotTried if the journal cannot be used. `now` is lab time.
         """
         done = StepReport.of(ActDone(True))
         match step:

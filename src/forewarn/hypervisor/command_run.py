@@ -188,7 +188,7 @@ async def _wait_until_unlocked(output: Path, *, within_s: float) -> bool:
 class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The journal's entry about the latest run of the command of one act."""
 
-    act_id: str
+    act_id: str  # `EVENT_ID:vm name`
     begun_at: float  # lab time
     pid: int = 0  # 0: the command is not known to have started
     started: str = ""  # the process's start time, see `process_start_time`
@@ -200,7 +200,7 @@ class CommandRunJournal:
     """The journal of command runs, a SQLite file. Writes are durable on return.
 
     The constructor creates the file, or raises Rejected if it cannot be used; later calls raise ActNotTried. Each act
-    has at most one entry. Calls block. For each run: `begin`, `record_process`, `end`.
+    has at most one entry. Calls block. For each run: `begin`, `record_process`, `end`. `path` is the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -233,20 +233,23 @@ class CommandRunJournal:
         self._execute("INSERT OR REPLACE INTO attempt VALUES (?, ?, 0, '', NULL, '')", act_id, now)
 
     def record_process(self, act_id: str, pid: int, started: str) -> None:
-        """Record the process of the command. Does nothing unless `begin` came before.
+        """Record the process (`pid`) of the command of this act. Does nothing unless `begin` came before.
 
         `started` is what `process_start_time` returned for it.
         """
         self._execute("UPDATE attempt SET pid = ?, started = ? WHERE act_id = ?", pid, started, act_id)
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:
-        """Record the outcome of the command. Does nothing unless `begin` came before."""
+        """Record the outcome of the command of this act; does nothing unless `begin` came before.
+
+        `ok` says whether the act succeeded, `note` is for people.
+        """
         self._execute("UPDATE attempt SET ok = ?, note = ? WHERE act_id = ?", ok, note, act_id)
 
     def fail_without_run(self, act_id: str, now: float, *, note: str) -> None:
         """Record at lab time `now` that the act has failed, although no command ran for it now.
 
-        An earlier run that the journal knows stays in the act's entry.
+        `note` says why, for people. Of an earlier run that the journal knows, time and process stay in the act's entry.
         """
         self._execute(
             "INSERT INTO attempt VALUES (?, ?, 0, '', 0, ?)"

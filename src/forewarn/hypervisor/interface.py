@@ -73,7 +73,10 @@ class ObservingHypervisor(Protocol):
 
     @property
     def observed_hosts(self) -> tuple[str, ...]:
-        """The names of the hosts that can be observed, as the settings spell them."""
+        """The names of the hosts that can be observed, as the settings spell them.
+
+        In the order of the settings.
+        """
 
     @property
     def observe_interval_s(self) -> float:

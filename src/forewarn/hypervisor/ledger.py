@@ -58,11 +58,11 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     `ends_at` is planned when it begins. `ended` is False until a perform at `ends_at` or later sees the end.
     """
 
-    act_id: str
+    act_id: str  # `EVENT_ID:vm name`
     vm: str  # the VM's key
     verb: Verb
-    event_id: str
-    begun_at: float
+    event_id: str  # of the act's event
+    begun_at: float  # lab time
     ends_at: float  # planned when it began
     ended: bool = False  # whether a perform at `ends_at` or later has seen its end
     from_host: str = ""  # where the VM was when it began; "": on no host
@@ -82,7 +82,7 @@ class EffectLedger:
 
     It also has the outcomes of acts that ended without an effect. Open it with `EffectLedger.open`; its user must close
     it. Calls without `await` block, and are safe from any thread. All raise ActNotTried if the ledger cannot be used
-    now.
+    now. `connection` is the open database, `name` its file or `:memory:` for messages.
     """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
@@ -226,7 +226,7 @@ class EffectLedger:
         return _effect_from_row(rows[0]) if rows else None
 
     def effects(self, vm: str | None = None) -> list[Effect]:
-        """All effects in the order they began, ended or not, or only those on one VM (by key); [] if none.
+        """All effects in the order they began, ended or not, or only those on `vm` (a key); [] if none.
 
         Those that were deleted as old are not among them.
         """

@@ -12,7 +12,7 @@ _STATE_FIELD, _START_TIME_FIELD = 0, 19  # after the command's name; fields 3 an
 
 
 def process_start_time(pid: int) -> str:
-    """When the process started, in clock ticks since boot; "" if it does not exist or is a zombie."""
+    """When the process with this pid started, in clock ticks since boot; "" if it is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -96,5 +96,8 @@ def release_of(act: Act) -> MoveRelease:
 
 
 def step_act(act: Act, step: MoveStep) -> Act:
-    """Return the step as an act of its own, for ledgers that know whole acts only: its id is `ACT/STEP`."""
+    """Return the step as an act of its own, for ledgers that know whole acts only: its id is `ACT/STEP`.
+
+    All else is that of `act`.
+    """
     return msgspec.structs.replace(act, id=f"{act.id}/{step}")

@@ -153,7 +153,7 @@ class SimulatedHypervisor:
     """Performs acts only in its ledger, on lab time: no real machine is touched. It owns the ledger.
 
     A change of the rules affects only acts that have neither begun nor ended, except for rules that make it
-    unreachable.
+    unreachable. `behaviour` has those rules at first; without any, every act succeeds.
     """
 
     def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:

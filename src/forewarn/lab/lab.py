@@ -101,7 +101,9 @@ class Lab:
     ) -> Self:
         """A lab, not open yet, with the fleet of this text of a fleet file; the options are those of `Lab()`.
 
-        Raises InvalidFleetFile if the text has problems, Rejected for options that cannot be used.
+        Raises InvalidFleetFile if the text has problems, Rejected for options that cannot be used. `at` is the lab time
+        at the start (None: now), `enablement` `always` or `on-request`, `simulate` rules of the simulated hypervisor,
+        as in the settings.
         """
         lab = cls(at=at, enablement=enablement, simulate=simulate)
         lab._proposal = read_fleet_file(text, source="the text")
@@ -342,7 +344,7 @@ class Lab:
         """Answer the next `times` polls and approvals with status 500, of this VM or of all VMs in total.
 
         Returns the fault, whose `touched` counts them. Raises Rejected unless `times` is above 0, NotFound for an
-        unknown VM.
+        unknown VM. `vm` is a name; None: all VMs.
         """
         return self.fault("internal-error", vm=vm, times=times)
 

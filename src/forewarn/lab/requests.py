@@ -72,9 +72,9 @@ async def request_host_maintenance(
 ) -> Event:
     """Start a rollout over the host of VM `name`, which affects every VM there; returns this VM's event.
 
-    Does everything due. Raises NotFound or Refused as `find_vm`, NotFound if the VM is on no host, and what
-    `start_rollout` raises. Also raises Refused if this VM's event is not published yet because another update domain
-    comes first; the rollout continues all the same.
+    Does everything due. Raises NotFound for an unknown VM or one that is on no host, Refused if several VMs have the
+    name or no host can take a VM, Rejected for a bad notice. Also raises Refused if this VM's event is not published
+    yet because another update domain comes first; the rollout continues all the same.
     """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)

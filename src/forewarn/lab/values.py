@@ -25,7 +25,7 @@ class LabEvent:
     """An event of the lab: maintenance of some VMs. `repr` explains it in one line, `str` in full.
 
     Requests of `Lab` return it. Properties read the event's current state. Two are equal if they are the same event of
-    the same lab. Times are lab time.
+    the same lab. Times are lab time. `id` is its id, a GUID in upper case.
     """
 
     def __init__(self, lab: LabReader, event_id: str) -> None:
@@ -171,7 +171,8 @@ class LabVm:
     """A VM of the lab, or one that was deleted, and its endpoint. `str` explains what happened to it.
 
     `Lab.vm` and `Lab.vms` return it. Properties read the VM's current state. Requests to `endpoint`, which is
-    http://127.0.0.1:PORT, count as this VM's.
+    http://127.0.0.1:PORT, count as this VM's. `name` is its name; `key` is `subscription id/resource group/name` in
+    lower case.
     """
 
     def __init__(self, lab: LabReader, key: str, name: str, endpoint: str) -> None:

@@ -56,7 +56,7 @@ class ResetConnection:
 class PublishedScope:
     """Everything that the VMs of one scope may see, as of one commit; made by the publisher."""
 
-    scope_id: str
+    scope_id: str  # of the scope in the store
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
     epoch: int  # another one each time the scope is enabled or reset; part of the ETag
     document: Document  # the events that its VMs see; if `is_narrow`, each of them only those that hit it
@@ -77,7 +77,7 @@ class GuestView:
     """Everything that one VM may see, as its `PublishedScope` has it; `PublishedDocuments.view` makes it."""
 
     vm: str  # key
-    scope_id: str
+    scope_id: str  # of the VM's scope
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
     epoch: int  # of the scope; part of the ETag
     document: Document  # the events that it sees

@@ -44,7 +44,7 @@ class ListenerManager:
 
     @property
     def waiting(self) -> dict[ListenerSpec, str]:
-        """A copy of the listeners that could not be opened at the last attempt, with the reasons in words.
+        """A new dict: listener that could not be opened at the last attempt → the reason in words.
 
         Empty before `open_all`.
         """

@@ -278,7 +278,7 @@ class ListenerSpec:
 
     identify_by: IdentifyBy
     address: str = METADATA_ADDRESS  # an IP address
-    port: int = METADATA_PORT
+    port: int = METADATA_PORT  # of TCP
     device: str = ""  # the network device to bind to; "": any
     namespace: str = ""  # network namespace, a name of `ip netns` or a path; "": the one of this process
     network: str = ""  # the network of the source addresses; "": the addresses of the fleet
@@ -302,7 +302,10 @@ class ListenerSpec:
 
     @property
     def strategy(self) -> IdentityStrategy:
-        """A new identity strategy for connections to this listener, as `identify_by` says."""
+        """A new identity strategy for connections to this listener, as `identify_by` says.
+
+        That is by network device, by mark, by the namespace alone (one VM), or by source address.
+        """
         match self.identify_by:
             case IdentifyBy.DEVICE:
                 return DeviceIdentity(self.namespace)

@@ -118,7 +118,7 @@ class PublishedDocuments:
     def shared_response(self, view: GuestView, poll: PollRequest, *, iso_dates: bool) -> HttpResponse | None:
         """Return the response that `share_response` kept for an equal poll of any VM of the view's scope.
 
-        `iso_dates` must be equal too (see `EndpointRules`). None if there is none, or the view is outdated.
+        `iso_dates` (NotBefore in ISO form) must be equal too. None if there is none, or the view is outdated.
         """
         entry = self._entry_for(view)
         return None if entry is None else entry.responses.get((poll, iso_dates))
@@ -127,6 +127,7 @@ class PublishedDocuments:
         """Keep a response with the document (200) for equal polls of all VMs of the scope.
 
         It is kept until responses to polls change. Does nothing if the view is outdated or the scope has 64 of them.
+        `iso_dates` says whether its dates are in ISO 8601; only such polls get it.
         """
         entry = self._entry_for(view)
         if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:
@@ -136,7 +137,7 @@ class PublishedDocuments:
         """Return the view's document as JSON in this api-version, cached; works for an outdated view too.
 
         NotBefore is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO date. KeyError if the
-        version is not in VERSIONS.
+        version is not in ALL_VERSIONS.
         """
         entry = self._entry_for(view)
         if entry is None:
@@ -156,7 +157,10 @@ class PublishedDocuments:
         self._entries[scope_id].waiters[waiter] = None
 
     def remove_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
-        """Do not wake the waiter, unless a change has come already; does nothing if it does not wait."""
+        """Do not wake the waiter, unless a change has come already; does nothing if it does not wait.
+
+        `scope_id` is the scope for which it waits.
+        """
         entry = self._entries.get(scope_id)
         if entry is not None:
             entry.waiters.pop(waiter, None)
@@ -238,7 +242,10 @@ class StaleDocuments:
         self._replaced: dict[str, deque[tuple[float, PublishedScope]]] | None = None
 
     def set_enabled(self, enabled: bool) -> None:
-        """Start to keep replaced scopes, or stop and drop them all; does nothing if that is so already."""
+        """Start to keep replaced scopes, or stop and drop them all; does nothing if that is so already.
+
+        `enabled` True: start; False: stop.
+        """
         if not enabled:
             self._replaced = None
         elif self._replaced is None:

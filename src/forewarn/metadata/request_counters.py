@@ -131,7 +131,10 @@ class RequestCounters:
     answered: Counter[tuple[RequestCategory, int]] = field(default_factory=Counter)  # responses by category and status
 
     def count_cached(self, category: RequestCategory, status: int, count: int) -> None:
-        """Add `count` requests that the response cache answered to `requests` and `answered`."""
+        """Add `count` requests that the response cache answered with this HTTP status.
+
+        They count in `requests`, and by category and status in `answered`.
+        """
         self.requests += count
         self.answered[category, status] += count
 

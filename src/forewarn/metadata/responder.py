@@ -67,7 +67,7 @@ class HeldResponse:
     """
 
     until: float  # event loop time
-    resume: Callable[[bool], AnyResponse]
+    resume: Callable[[bool], AnyResponse]  # see above; called once
     scope_id: str = ""  # "": it does not wait for a document
 
 
@@ -87,7 +87,8 @@ PendingResponse: TypeAlias = Coroutine[Any, Any, FinishResponse]  # waits for th
 class Responder:
     """Decides the responses to the requests of all connections of a server; sends nothing.
 
-    `rules_for(location)` returns the endpoint rules for VMs of that location. Use it inside a running event loop.
+    `rules_for(location)` returns the endpoint rules for VMs of that location. Use it inside a running event loop. The
+    other arguments are the parts of the server that it reads and updates.
     """
 
     def __init__(
@@ -365,7 +366,7 @@ class KnownApprovals:
         self._approved: dict[tuple[str, str], None] = {}  # scope id and event id
 
     def add(self, scope_id: str, event_ids: tuple[str, ...]) -> None:
-        """Remember that the backend has stored an approval of these events (ids in upper case).
+        """Remember that the backend has stored an approval of these events (upper case) of the scope.
 
         Forgets the events that were added first if there are too many; adding one again need not keep it longer.
         """

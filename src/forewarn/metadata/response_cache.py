@@ -72,8 +72,9 @@ class ResponseCache:
     """The response cache of one server. Connections look up entries themselves and call `serve_hit`.
 
     Hits are counted in the entries. A flush records them: it calls `count_hits(category, status, count)` and
-    `observations.record_poll`. The cache sets itself as the flush hooks of `observations`. `now` returns lab time. It
-    keeps at most 200,000 VMs, then drops the one that was added first. With `is_enabled=False` nothing is ever cached.
+    `observations.record_poll`. The cache sets itself as the flush hooks of `observations`. `now` returns lab time,
+    `writer` makes the bytes. It keeps at most 200,000 VMs, then drops the one that was added first. With
+    `is_enabled=False` nothing is ever cached.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class ResponseCache:
     def responses_for(self, vm: str | None, is_loopback: bool, from_loopback: bool) -> CachedResponses | None:
         """Return the VM's cached responses for callers of this kind (see `Caller`), by request bytes.
 
-        `vm` is a key. None if nothing is cached for them, or `vm` is None (an unknown caller). The dictionary is the
-        cache's own, and may be kept: it is emptied when the entries become invalid, and then stays empty, so look it
-        up again.
+        `vm` is a key; `is_loopback` and `from_loopback` are the flags of the Caller. None if nothing is cached for
+        them, or `vm` is None (an unknown caller). The dictionary is the cache's own, and may be kept: it is emptied
+        when the entries become invalid, and then stays empty, so look it up again.
         """
         vm_cache = self._vm_caches.get(vm) if vm is not None else None
         return None if vm_cache is None else vm_cache.responses.get((is_loopback, from_loopback))

@@ -77,7 +77,7 @@ class RequestIds:
     """Makes the values of x-ms-request-id: GUIDs that differ in their last 12 digits, which count up.
 
     `prefix` is what they share, as bytes. It is random, so that the ids of several processes differ. Counting costs a
-    poll less than a random GUID does.
+    poll less than a random GUID does. `next_number()` returns the next number, from 1.
     """
 
     __slots__ = ("next_number", "prefix")

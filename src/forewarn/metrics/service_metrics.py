@@ -60,7 +60,7 @@ class ServiceMetrics:
     It counts events from its creation until `close`, and reads the rest when metrics are rendered. `request_totals`
     returns the requests of VMs in all processes, `worker_lags` a pair for each worker, its lag and its silence in
     seconds of real time (empty without workers). `count_polling` counts which VMs of the fleet poll, and is given the
-    events that are not over.
+    events that are not over. `control` is the control plane that it reads.
     """
 
     def __init__(

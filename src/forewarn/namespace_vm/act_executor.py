@@ -42,7 +42,8 @@ class VmActExecutor:
 
     `send` sends a message to the service; `default_duration_s` is the expected duration of acts that do not freeze the
     VM, in real time. Acts wait until the owner sets `vm_started`. After the outcome of a successful eviction or
-    deletion was sent, it sets `vm_removed` and `removal_reason` (evicted or deleted).
+    deletion was sent, it sets `vm_removed` and `removal_reason` (evicted or deleted). `machine` is the VM, `journal`
+    remembers its acts durably.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ _MAX_OUTCOMES = 256  # kept when a journal is opened: the service asks only abou
 class VmActOutcome:
     """The outcome of an act; `note` explains it to people."""
 
-    ok: bool
+    ok: bool  # whether it succeeded
     note: str = ""
 
 
@@ -50,7 +50,10 @@ class VmActJournal:
         return dict(self._begun)
 
     def begin(self, act: str, verb: str) -> None:
-        """Record that an act (by its id) begins, durably. OSError if that fails: then the act must not begin."""
+        """Record that an act (by its id) begins, durably. OSError if that fails: then the act must not begin.
+
+        `verb` is such as `reboot`.
+        """
         entry = {"act": act, "verb": verb}
         self._write(entry)
         self._apply_entry(entry)

@@ -17,7 +17,8 @@ _READ_BYTES = 65536
 class ServiceConnection:
     """An open connection to the service, bound to no event loop: it can be used after a fork.
 
-    Make it with `open`; the async methods use the event loop that runs them.
+    Make it with `open`; the async methods use the event loop that runs them. `sock` is connected; it is closed with
+    this.
     """
 
     def __init__(self, sock: socket.socket) -> None:

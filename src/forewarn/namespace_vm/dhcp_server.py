@@ -37,7 +37,7 @@ class DhcpLease:
 
     address: IPv4Interface  # also gives the subnet mask
     router: IPv4Address  # the DHCP server too
-    endpoint: IPv4Address = PLATFORM_ENDPOINT
+    endpoint: IPv4Address = PLATFORM_ENDPOINT  # of the metadata service
 
 
 def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:

@@ -70,7 +70,7 @@ class VmInit:
     between them, with one JSON message per packet. `net` is set up already, and the caller restores it. Commands are
     start, freeze, thaw, signal, continue, listen, run and kill. Events are `exited` (the program, with code or signal),
     `stopped` (the program, not by a freeze), `finished` (a command of run, with pid, code and signal) and `empty` (no
-    process is left).
+    process is left). `spec` describes the VM; `network` is `net`.
     """
 
     def __init__(self, control: socket.socket, spec: VmSpec, net: network.VmNetwork) -> None:

@@ -61,7 +61,7 @@ class Machine:
         self.state = RUNNING
 
     async def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal to all processes, also frozen ones, and SIGKILL after the grace period.
+        """Send the signal `number` to all processes, also frozen ones, and SIGKILL after the grace period.
 
         Returns when none is left, at once if there was none. The VM is down then; `exited_by_itself` is not set.
         """

@@ -18,7 +18,7 @@ JsonMessage = dict[str, Any]  # decoded JSON object, one per line
 class VmDescription:
     """The VM, as the service describes it to the supervisor in its `welcome`, the answer to the hello."""
 
-    name: str
+    name: str  # as the fleet spells it
     computer_name: str  # its hostname
     ephemeral: Path  # the directory that is its ephemeral disk; acts such as redeploy empty it
     directory: Path  # of the supervisor: journal, boot id and output
@@ -66,7 +66,7 @@ class VmActOrder:
 class VmProgramExit:
     """How the program ended: with an exit code or by a signal. Neither: it has not ended yet."""
 
-    code: int | None = None
+    code: int | None = None  # 0 to 255
     signal: int | None = None  # its number
 
     @property

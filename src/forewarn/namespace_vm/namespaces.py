@@ -36,8 +36,8 @@ class InitReply:
 
     # Of start and run: the pid; of signal: whether processes are left; of listen: [address, port] per descriptor; else
     # None.
-    value: Any
-    descriptors: list[int] = field(default_factory=list)
+    value: Any  # JSON, as the command says
+    descriptors: list[int] = field(default_factory=list)  # [] for other commands
 
 
 class VmNamespaces:
@@ -45,7 +45,7 @@ class VmNamespaces:
 
     Creating it starts init, but not yet the program, and waits until init is ready; raises Refused if this machine does
     not allow it. This process adopts orphaned descendants from then on. `missing_features` describes, for people, what
-    this kernel refused and the VM runs without.
+    this kernel refused and the VM runs without. `spec` describes the VM.
     """
 
     def __init__(self, spec: VmSpec) -> None:

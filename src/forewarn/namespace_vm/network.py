@@ -66,14 +66,14 @@ class OwnNetwork:
     """
 
     address = METADATA_ADDRESS
-    dhcp_socket: socket.socket | None = None
+    dhcp_socket: socket.socket | None = None  # None: a VM with this network needs no DHCP
 
     def __init__(self) -> None:
         netlink.bring_up("lo")
         netlink.add_address("lo", IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open one listening socket, on the endpoint's port 80; the caller closes it.
+        """Open one listening socket (a list of one), on the endpoint's port 80; the caller closes it.
 
         OSError if another socket listens there.
         """
@@ -91,7 +91,7 @@ class JoinedNetwork:
     """
 
     address = METADATA_ADDRESS
-    dhcp_socket: socket.socket | None = None
+    dhcp_socket: socket.socket | None = None  # None: a VM with this network needs no DHCP
 
     def __init__(self) -> None:
         self._restore_actions: list[Callable[[], None]] = []
@@ -109,7 +109,7 @@ class JoinedNetwork:
         self._restore_actions.append(lambda: netlink.bring_down("lo"))
 
     def listen(self) -> list[socket.socket]:
-        """Open one listening socket, on the endpoint's port 80; the caller closes it.
+        """Open one listening socket (a list of one), on the endpoint's port 80; the caller closes it.
 
         OSError if another socket listens there.
         """
@@ -160,7 +160,7 @@ class NoVnetNetwork:
     def listen(self) -> list[socket.socket]:
         """Open listening sockets on both ports of the endpoint (PLATFORM_PORTS), in the platform's namespace.
 
-        The caller closes them. OSError if another socket listens there.
+        The caller closes them. OSError if another socket listens there. In the order of PLATFORM_PORTS.
         """
         syscalls.enter_namespace(self._platform_netns)
         try:

@@ -21,7 +21,7 @@ class OutputLog:
 
     Making it opens the file for appending, and the pipe; OSError if that fails. `write_end` is the descriptor that the
     program writes to. Output that cannot be written, on a full disk, is dropped: the program must not wait for it. A
-    file that would grow beyond `max_bytes` is renamed to end in `.1`, in place of an older one.
+    file that would grow beyond `max_bytes` is renamed to end in `.1`, in place of an older one. `path` is the file.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:

@@ -91,7 +91,8 @@ class VmSupervisor:
 
     `vm` is the service's answer to the hello. `terminal` is None unless the program owns the terminal; `output` is the
     log of a detached program, else None. Create it inside an event loop. It closes its connections, and nothing else
-    that it was given.
+    that it was given. `config` says what to run; `namespaces` are those of the VM, without a program yet; `journal`
+    remembers its acts; `print_message` prints a line for the user.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class VmSupervisor:
 
         Starts the program once the service listens in the VM, and reconnects whenever the service is gone. SIGINT,
         SIGTERM and SIGHUP go to all processes of the VM; a second one kills them. Raises Refused if the endpoint cannot
-        be opened or a restarted service refuses the VM. Call it once, in the main thread. The exit codes are those of
-        `run_vm`.
+        be opened or a restarted service refuses the VM. Call it once, in the main thread. The exit code is that of the
+        program, 128 plus the number if a signal ended it, and 0 if the VM was removed.
         """
         self._watch_signals()
         self._namespaces.watch_events(self._on_init_event)
@@ -315,7 +316,7 @@ def build_hello(
 ) -> JsonMessage:
     """Returns the hello message of this process as supervisor; `known` has outcomes of acts by act id.
 
-    `state` is running, frozen or down. Sends nothing.
+    `state` is running, frozen or down. Sends nothing. `boot_id` is the VM's present one.
     """
     return messages.hello_message(
         vm=config.name,

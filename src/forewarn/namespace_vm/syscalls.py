@@ -71,12 +71,15 @@ def make_mounts_private() -> None:
 
 
 def mount_virtual_filesystem(filesystem: str, target: str) -> None:
-    """Mount a virtual file system of the kernel, proc or sysfs, at `target`. OSError if refused."""
+    """Mount a virtual file system of the kernel, proc or sysfs, at `target`. OSError if refused.
+
+    `filesystem` is its type, `proc` or `sysfs`.
+    """
     _mount(filesystem, target, filesystem, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
 def mount_tmpfs(target: str, size_bytes: int) -> None:
-    """Mount a new file system in memory, of at most this size, at `target`. OSError if refused."""
+    """Mount a new file system in memory, of at most `size_bytes`, at `target`. OSError if refused."""
     _mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size_bytes}")
 
 

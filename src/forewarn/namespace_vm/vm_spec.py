@@ -28,7 +28,7 @@ class VmSpec:
     `run_vm` makes it, and the crash test, which alone gives `files`.
     """
 
-    hostname: str
+    hostname: str  # of the VM
     argv: tuple[str, ...]  # the program, found on PATH, and its arguments
     environment: Mapping[str, str]  # all of it, except for the FOREWARN_… variables of each boot
     boot_id_file: Path  # what the program reads as /proc/sys/kernel/random/boot_id

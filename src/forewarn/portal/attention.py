@@ -36,8 +36,8 @@ _FORM_BY_VERB = {Verb.REBOOT: "restart", Verb.REDEPLOY: "redeploy", Verb.MIGRATE
 class AttentionLink(BaseView, frozen=True, kw_only=True):
     """A link of an item: to a page with more, or to a form."""
 
-    title: str
-    href: str
+    title: str  # its text
+    href: str  # a path of the portal
 
     @property
     def is_action(self) -> bool:

@@ -95,7 +95,7 @@ class SecurityHeadersMiddleware:
     """ASGI middleware that adds security and caching headers to every response of `/portal` and `/`.
 
     Browsers may cache static files if they revalidate them, and nothing else. A header that the response already has
-    stays as it is. Responses of other paths pass unchanged.
+    stays as it is. Responses of other paths pass unchanged. `app` gets all calls.
     """
 
     def __init__(self, app: ASGIApp) -> None:

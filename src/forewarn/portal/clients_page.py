@@ -151,10 +151,10 @@ class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
 class PendingEventView(BaseView, frozen=True, kw_only=True):
     """The pending event that a VM knows least of; `told` says which VMs know of it. Times are lab time."""
 
-    id: str
+    id: str  # a GUID, upper case
     kind: str  # such as Reboot
-    published_at: float
-    not_before: float
+    published_at: float  # lab time
+    not_before: float  # lab time
     told: str  # nobody, soon (a VM of the scope polls), neighbour (only other VMs of it know) or given (to the VM)
 
 
@@ -165,9 +165,9 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     from publication to delivery; None where nothing was observed. `why` says why it is unprepared, "" if it is not.
     """
 
-    name: str
-    key: str
-    resource_group: str
+    name: str  # of the VM
+    key: str  # of the VM
+    resource_group: str  # of the VM
     scope: str  # its id
     asks: str  # a PollingState: now, stopped, never or off
     agent: str  # the User-Agent of the last poll; "" if it never polled
@@ -207,7 +207,7 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
     unprepared_names: tuple[str, ...]  # the five with the earliest events
     hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
     q: str  # the search; this and `only` are those of the query
-    only: str
+    only: str  # the chosen filter; "": all VMs
     found: int  # VMs that match
     page: int  # its number
     pages: int  # how many there are; an export is one

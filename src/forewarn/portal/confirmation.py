@@ -52,7 +52,10 @@ class IdempotencyKeys:
         return key
 
     def is_known(self, principal_id: str, key: str) -> bool:
-        """Whether the key was issued to this user and not dropped since; a used key stays known."""
+        """Whether the key was issued to this user and not dropped since; a used key stays known.
+
+        `principal_id` is that of the user.
+        """
         return key in self._keys.get(principal_id, ())
 
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
@@ -88,7 +91,7 @@ class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
     """One value that the user entered in the form; the confirmation submits it again as a hidden field."""
 
     name: str  # of the field; it may occur several times
-    value: str
+    value: str  # as entered
 
 
 class PreviewedWave(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +107,7 @@ class PreviewedWave(msgspec.Struct, frozen=True, kw_only=True):
     not_before: float | None  # the earliest start without an approval; None: everything starts at once
     over_at: float | None  # when its last event is over; None: after the end of the preview
     events: tuple[PreviewedEvent, ...]  # the first 20
-    events_left_out: int
+    events_left_out: int  # how many more there are
 
 
 class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,14 +118,14 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str  # of the form
-    title: str
+    title: str  # that of the form
     button: str  # its label
     is_destructive: bool  # the button is red
     summary: str  # what would happen to how many VMs, in one line beside the button
     warnings: tuple[str, ...]  # sentences, such as that no VM of a scope polls; the most serious ones first
     sentences: tuple[str, ...]  # what else would happen
     waves: tuple[PreviewedWave, ...]  # the first 20; () if there is nothing to publish, or no preview
-    waves_left_out: int
+    waves_left_out: int  # how many more there are
     diagram: WaveDiagram | None  # of a rollout: its waves over time; None: for other forms, or without a preview
     now: float  # lab time
     values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again

@@ -37,9 +37,9 @@ class FailedAct:
     """
 
     vm: str  # its key
-    name: str
-    scope_id: str
-    event_id: str
+    name: str  # of the VM
+    scope_id: str  # of the VM's scope
+    event_id: str  # of the event that it belongs to
     verb: Verb
     at: float  # lab time
     note: str  # why, for people

@@ -149,8 +149,8 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     `is_hit`: the event affects it; else it only received it. Times are lab time, None until that happens.
     """
 
-    name: str
-    key: str
+    name: str  # of the VM
+    key: str  # of the VM
     is_hit: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page
     given_at: float | None  # first delivery as Scheduled, in lab time; None: there was none

@@ -30,8 +30,8 @@ _MIN_BEGINNING = 3  # characters of a name that are searched
 class FilterChoice(BaseView, frozen=True, kw_only=True):
     """A value that a filter may have, with its label."""
 
-    value: str
-    label: str
+    value: str  # in the query
+    label: str  # for people
 
 
 class FilterProblem(BaseView, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class FilterProblem(BaseView, frozen=True, kw_only=True):
     """
 
     parameter: str  # of the query
-    sentence: str
+    sentence: str  # what is wrong, for people
     nearest: FilterChoice | None  # the choice that is most like the value; None: none is
     choices: tuple[FilterChoice, ...]  # known values, of VMs, scopes and rollouts at most 8; () if `nearest` is all
 
@@ -144,7 +144,11 @@ def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
 
 
 def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
-    """Up to 8 visible scopes of several VMs: those with a name like `value`, in any case, then others."""
+    """Up to 8 visible scopes of several VMs: those with a name like `value`, in any case, then others.
+
+    The most alike come first. The value of each choice is the scope's name in lower case; scopes of single VMs are left
+    out.
+    """
     ids = [
         block.id
         for group, _ in context.overview.visible_groups(context.directory)

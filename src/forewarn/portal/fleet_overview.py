@@ -30,7 +30,8 @@ _STANDALONE_PREFIX = "vms"
 class VmBlock:
     """The VMs of one scope, or all standalone VMs of a resource group; `size` is how many, 0 at first.
 
-    Its `id` is that of the scope, or `vms:SUBSCRIPTION/GROUP`. Change it through its group only.
+    Its `id` is that of the scope, or `vms:SUBSCRIPTION/GROUP`. Change it through its group only. `group` is the
+    resource group that it belongs to.
     """
 
     __slots__ = ("_group", "_keys", "id", "size")
@@ -119,7 +120,10 @@ class GroupOverview:
         return True
 
     def remove_vm(self, key: str) -> bool:
-        """Removes a VM and, if it was the last one, its block; returns whether the VM was in the group."""
+        """Removes a VM and, if it was the last one, its block; returns whether the VM was in the group.
+
+        `key` is that of the VM.
+        """
         block = self._block_by_vm.pop(key, None)
         self.non_running.pop(key, None)
         if block is None:
@@ -130,7 +134,10 @@ class GroupOverview:
         return True
 
     def set_state(self, key: str, state: VmState) -> None:
-        """Sets the state of a VM that is in this group, which is not checked; not GONE: see `remove_vm`."""
+        """Sets the state of a VM that is in this group, which is not checked; not GONE: see `remove_vm`.
+
+        `key` is that of the VM.
+        """
         if state is VmState.RUNNING:
             self.non_running.pop(key, None)
         else:

@@ -191,7 +191,7 @@ class ResourceGroupView(BaseView, frozen=True, kw_only=True):
     """A resource group with those of its VMs that are on this page, by block: a scope, or standalone VMs."""
 
     name: str  # as the fleet file spells it
-    subscription_id: str
+    subscription_id: str  # mostly a GUID
     blocks: tuple[VmBlockView, ...]
 
 
@@ -205,7 +205,7 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
     total: int  # all VMs that the user may see
     found: int  # VMs that match
     q: str  # the search; this and `state` are those of the query
-    state: str
+    state: str  # the chosen VmState; "": all
     page: int  # its number
     pages: int  # how many there are; an export is one
     is_cut: bool  # this export does not hold all VMs that match

@@ -57,7 +57,7 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # in the submitted form
     kind: FieldKind
-    label: str
+    label: str  # the text beside the field
     hint: str = ""  # text below the field
     body_member: str = ""  # name in the JSON body; `a.b` is member b of the object a; "": not in the body
     path_parameter: str = ""  # name in the path of the API route; "": not in the path
@@ -163,7 +163,7 @@ class Form:
     """
 
     name: str  # in its URL
-    title: str
+    title: str  # the heading of its page
     button: str  # the label with which the user confirms it
     description: str  # what it does, shown above the fields
     route: str  # of the API, such as `POST /requests`

@@ -57,7 +57,7 @@ def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> t
 
     Operations (perform maintenance before others) are for users with the right to operate the VM; a fault is for those
     with the platform right. Links to destructive forms are last. `scope` is that of the VM; with None, performing
-    pending maintenance is not offered.
+    pending maintenance is not offered. () if there is none.
     """
     if vm.removed_at is not None:
         return ()
@@ -81,7 +81,7 @@ def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, 
 
 
 def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
-    """A link to the form of a rollout, which suits any scope; none without the platform right."""
+    """One link, to the form of a rollout, which suits any scope; () without the platform right."""
     return _links_to(_platform_forms(context, "rollout"))
 
 

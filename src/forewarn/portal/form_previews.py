@@ -52,7 +52,7 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A sentence that says when an event would start if it were approved now.
+    """A list of one or more sentences that say when an event would start if it were approved now.
 
     The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Says that nothing
     would change if it is approved or has started. Raises Refused if it is over or several ids match, and NotFound.
@@ -84,7 +84,7 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
 
 
 def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A sentence on what withdrawing an event would do, and how many VMs received it.
+    """A list of one sentence: what withdrawing an event would do, and how many VMs received it.
 
     The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Raises Refused if it
     can no longer be withdrawn or several ids match, and NotFound.
@@ -131,7 +131,7 @@ def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on what it means to confirm that the host of the path parameter `name` is down.
+    """Three sentences on what it means to confirm that the host of the path parameter `name` is down.
 
     The name may be in any case. Raises NotFound. Does not check that it can be confirmed now.
     """
@@ -172,7 +172,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on which faults and storms the body of the call would clear.
+    """A list of one sentence: which faults and storms the body of the call would clear.
 
     The body is a ClearFaultsBody, else Rejected. Does not check that they exist, or that the body names any.
     """
@@ -186,10 +186,10 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on which VMs a storm would affect (all if it names none), for how long, and its seed.
+    """A list of one sentence: which VMs a storm would affect, for how long, and its seed.
 
     The body of the call is a NewStorm, else Rejected. Raises NotFound for an unknown VM, Refused if a name fits
-    several.
+    several. A storm that names no VM affects all.
     """
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]
@@ -198,7 +198,7 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A sentence that says after how many of its steps a replay would end.
+    """A list of one sentence that says after how many of its steps a replay would end.
 
     The path parameter `id` is its id or a unique prefix. Raises NotFound, or Refused if several match.
     """
@@ -229,7 +229,7 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 
 
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A sentence that says how fast lab time would run, or that it would pause.
+    """A list of one sentence that says how fast lab time would run, or that it would pause.
 
     The body of the call is a ClockSpeedBody, else Rejected; whether the speed is allowed is not checked. Raises
     Rejected too if the clock shows real time.

@@ -56,10 +56,10 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str  # this and the next four are those of the FormField
-    kind: str
-    label: str
-    hint: str
-    is_required: bool
+    kind: str  # a value of FieldKind
+    label: str  # the text beside the field
+    hint: str  # text below the field; "": none
+    is_required: bool  # the API rejects the form without it
     fault_kind: str  # the only kind of fault that has this parameter; "" for other fields
     value: str  # the entered text, without what is among the choices
     choices: tuple[FieldChoice, ...] = ()
@@ -70,8 +70,8 @@ class FormPage(msgspec.Struct, frozen=True, kw_only=True):
     """The page of a form to fill in."""
 
     name: str  # of the form, as in its URL
-    title: str
-    description: str
+    title: str  # its heading
+    description: str  # what the form does, above the fields
     button: str  # the label with which the user confirms the form later
     fields: tuple[FormFieldView, ...]
     error: str = ""  # why the submitted values were rejected; "": they were not

@@ -124,8 +124,8 @@ class HeatMapArea(BaseView, frozen=True, kw_only=True):
     """
 
     id: str  # of the area on the page
-    title: str
-    href: str
+    title: str  # such as `availability set web`
+    href: str  # a path of the portal: what is in it
     size: int  # VMs
     states: dict[str, int]  # VMs by state, without states of no VM; in the order of VmState, running ones first
     columns: int  # in cells

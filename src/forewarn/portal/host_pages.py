@@ -43,9 +43,9 @@ class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
 class HostCard(BaseView, frozen=True, kw_only=True):
     """A host in the list, with its first 24 visible VMs (in an export, all); `size` is how many there are."""
 
-    name: str
-    location: str
-    zone: str
+    name: str  # of the host
+    location: str  # its name
+    zone: str  # "": none
     health: str  # healthy, degraded or failed
     unreachable: bool  # it does not answer the hypervisor
     confirmed_down: bool  # an operator states that it is certainly down
@@ -64,7 +64,7 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
     total: int  # of these
     found: int  # hosts that match
     q: str  # the search; this and `health` are those of the query
-    health: str
+    health: str  # the chosen HostHealth; "": all
     page: int  # its number
     pages: int  # how many there are; an export is one
     is_cut: bool  # this export does not hold all hosts that match
@@ -87,13 +87,13 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
     `state` is a VmState, `scope` an id.
     """
 
-    key: str
-    name: str
+    key: str  # of the VM
+    name: str  # of the VM
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
     scope: str  # its id
-    title_of_scope: str
-    update_domain: int
-    fault_domain: int
+    title_of_scope: str  # such as `availability set web`
+    update_domain: int  # from 0
+    fault_domain: int  # from 0
     is_arriving: bool  # it is on another host and moves here
 
 
@@ -104,9 +104,9 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     it; `events` are live ones, `over` the 20 newest past ones.
     """
 
-    name: str
-    location: str
-    zone: str
+    name: str  # of the host
+    location: str  # its name
+    zone: str  # "": none
     health: str  # healthy, degraded or failed
     unreachable: bool  # it does not answer the hypervisor
     confirmed_down: bool  # an operator states that it is certainly down

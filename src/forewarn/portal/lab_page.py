@@ -86,7 +86,7 @@ class LabPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def advance_choices(self) -> tuple[str, ...]:
-        """The durations by which the page offers to advance the clock, such as `15m`."""
+        """The durations by which the page offers to advance the clock, such as `15m`; ascending."""
         return _ADVANCE_CHOICES
 
     def table(self) -> ExportTable:

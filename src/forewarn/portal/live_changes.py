@@ -32,8 +32,8 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     seq: int  # of the history; the change covers everything up to it
     now: float  # lab time
     scopes: tuple[str, ...]  # ids of what changed, sorted, as in the next two fields
-    events: tuple[str, ...]
-    requests: tuple[str, ...]
+    events: tuple[str, ...]  # ids, upper case
+    requests: tuple[str, ...]  # ids, lower case
     hosts: tuple[str, ...]  # names, sorted, also of hosts with a VM or an event that changed
     vms: tuple[tuple[str, str], ...]  # key and current state of each VM whose state changed
     what: tuple[str, ...]  # the kinds of the history entries, each once, sorted

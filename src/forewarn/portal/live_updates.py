@@ -142,7 +142,8 @@ class LiveUpdateHub:
     """Sends changes of the store and its health, of polling, nodes and the clock to all open pages.
 
     Works only while a page is subscribed. Commits within BATCH_WINDOW_S (50 ms) become one batch. The overview must be
-    built (`ensure_built`). Use it on one event loop.
+    built (`ensure_built`). Use it on one event loop. `dependencies` are the service's, `overview` has the states of all
+    VMs.
     """
 
     def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
@@ -181,7 +182,8 @@ class LiveUpdateHub:
     def require_capacity(self, principal_id: str) -> None:
         """Raises Unavailable if the limit of open pages is reached, that of all users or of this one.
 
-        The limits are 1,000 and 100, or fewer if the service's connections do not allow as many.
+        The limits are 1,000 and 100, or fewer if the service's connections do not allow as many. `principal_id` is that
+        of the user. Reserves nothing.
         """
         shares = self._dependencies.connection_shares
         limit = min(MAX_SUBSCRIBERS, shares.streams)
@@ -193,10 +195,10 @@ class LiveUpdateHub:
 
     @contextmanager
     def subscribe(self, principal_id: str) -> Iterator[LiveSubscriber]:
-        """Adds an open page of a user, until the `with` block ends. Does not check `require_capacity`.
+        """Adds an open page of a user, until the `with` block ends; yields its LiveSubscriber.
 
-        The first page starts the hub's work, and the end of the last stops it. The subscriber is closed when the
-        service stops, or at once if it is stopping.
+        `principal_id` is that of the user; `require_capacity` is not checked. The first page starts the hub's work, and
+        the end of the last stops it. The subscriber is closed when the service stops, or at once if it is stopping.
         """
         subscriber = LiveSubscriber(principal_id)
         self._subscribers.add(subscriber)

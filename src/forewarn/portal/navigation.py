@@ -14,8 +14,8 @@ class NavigationPage(NamedTuple):
     that belong to it.
     """
 
-    title: str
-    path: str
+    title: str  # the text of its link
+    path: str  # from `/portal` on
     keys: str  # pressed one after the other they open the page, such as `g f`
     below: tuple[str, ...] = ()  # beginnings of the paths of other pages that belong to it
     summary: str = ""  # what it shows, for the command palette
@@ -66,7 +66,10 @@ SUBPAGES = (
 
 
 def pages_for(*, is_cluster: bool) -> tuple[NavigationPage, ...]:
-    """The pages that the header of a service links to: without Nodes if it is not part of a cluster."""
+    """The pages that the header of a service links to: without Nodes if it is not part of a cluster.
+
+    In the order of the header.
+    """
     return NAVIGATION if is_cluster else tuple(page for page in NAVIGATION if page.path != NODES_PATH)
 
 

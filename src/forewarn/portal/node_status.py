@@ -32,7 +32,7 @@ class HostNodeState(StrEnum):
 class ControlNodeRow(BaseView, frozen=True, kw_only=True):
     """A control node on the page of nodes. Field names are JSON keys."""
 
-    name: str
+    name: str  # unique in the cluster
     role: str  # active, suspended, standby, starting or stopping; `silent` if it was not seen for 10 s
     url: str  # where the other nodes reach it
     version: str  # of forewarn
@@ -46,7 +46,7 @@ class ControlNodeRow(BaseView, frozen=True, kw_only=True):
 class HostNodeRow(BaseView, frozen=True, kw_only=True):
     """The node of a host on the page of nodes. Field names are JSON keys."""
 
-    host: str
+    host: str  # the name of the host
     state: str  # a HostNodeState
     since: float | None  # when it was last heard if it is silent or stopped, in POSIX seconds; else None
     version: str  # of forewarn; "": not known
@@ -196,7 +196,10 @@ class NodeMonitor:
         self._dependencies, self._notify = dependencies, on_change
 
     async def run(self) -> None:
-        """Compare the nodes every 2 seconds of real time, until cancelled."""
+        """Compare the nodes every 2 seconds of real time, until cancelled; calls `on_change` after changes.
+
+        Returns at once if the service is not part of a cluster.
+        """
         dependencies = self._dependencies
         if not dependencies.is_cluster:
             return

@@ -56,7 +56,7 @@ class NodesPage(BaseView, frozen=True, kw_only=True):
     counts: dict[str, int]  # of all host nodes, by HostNodeState, 0 included
     found: int  # host nodes that match
     q: str  # the search; this and `state` are those of the query
-    state: str
+    state: str  # the chosen HostNodeState; "": all
     page: int  # its number
     pages: int  # how many there are; an export is one
     hosts: tuple[HostNodeRow, ...]  # those with a problem first

@@ -30,7 +30,7 @@ class NoticeColumn(BaseView, frozen=True, kw_only=True):
     """
 
     since: float  # lab time
-    events: int
+    events: int  # how many
     reasons: dict[str, int]  # events by reason of their start; every reason
     promised_s: float | None  # on average; None: no event had notice
     given_s: float | None  # on average
@@ -41,7 +41,7 @@ class ScaleLine(BaseView, frozen=True, kw_only=True):
     """A horizontal line of a chart, `y` pixels from the top, with its text."""
 
     y: float
-    text: str
+    text: str  # a duration or a number
 
 
 class ColumnMarks(BaseView, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     span: str  # a key of CHART_SPANS
     since: float  # lab time; later than the span begins if earlier starts are not known
-    until: float
+    until: float  # lab time
     complete_since: float | None  # lab time; starts before it are not counted; None: all of the span are
     columns: tuple[NoticeColumn, ...]  # those with events, in order of time
 
@@ -133,7 +133,10 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def ticks(self) -> tuple[AxisTick, ...]:
-        """The ticks of the time axis; x is a percentage of the columns' width."""
+        """The ticks of the time axis; x is a percentage of the columns' width.
+
+        In order of time.
+        """
         return axis_ticks(self._window)
 
     @property

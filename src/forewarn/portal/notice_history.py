@@ -26,15 +26,18 @@ class NoticeSample(NamedTuple):
     Seconds from publication to NotBefore (`promised_s`, None: without notice) and to the start (`given_s`).
     """
 
-    scope_id: str
-    started_at: float
+    scope_id: str  # of the event's scope
+    started_at: float  # lab time
     promised_s: float | None  # rounded down to whole seconds; None: without notice
-    given_s: float
+    given_s: float  # seconds from publication to the start
     reason: str  # one of START_REASONS
 
 
 def notice_sample(event: Event) -> NoticeSample | None:
-    """The notice that an event got; None if it has not started or no document lists it."""
+    """The notice that an event got; None if it has not started or no document lists it.
+
+    The promised notice is in whole seconds; both are 0 or more.
+    """
     if event.started_at is None or not event.listed or event.rules.kind is None:
         return None
     without = started_without_notice(event)
@@ -56,7 +59,11 @@ def _start_reason(event: Event, started_at: float, *, without: bool) -> str:
 
 
 class NoticeTotals:
-    """Sums of the notice of several events: how many, by reason, with how much notice."""
+    """Sums of the notice of several events: how many, by reason, with how much notice.
+
+    `reasons` counts events by reason of their start, `noticed` those with notice. Of these, `promised_s` and `given_s`
+    are sums in seconds, and `shortest_s` is the shortest that was given (infinity without any).
+    """
 
     __slots__ = ("given_s", "noticed", "promised_s", "reasons", "shortest_s")
 
@@ -128,7 +135,8 @@ class NoticeHistory:
     def complete_since(self, sees: ScopeFilter | None) -> float | None:
         """The lab time since which every start of the last seven days is known; None: all are.
 
-        It is a multiple of five minutes, and later with `sees` (as in `first_start`) if there were more than 20,000.
+        It is a multiple of five minutes, and later with `sees`, a filter of what the user may see, if there were more
+        than 20,000.
         """
         if sees is not None and len(self._samples) == _MAX_SAMPLES:
             return _next_step(self._samples[0].started_at)

@@ -53,19 +53,19 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     not see it.
     """
 
-    id: str
+    id: str  # a GUID, upper case
     label: str  # such as `Reboot of web-0`
     scope: str  # its id
-    title_of_scope: str
-    cause: str
-    is_approved: bool
-    not_before: float
+    title_of_scope: str  # such as `availability set web`
+    cause: str  # a value of Cause
+    is_approved: bool  # by a VM, a user or policy
+    not_before: float  # lab time
     waits_for: str  # in words; "": nothing, it starts now
-    request_id: str
+    request_id: str  # of its request, or the id of the fault that made it
     more: int  # events of the same request among the next ones that are left out after this one
     more_path: str  # where they are listed; "": the user may not see it
-    may_approve: bool
-    may_withdraw: bool
+    may_approve: bool  # the user has the right, and it is not approved
+    may_withdraw: bool  # the user has the right
 
 
 class CurrentEvent(BaseView, frozen=True, kw_only=True):
@@ -74,11 +74,11 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
     `more` and `more_path` are as for UpcomingEvent; `started_at` is lab time.
     """
 
-    id: str
-    label: str
-    scope: str
-    title_of_scope: str
-    cause: str
+    id: str  # a GUID, upper case
+    label: str  # such as `Reboot of web-0`
+    scope: str  # its id
+    title_of_scope: str  # such as `availability set web`
+    cause: str  # a value of Cause
     started_at: float  # lab time
     vms: int  # acts
     done: int  # acts that ended
@@ -139,13 +139,13 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     upcoming: tuple[UpcomingEvent, ...]  # the soonest of them
     started: int  # events that the user may see
     current: tuple[CurrentEvent, ...]  # the first that started
-    sees_rollouts: bool
+    sees_rollouts: bool  # the user may; else `rollouts` is ()
     rollouts: tuple[CurrentRollout, ...]  # open ones, newest first
     more_rollouts: int  # that are left out
-    fleet: HeatMap
+    fleet: HeatMap  # the states of the VMs that the user may see
     notice: NoticeChart
     may_operate: bool  # some VM
-    may_run_platform: bool
+    may_run_platform: bool  # has the platform right
 
     @property
     def next_start(self) -> str | None:

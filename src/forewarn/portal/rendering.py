@@ -230,7 +230,10 @@ def page_response(
 
 
 def public_page_response(template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page for users who are not signed in, such as the sign-in form; the template sees `values`."""
+    """A page for users who are not signed in, such as the sign-in form; the template sees `values`.
+
+    `template` is the file name of the template, `status` the HTTP status.
+    """
     return Response(render_template(template, **values), status_code=status, media_type=_HTML_MEDIA_TYPE)
 
 

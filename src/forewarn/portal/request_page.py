@@ -114,7 +114,7 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
     card: EventStatusCard | None  # the event of it that matters next; None: none is live
     standing: RequestStatusView  # the request with its state and what it waits for
     course: RequestTimeline  # its events over time, 15 per page; in an export the first 100
-    is_rollout: bool
+    is_rollout: bool  # else another operation
     planned: int  # events that are not published yet
     over: int  # events that have ended, also those that the user may not see
     done: str  # the done message of the form that led here; "": none

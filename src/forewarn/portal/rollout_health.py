@@ -21,7 +21,7 @@ class RecentMeasurement(BaseView, frozen=True, kw_only=True):
 class RolloutCheckRow(BaseView, frozen=True, kw_only=True):
     """A health check of a rollout with its latest measurements. Field names are JSON keys."""
 
-    name: str
+    name: str  # unique in the rollout
     what: str  # what it demands, for people
     recent: tuple[RecentMeasurement, ...]  # at most ten, the newest first; (): not measured yet
 

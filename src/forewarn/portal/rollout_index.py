@@ -118,7 +118,11 @@ class RolloutTracker:
 
     @property
     def tally(self) -> RolloutTally:
-        """Its progress in VMs, each counted once, as `count_rollout_vms` would count them."""
+        """Its progress in VMs, each counted once: by its newest event, or by what another rollout does.
+
+        VMs without an event are waiting; once it has completed, they do not count. It may lag behind until all its VMs
+        were read.
+        """
         # VMs that it would cover, and that came after it completed, are not part of it.
         left_out = self._counts[_NO_EVENT] if self.rollout.progress is RolloutState.COMPLETED else 0
         # A health check has withdrawn the events of those that count as "waiting" already.
@@ -186,7 +190,11 @@ class RolloutTracker:
         self.recount((vm.scope_id, vm.name))
 
     def recount(self, name: VmInScope) -> None:
-        """Counts a VM, if it is one of the rollout, by what events of all rollouts now do to it."""
+        """Counts a VM, if it is one of the rollout, by what events of all rollouts now do to it.
+
+        `name` is (scope id, VM name). The VM counts in one field of the tally, or in none if the rollout neither covers
+        it nor has had an event for it.
+        """
         key = vm_key_in_scope(*name)
         vm = self._covered.get(key)
         if vm is not None and (vm.scope_id, vm.name) != name:

@@ -122,7 +122,7 @@ class ScopeProgress(BaseView, frozen=True, kw_only=True):
     """The progress of a rollout in one scope, by update domain."""
 
     id: str  # of the scope
-    title: str
+    title: str  # such as `availability set web`
     domains: tuple[UpdateDomainProgress, ...]  # by number
 
 
@@ -136,10 +136,10 @@ class RolloutWaveView(BaseView, frozen=True, kw_only=True):
     number: int  # from 1, in order of publication
     state: str  # now: it has live events; done
     update_domains: tuple[int, ...]  # of its VMs, each once, ascending
-    vms: int
+    vms: int  # how many
     done: int  # VMs whose event is over, however it ended
     failed: int  # VMs whose event failed
-    published_at: float
+    published_at: float  # lab time
     next_start: float | None  # the earliest NotBefore of its scheduled events; None: it has none
     over_at: float | None  # when its last event was over; None: some are live
 
@@ -148,7 +148,7 @@ class WaitingDomain(BaseView, frozen=True, kw_only=True):
     """VMs of a rollout that have no event yet, in one update domain of all its scopes."""
 
     number: int  # of the update domain
-    vms: int
+    vms: int  # how many
 
 
 class RolloutPageQuery(RequestPageQuery, frozen=True, kw_only=True):

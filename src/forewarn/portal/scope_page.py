@@ -34,11 +34,11 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     the service, that minute counts from the restart.
     """
 
-    key: str
-    name: str
+    key: str  # `subscription id/resource group/name` in lower case
+    name: str  # of the VM
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
-    update_domain: int
-    fault_domain: int
+    update_domain: int  # from 0
+    fault_domain: int  # from 0
     host: str  # "": on none
     last_polled_at: float | None  # lab time; None: never
     polled_version: str | None  # the api-version of its last poll; None: it never polled
@@ -49,8 +49,8 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
 class RemovedVmView(BaseView, frozen=True, kw_only=True):
     """A VM that was removed from a scope."""
 
-    key: str
-    name: str
+    key: str  # `subscription id/resource group/name` in lower case
+    name: str  # of the VM
     removed_at: float  # lab time
 
 
@@ -61,8 +61,8 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     events and removed VMs, the newest first. `document` is JSON.
     """
 
-    id: str
-    title: str
+    id: str  # such as `set:SUBSCRIPTION/GROUP/NAME` in lower case
+    title: str  # such as `availability set web`
     card: EventStatusCard | None  # the live event that matters next; None: there is none
     enabled: bool  # whether scheduled events are enabled for it
     enabled_at: float | None  # lab time; None: it is not enabled

@@ -47,7 +47,7 @@ class ServingEvents:
         return len(self._requests) > 1
 
     def on_request(self, request: MaintenanceRequest) -> None:
-        """Takes in the newest state of a rollout's request."""
+        """Takes in the newest state of a rollout's request; call it before the events of the rollout."""
         if request.id not in self._numbers:
             self._numbers[request.id] = next(self._next_number)
         self._requests[request.id] = request
@@ -84,7 +84,9 @@ class ServingEvents:
     def on_planned(self, planned: Iterable[PlannedEvent], unplanned: Iterable[str] = ()) -> Iterator[VmInScope]:
         """Takes in planned events, and ids of those that were published or dropped, and yields their VMs.
 
-        Call it before `on_event` for the events of the same commit. Only what is iterated over is taken in.
+        Call it before `on_event` for the events of the same commit. Only what is iterated over is taken in. `unplanned`
+        are the ids, taken first. A VM is (scope id, name). Planned events that are not of a known rollout are passed
+        over.
         """
         for event_id in unplanned:
             for vm in self._planned.pop(event_id, ()):

@@ -43,7 +43,10 @@ class ServiceCookie:
         return request.cookies.get(self._name_for(request), "")
 
     def write(self, request: Request, response: Response, text: str) -> None:
-        """Adds the cookie to `response`, for `max_age_s`; `request` says whether the connection is TLS."""
+        """Adds the cookie to `response`, for `max_age_s`; `request` says whether the connection is TLS.
+
+        `text` is its value.
+        """
         self._set_cookie(request, response, text, self._max_age_s)
 
     def clear(self, request: Request, response: Response) -> None:

@@ -46,7 +46,7 @@ class StateLook(NamedTuple):
     `symbol` is one character, or "" for none.
     """
 
-    label: str
+    label: str  # for people
     symbol: str  # one character, which does not depend on colour; "": none
     tone: str  # the name of a CSS variable, without the dashes
 

@@ -52,8 +52,8 @@ _MIN_WINDOW_S = 60.0
 class TimeWindow(BaseView, frozen=True, kw_only=True):
     """The time that a chart shows, from its left edge to its right one: lab time in POSIX seconds."""
 
-    since: float
-    until: float
+    since: float  # the left edge
+    until: float  # the right edge, after `since`
 
     @property
     def span_s(self) -> float:
@@ -66,7 +66,10 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
         return (self.since + self.until) / 2
 
     def percent_at(self, at: float) -> float:
-        """The x position of an instant in percent of the width; below 0 or above 100 outside of the window."""
+        """The x position of an instant in percent of the width; below 0 or above 100 outside of the window.
+
+        `at` is in POSIX seconds.
+        """
         return 100 * (at - self.since) / self.span_s
 
     def overlaps(self, since: float, until: float) -> bool:
@@ -204,20 +207,20 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     `promised_s` is None without notice, `given_s` before the start; `notice` has both in words.
     """
 
-    id: str
+    id: str  # a GUID, upper case
     scope: str  # its id
-    title_of_scope: str
+    title_of_scope: str  # such as `availability set web`
     kind: str  # such as Reboot; what is done to the VMs if no document shows the event
     listed: bool  # documents show it while it is live
-    cause: str
+    cause: str  # a value of Cause
     vms: tuple[str, ...]  # names
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
-    published_at: float
+    published_at: float  # lab time, as the next four
     not_before: float
-    approved_at: float | None
+    approved_at: float | None  # None: not approved
     approved_by: str  # "": nobody
-    started_at: float | None
-    over_at: float | None
+    started_at: float | None  # None: not started
+    over_at: float | None  # None: it is live
     promised_s: float | None  # seconds from publication to NotBefore; None: without notice
     given_s: float | None  # seconds from publication to start; None before the start
     notice: str  # both in words
@@ -243,7 +246,8 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
     """The row of an event, made from the event, the title of its scope and what it waits for.
 
-    `waits_for` says in words what it waits for before it starts.
+    `waits_for` says in words what it waits for before it starts. `title_of_scope` is such as `availability set web`.
+    Reads no store.
     """
     return EventRow(
         id=event.id,
@@ -312,7 +316,7 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
     # performing: start to end.
     what: str
     since: float  # seconds since 1970, as `until`
-    until: float
+    until: float  # where it ends
     x: float  # of its left edge in percent of the chart's width, as `width`; clamped a little outside of the window
     width: float
     grows: bool = False  # its end moves with the current time
@@ -346,7 +350,7 @@ class ScopeBand(BaseView, frozen=True, kw_only=True):
     """The bars of one scope, or of all standalone VMs (`scope` is ""); `y` is its top in pixels."""
 
     scope: str  # its id; "" for standalone VMs
-    title: str
+    title: str  # such as `availability set web`
     y: float  # of its top, in pixels
     bars: tuple[EventBar, ...]  # in order of publication; those of standalone VMs in natural order of names
 

@@ -18,11 +18,11 @@ PaceLookup = Callable[[str], PollingPace | None]  # how a VM polls, by its key; 
 class VmCell(BaseView, frozen=True, kw_only=True):
     """One VM in a grid."""
 
-    key: str
-    name: str
+    key: str  # `subscription id/resource group/name` in lower case
+    name: str  # of the VM
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
-    update_domain: int
-    fault_domain: int
+    update_domain: int  # from 0
+    fault_domain: int  # from 0
     host: str  # "": on none
 
 
@@ -33,13 +33,13 @@ class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
     them.
     """
 
-    update_domain: int
+    update_domain: int  # its number, from 0
     at_work: bool  # an event is being performed on one of its VMs
     places: tuple[tuple[VmCell, ...], ...]  # its VMs in each of the grid's `fault_domains`, in order; some may be empty
 
     @property
     def vms(self) -> tuple[VmCell, ...]:
-        """Its VMs, by fault domain."""
+        """Its VMs, sorted by fault domain."""
         return tuple(vm for place in self.places for vm in place)
 
 
@@ -51,7 +51,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     """
 
     scope: str  # its id; "" for standalone VMs
-    title: str
+    title: str  # such as `availability set web`
     vms: tuple[VmCell, ...]  # on this page
     size: int  # all VMs of `scopes` that the user may see
     scopes: tuple[str, ...]  # ids; for standalone VMs one per VM on this page
@@ -77,7 +77,10 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
         return len(self.fault_domains) > 1 and len(pairs) == len({domain for domain, _ in pairs})
 
     def rows(self) -> tuple[UpdateDomainRow, ...]:
-        """The rows of the grid, one per update domain of the VMs on this page, sorted by number."""
+        """The rows of the grid, one per update domain of the VMs on this page, sorted by number.
+
+        Each row has a place, which may be empty, for every fault domain of the grid.
+        """
         places: dict[tuple[int, int], list[VmCell]] = defaultdict(list)
         for cell in self.vms:
             places[cell.update_domain, cell.fault_domain].append(cell)
@@ -116,7 +119,7 @@ def vm_block_view(
 
     `vms` are those on this page; `visible_keys` are the keys of all VMs of the scopes that the user may see, by which
     size and polling are counted. `pace_of` returns how a VM polls, by its key; `overview` has the states of VMs. Events
-    of all VMs count, visible or not.
+    of all VMs count, visible or not. `title` is that of the block.
     """
     single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]

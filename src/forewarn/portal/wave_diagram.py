@@ -36,13 +36,13 @@ class DiagramWave(BaseView, frozen=True, kw_only=True):
     """One wave of the diagram; times are lab time, None if they are not known."""
 
     number: int  # from 1
-    name: str
+    name: str  # that of the rollout's wave
     state: str  # planned, waiting, now, settling or done
-    vms: int
-    begins_at: float | None
-    starts_at: float | None
-    over_at: float | None
-    settled_at: float | None
+    vms: int  # how many
+    begins_at: float | None  # when its first event is published
+    starts_at: float | None  # when its first event starts
+    over_at: float | None  # when its last event is over
+    settled_at: float | None  # when the next wave may begin
     parts: tuple[DiagramPart, ...]
 
 
@@ -66,7 +66,7 @@ class WaveDiagram(BaseView, frozen=True, kw_only=True):
 
     waves: tuple[DiagramWave, ...]
     days: tuple[CalendarDay, ...]  # with starts, ascending; at most 31
-    days_left_out: int
+    days_left_out: int  # how many more days have starts
     now_x: float | None  # where the current time is, in percent of the width; None: outside
 
 

@@ -31,12 +31,12 @@ class ReceivedEvent:
     id: str = ""  # EventId
     status: str = ""  # EventStatus, such as Scheduled
     kind: str = ""  # EventType, such as Reboot
-    resource_type: str = ""
+    resource_type: str = ""  # ResourceType, such as VirtualMachine
     resources: tuple[str, ...] = ()  # names of the VMs that the event affects, as the server sent them
     not_before: float | None = None  # POSIX seconds; None if it is missing or not a date
     not_before_text: str = ""  # NotBefore as the server sent it
-    description: str = ""
-    source: str = ""
+    description: str = ""  # Description
+    source: str = ""  # EventSource, such as Platform
     duration_s: int | None = None  # -1: unknown; None: missing (older api-versions) or no number, not even as text
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # fields that this code does not know
     raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)  # the decoded JSON object
@@ -60,7 +60,7 @@ def encode_document(document: Document, version: str, *, iso_dates: bool = False
 
     NotBefore is "" for a started event, else an RFC 1123 date; with `iso_dates`, up to 2017-08-01, an ISO date, as
     Azure documented then. In 2017-03-01 VM names get a leading underscore, unless `document.roles`. KeyError if the
-    version is not in VERSIONS.
+    version is not in ALL_VERSIONS.
     """
     features = version_features(version)
     format_date = iso_date if iso_dates and features.iso_dates else http_date
@@ -99,7 +99,7 @@ def decode_document(raw: bytes) -> Received:
     An element of Events without id, status, kind or resources is not usable: it appears in `unusable` only. Raises
     InvalidDocument if the body is empty (real servers send that), not a JSON object, has no DocumentIncarnation that is
     an integer of at least 0 or no list Events, or if it has elements and none is a usable event: such a body says
-    nothing about the events, and must not be taken for a document without events.
+    nothing about the events, and must not be taken for a document without events. `raw` is the body.
     """
     content = _decode_object(raw)
     incarnation, elements = _incarnation(content.get("DocumentIncarnation")), content.get("Events")

@@ -19,10 +19,10 @@ XML_CONTENT_TYPE = ("Content-Type", "text/xml; charset=utf-8")
 class HttpRequest:
     """A complete HTTP request, to be sent or as received."""
 
-    method: str
+    method: str  # such as GET, as it was sent
     target: str  # path and query as on the request line, not parsed (see `parse_target`)
     headers: tuple[tuple[str, str], ...] = ()  # names in lower case, in the order sent
-    body: bytes = b""
+    body: bytes = b""  # b"": none
 
     def header_values(self, name: str) -> tuple[str, ...]:
         """Return every value of a header (name in lower case), in the order sent; empty if it is absent."""
@@ -33,9 +33,9 @@ class HttpRequest:
 class HttpResponse:
     """An HTTP response without Content-Length, Date and Connection, which the writer adds."""
 
-    status: int
+    status: int  # such as 200
     headers: tuple[tuple[str, str], ...] = ()  # in order; names in lower case if the client received it
-    body: bytes = b""
+    body: bytes = b""  # b"": none
     head_only: bool = False  # send the Content-Length of the body, but not the body (HEAD)
 
 
@@ -52,7 +52,10 @@ class RequestTarget:
     authority: str = ""  # host and port of an absolute URL; "": the Host header has them
 
     def lower_path(self) -> tuple[str, ...]:
-        """Return the path segments in lower case, for comparison without case."""
+        """Return the path segments in lower case, for comparison without case.
+
+        In their order.
+        """
         return tuple(segment.lower() for segment in self.path)
 
     def parameter(self, name: str) -> str | None:

@@ -24,30 +24,30 @@ class InstanceFacts:
     Only the name is required.
     """
 
-    name: str
-    vm_id: str = ""
-    resource_id: str = ""
-    location: str = ""
-    subscription_id: str = ""
-    resource_group: str = ""
+    name: str  # of the VM
+    vm_id: str = ""  # a GUID
+    resource_id: str = ""  # of Azure, `/subscriptions/…`
+    location: str = ""  # such as westeurope
+    subscription_id: str = ""  # a GUID
+    resource_group: str = ""  # its name
 
-    scale_set: str = ""
-    virtual_machine_scale_set_id: str = ""
-    placement_group: str = ""
-    update_domain: str = "0"
-    fault_domain: str = "0"
-    zone: str = ""
-    host_id: str = ""
+    scale_set: str = ""  # its name
+    virtual_machine_scale_set_id: str = ""  # its resource id
+    placement_group: str = ""  # its id
+    update_domain: str = "0"  # a number, as text
+    fault_domain: str = "0"  # a number, as text
+    zone: str = ""  # such as 1
+    host_id: str = ""  # the resource id of a dedicated host
 
-    size: str = ""
+    size: str = ""  # such as Standard_D2s_v5
     priority: str = ""  # Spot, or "" for a regular VM
-    eviction_policy: str = ""
+    eviction_policy: str = ""  # Deallocate or Delete; "" for a regular VM
     tags: tuple[tuple[str, str], ...] = ()  # (name, value)
-    user_data: str = ""
+    user_data: str = ""  # base64
 
     computer_name: str = ""  # "": the same as the name
-    os_type: str = "Linux"
-    admin_username: str = ""
+    os_type: str = "Linux"  # Linux or Windows
+    admin_username: str = ""  # of the guest
     public_keys: tuple[str, ...] = ()  # as in authorized_keys; with any, passwords count as disabled
     publisher: str = ""  # of the image, as the next three
     offer: str = ""
@@ -55,7 +55,7 @@ class InstanceFacts:
     version: str = ""
 
     address: str = ""  # IPv4; "": the interface has no address
-    public_address: str = ""
+    public_address: str = ""  # IPv4
     prefix: str = "24"  # length of the subnet's prefix, in bits
     mac: str = ""  # in any notation; the VM sees 12 upper-case hex digits
 

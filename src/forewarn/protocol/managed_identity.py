@@ -22,8 +22,8 @@ class TokenRequest:
     """A request for a token for `resource`. The other fields name an identity; "": any that the VM has."""
 
     resource: str  # the URI of the service that shall accept the token
-    client_id: str = ""
-    object_id: str = ""
+    client_id: str = ""  # of the identity, a GUID
+    object_id: str = ""  # of the identity, a GUID
     resource_id: str = ""  # a system-assigned identity has that of its VM
 
 
@@ -67,8 +67,8 @@ class ManagedIdentityToken:
     """An access token for a managed identity, and when it is valid (real time, POSIX seconds)."""
 
     text: str = field(repr=False)  # a secret
-    not_before: float
-    expires_at: float
+    not_before: float  # valid from then on
+    expires_at: float  # valid before then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

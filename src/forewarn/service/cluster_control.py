@@ -35,7 +35,10 @@ async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> N
 
 
 def new_cluster_control(bus: Bus, settings: Settings, name: str, term: ActiveTerm | None = None) -> ClusterControl:
-    """Return the bus side of an active node. `term` is that of its lease; None: it is the only service."""
+    """Return the bus side of an active node. `term` is that of its lease; None: it is the only service.
+
+    `name` is that of the node. Makes a random session id. Sends nothing yet.
+    """
     session = secrets.token_hex(_SESSION_BYTES)
     return ClusterControl(bus, Subjects(settings.bus_prefix), session=session, name=name, term=term)
 

@@ -92,7 +92,10 @@ async def check_fingerprint(store: Store, fingerprint: str) -> None:
 
 
 def require_same_secrets(known: bytes, fingerprint: str) -> None:
-    """Raise Refused if the stored fingerprint of the cluster's secrets is another one."""
+    """Raise Refused if the stored fingerprint of the cluster's secrets is another one.
+
+    `known` is the stored one, `fingerprint` that of this node.
+    """
     if known != fingerprint.encode():
         raise Refused(
             "this control node has other secrets than its cluster, so tokens and certificates of one would not be "

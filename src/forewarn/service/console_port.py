@@ -65,7 +65,7 @@ class ConsolePort:
         """Serve an app until the block is left, and then close the socket.
 
         Checks every few hours whether the certificate needs renewal. A certificate that is not valid now is served with
-        a warning, and checked every minute. `state`: see `serve_tls`.
+        a warning, and checked every minute. `state` has the event that is set when it stops (None: that of the app).
         """
         files = self.certificate_files
         async with serve_tls(app, self.sock, files.certificate, files.key, state) as context:

@@ -71,7 +71,9 @@ class ControlNode:
     """One control node: `run` follows the record, and is active whenever it holds the lease, until `stop`.
 
     `url` is where the other nodes reach this one. `run_service` runs the service while it is active. `end` is called,
-    on any thread, when the process must end at once. Everything else is for the event loop.
+    on any thread, when the process must end at once. Everything else is for the event loop. `name` is unique in the
+    cluster. `held` is the lease while this node has it, else None; `takeovers` counts how often this process took it.
+    `timing` has intervals for tests.
     """
 
     def __init__(
@@ -158,7 +160,10 @@ class ControlNode:
         return self._standby.clock_difference_s
 
     def figures(self) -> ControlNodeFigures:
-        """Return what the metrics of this node show, as of now."""
+        """Return what the metrics of this node show, as of now.
+
+        Reads nothing from the record.
+        """
         return ControlNodeFigures(
             is_held=self.may_act(),
             term=self.term,

@@ -42,7 +42,7 @@ class DoctorCheck:
     """The result of one check of `forewarn doctor`."""
 
     name: str  # what was checked, in one word
-    ok: bool
+    ok: bool  # whether it found no problem
     text: str  # what was found
     remedy: str = ""  # what to do; to be shown only if `ok` is False
 
@@ -52,7 +52,8 @@ def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
 
     `database` is the path of the store's file, which need not exist. Blocks, while it reads the whole database, and
     changes nothing. Works with and without a running service. A check that does not apply is left out. A file that
-    cannot be read is a bad result, not an error.
+    cannot be read is a bad result, not an error. The order is: Python, packages, data directory, database, loopback
+    addresses.
     """
     return [
         *_check_python(),

@@ -118,8 +118,8 @@ async def save_clock(lab_clock: LabClockService) -> None:
 async def prune_history_forever(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
     """Delete from the store what ended or was removed more than `days` ago (lab time), until cancelled.
 
-    Does so at once and then every `every_s` seconds (real time); see `Store.prune`. A failure is logged. Returns at
-    once if `days` is 0, which keeps everything.
+    Does so at once and then every `every_s` seconds (real time); that is history entries, events, requests and removed
+    VMs. A failure is logged. Returns at once if `days` is 0, which keeps everything.
     """
     while days:
         try:

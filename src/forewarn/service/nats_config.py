@@ -57,7 +57,11 @@ def write_nats_config(directory: Path, hosts: Iterable[str] = (), *, prefix: str
 
 
 def render_nats_config(passwords: Mapping[str, str], *, prefix: str = DEFAULT_PREFIX) -> str:
-    """Return the text of nats.conf for these users: `control`, and `host-` with a name as in subjects."""
+    """Return the text of nats.conf for these users, each with the subjects that it may use.
+
+    `passwords` are by user: `control`, and `host-` with the name of a host as in subjects. `prefix` is that of all
+    subjects.
+    """
     users = "\n".join(f"    {_user(user, password, Subjects(prefix))}" for user, password in passwords.items())
     return f"{_HEADER}authorization {{\n  users = [\n{users}\n  ]\n}}\n"
 

@@ -50,7 +50,10 @@ def reason_not_to_take(view: StandbyView) -> str:
 
 
 def clock_problem(difference_s: float) -> str:
-    """Return a sentence if the clock of a node differs too much from that of the record's server; else ""."""
+    """Return a sentence if the clock of a node differs too much from that of the record's server; else "".
+
+    `difference_s` is in seconds, above 0 if the node's clock is ahead.
+    """
     if abs(difference_s) <= MAX_CLOCK_DIFFERENCE_S:
         return ""
     direction = "ahead of" if difference_s > 0 else "behind"
@@ -61,14 +64,21 @@ def clock_problem(difference_s: float) -> str:
 
 
 def forwarding_target(lease: LeaseRow | None, own_url: str) -> str:
-    """Return the URL of the node that is active as this lease says; "" if none is, or only this one."""
+    """Return the URL of the node that is active as this lease says; "" if none is, or only this one.
+
+    `own_url` is where other nodes reach this one; `lease` None: none was read.
+    """
     if lease is None or lease.remaining_s <= 0 or lease.url == own_url:
         return ""
     return lease.url
 
 
 def name_conflict(own_url: str, known: NodeRow) -> str:
-    """Return a sentence if `known`, which has the same name as this node, is another one; else ""."""
+    """Return a sentence if `known`, which has the same name as this node, is another one; else "".
+
+    `own_url` is where other nodes reach this one. It is another one if its URL differs and it was seen within the last
+    two lease times.
+    """
     if known.url == own_url or known.seen_s_ago > 2 * LEASE_S:
         return ""
     return (

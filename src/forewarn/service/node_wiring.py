@@ -57,9 +57,9 @@ OpenRecord = Callable[[str], SharedRecord]  # connects to the record at a URL; b
 
 
 def open_postgres_record(url: str) -> SharedRecord:
-    """Connect to the record in PostgreSQL; blocks. Rejected without the driver, and as `open_record`.
+    """Connect to the record in PostgreSQL; blocks. Rejected without the driver or for a wrong URL.
 
-    RecordUnavailable if the server cannot be reached.
+    RecordUnavailable if the server cannot be reached. `url` is that of the PostgreSQL database.
     """
     try:
         from forewarn.store.postgres_record import open_record
@@ -71,7 +71,10 @@ def open_postgres_record(url: str) -> SharedRecord:
 
 
 class LeaseTerm:
-    """The term of a control node's lease, for the host nodes. Make it while the node holds the lease."""
+    """The term of a control node's lease, for the host nodes. Make it while the node holds the lease.
+
+    `number` is the term.
+    """
 
     def __init__(self, node: ControlNode) -> None:
         assert node.held is not None
@@ -85,7 +88,7 @@ class LeaseTerm:
 
     @property
     def record_number(self) -> int:
-        """The number of the last commit to the record."""
+        """The number of the last commit to the record, as far as this node knows."""
         return max(self._node.number, self._lease.number)
 
     @property
@@ -98,7 +101,9 @@ class ControlNodeProcess:
     """A control node with its sockets and apps, which its process has in every role.
 
     `running_control_node` makes it. `node` is the node itself, `service` the service that it runs while it is active,
-    else None. `bus` leads to the host nodes; None: the active node serves the VMs itself.
+    else None. `bus` leads to the host nodes; None: the active node serves the VMs itself. `settings` and `port` are its
+    own; `metrics` are the node's; `console_app` and `local_app` are the ASGI apps of the port and the unix socket,
+    which forward calls to the active node.
     """
 
     def __init__(
@@ -245,7 +250,8 @@ async def running_control_node(
     It follows the record then, and is active as soon as it can. An active node gives control up first. Raises Rejected
     if the settings, the secrets, the data directory, a port, the record's URL or the bus cannot be used, Refused if
     another node has this name, or the record is of another cluster or release, Unavailable if the record cannot be
-    reached. Waits while the bus is out of reach. `open_record` connects to the record; `end`: see `ControlNode`.
+    reached. Waits while the bus is out of reach. `open_record` connects to the record; `end` is called, on any thread,
+    when the process must end at once. `timing` has intervals for tests; `real_time` returns POSIX seconds.
     """
     _ = settings.chosen_hypervisor  # refused before anything is opened
     async with AsyncExitStack() as stack:

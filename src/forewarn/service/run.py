@@ -28,8 +28,8 @@ def run_service(settings: Settings, announce: Callable[[Service], None], *, new_
 
     SIGINT and SIGTERM stop it; SIGHUP replaces the workers, but stops it too without workers or at a terminal.
     `new_store` starts with an empty store where the database of an earlier service is missing. Returns the number of
-    pending events at the end; None if a signal stopped it during the start. Raises what `running_service` raises.
-    Changes the umask and the limit of open files of this process.
+    pending events at the end; None if a signal stopped it during the start. Raises Rejected, Refused or Unavailable if
+    it cannot be started. Changes the umask and the limit of open files of this process.
     """
     os.umask(0o077)  # only the owner may read the files of a service
     raise_open_file_limit()
@@ -63,9 +63,9 @@ def run_control_node(settings: Settings, announce: Callable[[ControlNodeProcess]
     """Run a control node of a cluster until a signal stops it; blocks. Calls `announce` once it is served.
 
     SIGINT and SIGTERM stop it: an active node gives control up first. SIGHUP replaces the workers of an active node.
-    Raises what `running_control_node` raises; a signal during the start is no error. If another node takes its lease,
-    the process ends at once with the status MUST_START_AGAIN_EXIT. Changes the umask and the limit of open files of
-    this process.
+    Raises Rejected, Refused or Unavailable if it cannot be started; a signal during the start is no error. If another
+    node takes its lease, the process ends at once with the status MUST_START_AGAIN_EXIT. Changes the umask and the
+    limit of open files of this process.
     """
     os.umask(0o077)  # only the owner may read the files of a service
     raise_open_file_limit()

@@ -30,7 +30,10 @@ _MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
 
 
 def publisher_config(settings: Settings) -> PublisherConfig:
-    """Return the part of the settings that the metadata publisher needs. Rejected if a listener is wrong."""
+    """Return the part of the settings that the metadata publisher needs. Rejected if a listener is wrong.
+
+    Opens nothing.
+    """
     rules = EndpointRules(
         versions=settings.served_versions,
         header_always=settings.require_header,
@@ -126,7 +129,10 @@ class Service:
 
 
 def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
-    """Return what the web surfaces need of this service, whose files are in `directory`."""
+    """Return what the web surfaces need of this service, whose files are in `directory`.
+
+    Its health checks are those of `forewarn doctor`, with those of the workers and the hypervisor.
+    """
 
     frontend = service.publisher.frontend
 

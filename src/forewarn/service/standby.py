@@ -39,7 +39,8 @@ class Standby:
 
     `fingerprint` is that of this node's secrets; "" checks nothing. `lease` is the lease as it was read last, None
     before the first time; `problem` is a sentence if the last look failed, and `clock_difference_s` is how far this
-    machine's clock is ahead of the server's.
+    machine's clock is ahead of the server's. `number` is that of the last group in the copy. `real_time` and
+    `monotonic` return seconds.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class Standby:
         """Try to take the lease; None if another node was faster, or the record cannot be reached.
 
         Then `problem` says why. After an error it may have been taken all the same; then it expires. Only after a
-        successful `look` (AssertionError).
+        successful `look` (AssertionError). `name` is that of this node, `url` where other nodes reach it; both are
+        stored with the lease.
         """
         before = self.lease
         assert before is not None, "look first"
@@ -115,7 +117,8 @@ class Standby:
         """Stop following, and open the store of the active node.
 
         The caller closes the store before the next `look`. Raises RecordUnavailable, Unavailable, Rejected, Refused or
-        RecordMismatch, see `ReplicatedStore.open_copy`.
+        RecordMismatch, see `ReplicatedStore.open_copy`. `clock` returns lab time; `on_stop` is called on the writer's
+        thread if this process must end.
         """
 
         def open_copy() -> ReplicatedStore:

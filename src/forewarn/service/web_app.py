@@ -41,7 +41,7 @@ _PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 class ReadYourWritesMiddleware:
     """ASGI middleware that delays the response to a change until `wait_until_published` returns.
 
-    Then VMs can see the change. Every HTTP request except GET and HEAD counts as a change.
+    Then VMs can see the change. Every HTTP request except GET and HEAD counts as a change. `app` gets all calls.
     """
 
     def __init__(self, app: ASGIApp, *, wait_until_published: Callable[[], Awaitable[None]]) -> None:
@@ -62,7 +62,7 @@ class PlainHttpMiddleware:
     """ASGI middleware that rejects plain HTTP with 400, except for the portal and /metrics on loopback.
 
     The path / counts as the portal. HTTPS passes unchanged. Only loopback connections get this far. A web site may
-    resolve its own name to that address, so the Host header must name loopback too.
+    resolve its own name to that address, so the Host header must name loopback too. `app` gets all other calls.
     """
 
     def __init__(self, app: ASGIApp) -> None:

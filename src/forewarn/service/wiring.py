@@ -349,7 +349,10 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 async def write_service_entry(control: ControlPlane, text: str) -> None:
-    """Write an entry about the service itself to the history; a failure is logged only."""
+    """Write an entry about the service itself to the history; a failure is logged only.
+
+    `text` is the sentence; the entry is at the present lab time, by `forewarn`.
+    """
     await _write_entry(control, HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text))
 
 

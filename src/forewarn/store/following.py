@@ -79,7 +79,8 @@ class CopyFollower:
 
     The constructor opens the copy, and builds it if there is none; `follow` brings it up to date. Both block, and raise
     RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the file is of another
-    program or its directory is missing, Refused if it is a store of its own or the record is of a newer release.
+    program or its directory is missing, Refused if it is a store of its own or the record is of a newer release. `path`
+    is the file of the copy; `rebuilt` has why it was built again, once for each time.
     """
 
     def __init__(self, path: Path, record: SharedRecord) -> None:
@@ -100,8 +101,8 @@ class CopyFollower:
     def follow(self) -> LeaseRow:
         """Apply all groups that are in the log, or build the copy again; return the lease as it was before.
 
-        Appends the reason to `rebuilt` if it builds the copy. Blocks; raises as the constructor. It opens a closed copy
-        again.
+        Appends the reason to `rebuilt` if it builds the copy. Blocks; raises RecordUnavailable, Unavailable, Rejected
+        or Refused. It opens a closed copy again.
         """
         lease = self._record.read_lease()
         with sqlite_file.file_errors_as_unavailable(self._path, "written"):
@@ -119,7 +120,8 @@ class CopyFollower:
     def follow_to(self, lease: LeaseRow) -> CopyPosition:
         """Follow until the copy has the last group of a lease that this node has taken; return its position.
 
-        Raises RecordMismatch if the copy is at another group then, because another node writes; otherwise as `follow`.
+        Raises RecordMismatch if the copy is at another group then, because another node writes; RecordUnavailable,
+        Unavailable, Rejected or Refused if it cannot be followed.
         """
         self.follow()
         position = self.position

@@ -34,7 +34,7 @@ class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
 
     vm: str  # its key
-    scope_id: str
+    scope_id: str  # of the VM's scope
     at: float  # lab time
     version: str  # api-version
     count: int = 0  # polls and approvals of this VM since it was added
@@ -47,8 +47,8 @@ class StoreCounts(NamedTuple):
     """The size of the fleet now, as `Store.counts` returns it."""
 
     vms: int  # without removed ones
-    scopes: int
-    hosts: int
+    scopes: int  # all that are stored
+    hosts: int  # all that are stored
     events: int  # live ones: scheduled or started
 
 

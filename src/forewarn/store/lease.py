@@ -87,7 +87,10 @@ class HeldLease:
 
     @property
     def explanation(self) -> str:
-        """Why the lease is not held (suspended, deposed or released), in a sentence; "" if it is."""
+        """Why the lease is not held (suspended, deposed or released), in a sentence; "" if it is.
+
+        A suspended lease says whether PostgreSQL waits for its standby or does not answer, or this process is too busy.
+        """
         state = self.state
         if state is LeaseState.HELD:
             return ""

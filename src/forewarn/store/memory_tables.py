@@ -35,16 +35,16 @@ class MemoryTables:
     events: dict[str, Event] = field(default_factory=dict)  # live or over
     live_events: dict[str, dict[str, Event]] = field(default_factory=dict)  # by scope id, then by event id
     hosts: dict[str, Host] = field(default_factory=dict)  # by name in lower case
-    gates: dict[str, Gate] = field(default_factory=dict)
-    requests: dict[str, MaintenanceRequest] = field(default_factory=dict)
+    gates: dict[str, Gate] = field(default_factory=dict)  # by id
+    requests: dict[str, MaintenanceRequest] = field(default_factory=dict)  # by id
     planned: dict[str, PlannedEvent] = field(default_factory=dict)  # by event id
     history: list[HistoryEntry] = field(default_factory=list)  # by ascending `seq`
     last_seq: int = 0  # of the last history entry ever written, even if it was pruned
     deliveries: dict[tuple[str, str, str], EventDelivery] = field(default_factory=dict)  # by event id, VM key, status
     last_polls: dict[str, LastPoll] = field(default_factory=dict)  # by VM key
-    clients: dict[str, RegisteredClient] = field(default_factory=dict)
-    grants: dict[str, Grant] = field(default_factory=dict)
-    webhooks: dict[str, WebhookSubscription] = field(default_factory=dict)
+    clients: dict[str, RegisteredClient] = field(default_factory=dict)  # by id
+    grants: dict[str, Grant] = field(default_factory=dict)  # by id
+    webhooks: dict[str, WebhookSubscription] = field(default_factory=dict)  # by id
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)  # by request id; oldest first
     configurations: dict[str, MaintenanceConfiguration] = field(default_factory=dict)  # by key
     assignments: dict[str, ConfigurationAssignment] = field(default_factory=dict)  # by key
@@ -166,7 +166,11 @@ class MemoryTables:
             self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
 
     def prune(self, before: float) -> int:
-        """Delete what `Store.prune` names, before this lab time; return how many history entries were deleted."""
+        """Delete what is older than this lab time; return how many history entries were deleted.
+
+        Those are history entries; events that are over, with their deliveries; requests that nothing kept refers to,
+        with their gates, measurements and replay scripts; and removed VMs that no kept event lists.
+        """
         kept = [entry for entry in self.history if entry.at >= before]
         deleted = len(self.history) - len(kept)
         self.history = kept

@@ -129,7 +129,10 @@ class PostgresRecord(SharedRecord):
 
     @property
     def is_pooled(self) -> bool:
-        """Whether a connection pooler is between this process and the server. Blocks; raises as other calls."""
+        """Return whether a connection pooler is between this process and the server; blocks.
+
+        Raises RecordUnavailable.
+        """
         return self._connected().is_pooled
 
     def check_revision(self) -> str:
@@ -166,7 +169,8 @@ class PostgresRecord(SharedRecord):
         """Take the lease under a new term; None if it has not expired, even if this holder has it.
 
         The server's clock decides. It lasts LEASE_S seconds without `renew_lease` or `commit`. After RecordUnavailable
-        it may have been taken all the same.
+        it may have been taken all the same. `holder` is the name of this node, `url` where other nodes reach it; both
+        are stored with the lease.
         """
         rows = self._write(_TAKE_LEASE, (holder, url))
         return _lease_row(rows) if rows else None
@@ -174,7 +178,8 @@ class PostgresRecord(SharedRecord):
     def renew_lease(self, term: int) -> bool:
         """Extend the lease by LEASE_S seconds from now; False if another node has taken it since.
 
-        An expired lease that nobody has taken is renewed, too. Raises RecordUnavailable.
+        An expired lease that nobody has taken is renewed, too. Raises RecordUnavailable. `term` is the one that
+        `take_lease` returned.
         """
         return self._write_count(_RENEW_LEASE, (term,)) == 1
 
@@ -270,7 +275,7 @@ class PostgresRecord(SharedRecord):
         """Return a context manager that gives all rows as of one group; the record can be written meanwhile.
 
         This connection can do nothing else until the `with` block ends. Raises RecordUnavailable, also while `tables`
-        is read.
+        is read. `tables` gives the rows table by table.
         """
         db = self._connected()
         with self._errors():

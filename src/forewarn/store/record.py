@@ -75,7 +75,7 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
 class RowChange(msgspec.Struct, frozen=True, array_like=True):
     """One row as it is after a group of writes."""
 
-    table: str
+    table: str  # its name
     key: SqlValues  # the values of its primary key
     row: SqlValues | None  # all columns in the order of the schema; None: the row is deleted
 
@@ -108,8 +108,8 @@ class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """A control node as it last described itself, for people."""
 
-    name: str
-    url: str
+    name: str  # unique in the cluster
+    url: str  # where other nodes reach it
     role: str  # such as "active" or "standby"
     version: str  # of forewarn
     number: int = 0  # of the last group in its copy
@@ -135,13 +135,15 @@ class SharedRecord(Protocol):
         """Take the lease under a new term; None if it has not expired, even if this holder has it.
 
         The server's clock decides. The holder renews it at least every LEASE_S seconds, with `renew_lease` or `commit`.
-        After RecordUnavailable it may have been taken: `read_lease` shows it, or it expires.
+        After RecordUnavailable it may have been taken: `read_lease` shows it, or it expires. `holder` is the name of
+        this node, `url` where other nodes reach it; both are stored with the lease.
         """
 
     def renew_lease(self, term: int) -> bool:
         """Extend the lease by LEASE_S seconds from now; False if another node has taken it since.
 
-        An expired lease that nobody has taken is renewed, too. Raises RecordUnavailable.
+        An expired lease that nobody has taken is renewed, too. Raises RecordUnavailable. `term` is the one that
+        `take_lease` returned.
         """
 
     def release_lease(self, term: int) -> None:

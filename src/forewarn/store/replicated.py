@@ -38,7 +38,10 @@ _RETRY_S = 0.2  # between attempts to find out an unknown outcome
 
 
 class LeaseGuard(Protocol):
-    """What the store needs to know of the lease; `HeldLease` implements it."""
+    """What the store needs to know of the lease; `HeldLease` implements it.
+
+    `check` raises while nothing may be written; `renewed` and `deposed` tell it what a commit has shown.
+    """
 
     def check(self) -> None:
         """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost."""
@@ -55,7 +58,8 @@ class RecordReplication(GroupReplication):
 
     `db` is the connection of the copy's writer, which is at the group of `position`. `clock` gives the lab time.
     `on_stop` is called, once, on the writer's thread, if this process must end (MustStop); from then on every write
-    raises that error. A group without changed rows of replicated tables is committed to the copy alone.
+    raises that error. A group without changed rows of replicated tables is committed to the copy alone. `lease` is the
+    one that this node took: its term guards every commit. `guard` says whether writes are allowed now.
     """
 
     def __init__(
@@ -194,10 +198,10 @@ class ReplicatedStore(SqliteStore):
         """Bring the copy at `path` up to the lease that this node has taken, and return the store; blocks.
 
         `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while `guard` does
-        not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later. `on_stop`: see
-        `RecordReplication`. Raises RecordUnavailable if the record cannot be reached, Unavailable for file errors,
-        Rejected or Refused if the file or the record cannot be used, RecordMismatch if another node writes. Starts a
-        writer thread, which `close` ends.
+        not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later. `clock` returns lab
+        time. `on_stop` is called, once and on the writer's thread, if this process must end. Raises RecordUnavailable
+        if the record cannot be reached, Unavailable for file errors, Rejected or Refused if the file or the record
+        cannot be used, RecordMismatch if another node writes. Starts a writer thread, which `close` ends.
         """
         follower = CopyFollower(path, record)
         try:

@@ -30,7 +30,7 @@ _decode = msgspec.msgpack.Decoder(tuple[RowChange, ...]).decode
 class ReplicatedTable(NamedTuple):
     """A table whose rows are in the record, with the names of its columns."""
 
-    name: str
+    name: str  # of the table
     columns: tuple[str, ...]  # in the order of the rows of `RowChange`; later releases add columns at the end
     key: tuple[str, ...]  # the primary key
     key_places: tuple[int, ...]  # where the columns of the key are in a row
@@ -60,7 +60,10 @@ def encode_changes(changes: Sequence[RowChange]) -> bytes:
 
 
 def decode_changes(body: bytes) -> tuple[RowChange, ...]:
-    """Return the changes that `encode_changes` encoded; msgspec.DecodeError if it did not."""
+    """Return the changes that `encode_changes` encoded; msgspec.DecodeError if it did not.
+
+    They are in the order in which they were encoded.
+    """
     return _decode(body)
 
 
@@ -98,7 +101,8 @@ def delete_sql(table: str, placeholder: str) -> str:
 def statements_of(changes: Iterable[RowChange], placeholder: str) -> list[tuple[str, list[SqlValues]]]:
     """Return the statements that apply changes, each with its rows: all deletes, then all upserts.
 
-    Deletes come first because a row may have the unique name of one that was deleted in the same group.
+    Deletes come first because a row may have the unique name of one that was deleted in the same group. `placeholder`
+    is that of the database driver, such as `?` or `%s`. One pair per table and kind of statement.
     """
     deletes: defaultdict[str, list[SqlValues]] = defaultdict(list)
     upserts: defaultdict[str, list[SqlValues]] = defaultdict(list)
@@ -131,6 +135,7 @@ class ChangeCapture:
 
     The constructor installs temporary triggers, which end with the connection. Call `reset` at the beginning of each
     transaction and `changes` before its COMMIT. After ROLLBACK TO a savepoint it returns some rows that did not change.
+    `db` is the connection that writes.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:

@@ -60,12 +60,12 @@ def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, .
 
 
 def read_host(body: bytes, version: int, arrivals: int) -> Host:
-    """Return a host from its JSON; the columns `version` and `arrivals` replace the fields there."""
+    """Return a host from its JSON (`body`); the columns `version` and `arrivals` replace the fields there."""
     return replace(_read_host(body), version=version, arrivals=arrivals)
 
 
 def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
-    """Return a gate from its JSON; the columns `version` and `wakes_at` replace the fields there.
+    """Return a gate from its JSON (`body`); the columns `version` and `wakes_at` replace the fields there.
 
     `wakes_at` is the lab time to check it next; None: only when a commit wakes it.
     """
@@ -73,17 +73,17 @@ def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
 
 
 def read_request(body: bytes, version: int) -> MaintenanceRequest:
-    """Return a request from its JSON; the column `version` replaces the field there."""
+    """Return a request from its JSON (`body`); the column `version` replaces the field there."""
     return replace(_read_request(body), version=version)
 
 
 def read_entry(body: bytes, seq: int) -> HistoryEntry:
-    """Return a history entry from its JSON, with the sequence number of its row."""
+    """Return a history entry from its JSON (`body`), with the sequence number of its row."""
     return replace(_read_entry(body), seq=seq)
 
 
 def read_webhook(body: bytes, cursor: int) -> WebhookSubscription:
-    """Return a webhook from its JSON; the column `cursor` replaces the field there."""
+    """Return a webhook from its JSON (`body`); the column `cursor` replaces the field there."""
     return replace(_read_webhook(body), cursor=cursor)
 
 
@@ -144,7 +144,10 @@ def host_row(host: Host) -> SqlRow:
 
 
 def event_row(event: Event) -> SqlRow:
-    """Return the row of an event as column → value, without its position, which the database gives."""
+    """Return the row of an event as column → value, without its position, which the database gives.
+
+    `body` is the whole event as JSON; the other columns are for queries.
+    """
     return {
         "id": event.id,
         "scope_id": event.scope_id,

@@ -62,7 +62,7 @@ def connect_copy_writer(path: Path) -> sqlite3.Connection:
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Open a connection to an existing file for reads beside the writer; raises sqlite3.Error.
 
-    It refuses writes. As that of `connect`, any thread may use it, and it begins no transaction by itself.
+    It refuses writes. Any thread may use it, and it begins no transaction by itself. The caller closes it.
     """
     return _connect_with_pragmas(path, "query_only = ON")
 
@@ -273,7 +273,8 @@ FileIdentity = tuple[int, int]  # device and inode: they stay the same when a fi
 class StoreFileCheck:
     """Detects that the database or the log of an open store was moved, deleted or replaced.
 
-    It compares device and inode with those that `check` found first.
+    It compares device and inode with those that `check` found first. `path` is the database file; the log is beside it,
+    with `-wal` at the end of its name.
     """
 
     def __init__(self, path: Path) -> None:

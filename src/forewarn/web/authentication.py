@@ -28,7 +28,7 @@ _UNKNOWN_CLIENT_HASH = hash_secret(new_secret())  # compared for an unknown clie
 class AuthenticationRequired(Unauthenticated):
     """The caller is not authenticated; the response is a 401.
 
-    `challenge` is the value for its WWW-Authenticate header.
+    `challenge` is the value for its WWW-Authenticate header. `message` is a sentence for people.
     """
 
     def __init__(self, message: str, challenge: str) -> None:

@@ -34,7 +34,10 @@ class VisibleDirectory:
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """The caller's grants, () if there are none; callers with equal grants see the same directory."""
+        """The caller's grants, () if there are none; callers with equal grants see the same directory.
+
+        In the order in which they were granted.
+        """
         return self._principal.grants
 
     def can_see(self, vm: Vm) -> bool:
@@ -176,7 +179,10 @@ class Visibility:
         return bool(entry.vm) and self._sees_every_vm_named(entry.vm)
 
     def visible_entries(self, entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
-        """The entries that the caller may see, in their order, each as `shown_entry` returns it."""
+        """The entries that the caller may see, in their order, as the caller is shown them.
+
+        Their texts name no faults, unless the caller sees everything.
+        """
         return [self.shown_entry(entry) for entry in entries if self.can_see_entry(entry)]
 
     def shown_entry(self, entry: HistoryEntry) -> HistoryEntry:

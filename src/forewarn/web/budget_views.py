@@ -21,14 +21,14 @@ class NewBudget(StrictBody, frozen=True, kw_only=True):
     """
 
     name: NonEmptyText  # letters, digits, `-`, `_` and `.`; in any case
-    max_vms: int = 0
+    max_vms: int = 0  # 0: not given
     max_percent: int = 0  # rounded down to whole VMs, but at least one VM
-    per: str = "everything"
+    per: str = "everything"  # see above
     location: str = ""  # "": VMs of all locations
     tag: str = ""  # such as `team=platform`; "": VMs with any tags or none
 
     def to_budget(self) -> Budget:
-        """Returns the budget that it describes, as `core.budgets.make_budget` does, which raises Rejected."""
+        """Returns the budget that it describes, raises Rejected for another grouping or tag."""
         return make_budget(
             self.name,
             max_vms=self.max_vms,
@@ -54,12 +54,12 @@ class BudgetGroupView(BaseView, frozen=True, kw_only=True):
 class BudgetView(BaseView, frozen=True, kw_only=True):
     """A budget, and how much of it is used in each of its groups, of which the first 1,000 are shown."""
 
-    name: str
+    name: str  # unique, ignoring case
     text: str  # in words: `2 VMs of each location out of service at once`
     max_vms: int  # 0: it is a percentage
     max_percent: int  # 0: it is a number of VMs
     per: str  # everything, location, fault-domain, scope or tag:NAME
-    location: str
+    location: str  # it counts only VMs there; "": of all locations
     tag: str  # such as `team=platform`; "": it does not select by tag
     groups: tuple[BudgetGroupView, ...]  # those with most VMs out first
 

@@ -122,7 +122,8 @@ class ConnectionSlot:
     `ConnectionSlots.open` and `refuse` make it. At first it is not signed in, and waits for its first request. Its
     owner releases it when the connection is closed. `group` is that of its peer's address, `principal_id` is "" until
     it is signed in, and `refusal`, if not None, is the error that answers its requests; `evict()` closes the connection
-    at once.
+    at once. `waits_since` (real time) is since when it waits for a whole request, None while one is answered; `pool`
+    has the connections among which it counts.
     """
 
     def __init__(self, slots: ConnectionSlots, group: str, pool: _Pool, now: float, evict: Callable[[], None]) -> None:
@@ -330,7 +331,10 @@ def address_group(address: str) -> str:
 
 
 def slot_state(slot: ConnectionSlot) -> dict[str, ConnectionSlot]:
-    """Return the ASGI state for requests of a connection, in which `claim_connection` finds its slot."""
+    """Return the ASGI state for requests of a connection, in which `claim_connection` finds its slot.
+
+    It has one entry, whose name is private to this module.
+    """
     return {_SLOT_STATE: slot}
 
 

@@ -141,7 +141,8 @@ class RequestContext:
         """The visible event, live or over, with this id or unique id prefix, in any case.
 
         A prefix has MIN_ID_PREFIX characters or more, and is searched among the live and the 10,000 newest events.
-        Raises NotFound, also for a shorter prefix, or Refused if several visible events match.
+        Raises NotFound, also for a shorter prefix, or Refused if several visible events match. `name` is the id or
+        prefix; blanks around it are ignored.
         """
         wanted = name.strip().upper()
         if (event := self.store.event(wanted)) is not None and self.can_see_scope(event.scope_id):
@@ -189,7 +190,7 @@ class RequestContext:
         return self.store.scope(ids[0]) if ids else None
 
     def find_request(self, name: str) -> MaintenanceRequest:
-        """The visible request with this full id, in any case. Raises NotFound, also for an invisible one."""
+        """The visible request whose full id is `name`, in any case; NotFound, also for an invisible one."""
         request = self.store.request(name.strip().lower())
         if request is None or not self.visibility.can_see_request(request):
             raise NotFound(f"request {name!r} does not exist", Remedy.LIST_REQUESTS)

@@ -132,9 +132,9 @@ class Dependencies:
     # Returns the body of `GET /service` without `endpoint`; a new dict.
     service_info: Callable[[], dict[str, Any]]
     # Results of the health checks, each with name, ok, text and remedy.
-    run_health_checks: Callable[[], Awaitable[Sequence[Any]]]
+    run_health_checks: Callable[[], Awaitable[Sequence[Any]]]  # of the service; one result per check
     # The name of the unix socket's caller in the history.
-    owner_name: str
+    owner_name: str  # of the user that runs the service, the caller on the unix socket
     # The base URL at which a lab serves a VM; empty on a real network.
     endpoint_of: Callable[[Vm], str] = _no_endpoint
     # The rules by which the metadata server answers VMs of a location.
@@ -144,34 +144,34 @@ class Dependencies:
     # How often the VM with this key polls, and how long ago it last did; None if it never did.
     pace_of: Callable[[str], PollingPace | None] = _no_pace
     # The Prometheus exposition; None if this service has no metrics.
-    render_metrics: Callable[[], Awaitable[bytes]] | None = None
+    render_metrics: Callable[[], Awaitable[bytes]] | None = None  # Prometheus text; None: no metrics
     # Both call the listener until the returned function is called.
-    subscribe_deliveries: Callable[[DeliveryListener], Callable[[], None]] = _no_deliveries
-    subscribe_polling: Callable[[PollingListener], Callable[[], None]] = _no_polling
+    subscribe_deliveries: Callable[[DeliveryListener], Callable[[], None]] = _no_deliveries  # to batches, once stored
+    subscribe_polling: Callable[[PollingListener], Callable[[], None]] = _no_polling  # to VMs that start to poll
     # Returns when VMs are shown all that is committed; None if a commit returns no earlier.
-    wait_until_published: Callable[[], Awaitable[None]] | None = None
+    wait_until_published: Callable[[], Awaitable[None]] | None = None  # waits until workers have all events
     # The connected supervisors of namespace VMs, by VM key.
-    vm_supervisors: Callable[[], Mapping[str, VmSupervisorInfo]] = dict
+    vm_supervisors: Callable[[], Mapping[str, VmSupervisorInfo]] = dict  # by VM key, those that run
     # Issues and redeems one-time links that sign in to the portal; None if there is no portal.
-    sign_in_links: SignInLinks | None = None
+    sign_in_links: SignInLinks | None = None  # None: no links
     # None: there is no sign-in, and only the unix socket is served.
     sign_in: TokenService | None = None
     # A caller's previews run one at a time.
-    preview_locks: CallerLocks = field(default_factory=CallerLocks)
+    preview_locks: CallerLocks = field(default_factory=CallerLocks)  # one preview at a time per caller
     # How the connections of each socket are divided among callers.
     connection_shares: ConnectionShares = field(default_factory=ConnectionShares.from_open_files)
     # For tokens and sessions, which lab time does not affect.
     real_time: Callable[[], float] = read_real_time
     # Whether the ARM facade rejects missing and unknown api-versions.
-    strict_api_versions: bool = False
+    strict_api_versions: bool = False  # ARM refuses api-versions that Azure does not have
     # The hypervisor and what it acts on, for people: `simulated: no real VM is touched, …`; "": not known.
-    hypervisor_text: str = ""
+    hypervisor_text: str = ""  # which one, for people
     # The control node that this service runs on; None if it runs alone.
-    control_node: ControlNodeView | None = None
+    control_node: ControlNodeView | None = None  # None: not in a cluster
     # The host nodes that answer VMs and act, as the service knows them now; None: this machine does.
-    host_nodes: Callable[[], Sequence[HostNodeInfo]] | None = None
+    host_nodes: Callable[[], Sequence[HostNodeInfo]] | None = None  # None: the service has no host nodes
     # Set on shutdown: long polls answer at once.
-    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)
+    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # set when the service stops
 
     @property
     def is_cluster(self) -> bool:

@@ -59,7 +59,10 @@ class ResourceIndex:
         self._groups: dict[str, str] = {}
 
     def update(self, vm: Vm) -> None:
-        """Adds or changes a VM; removes it if it has a `removed_at`. May be repeated."""
+        """Adds or changes a VM; removes it if it has a `removed_at`. May be repeated.
+
+        The VM is found by its key; without a change nothing happens.
+        """
         key, parents = vm.key, _parents_of(vm)
         listed = IndexedVm(key, vm_resource_id(vm), not (vm.is_uniform_instance or vm.cloud_service))
         known_parents = self._parents_by_key.get(key)
@@ -103,7 +106,10 @@ class ResourceIndex:
         return self._sorted_vms[wanted]
 
     def has_vms_in(self, resource: str) -> bool:
-        """Whether the subscription, group or set (its id, in any case) has a present VM, that is, exists."""
+        """Whether the subscription, group or set (its id, in any case) has a present VM, that is, exists.
+
+        `resource` is the resource id.
+        """
         return resource.casefold() in self._vms_by_resource
 
     def sets_within(self, resource: str) -> list[str]:

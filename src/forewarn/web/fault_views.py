@@ -18,7 +18,7 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     target: str  # in words
     vm: str  # a name; empty for a fault of a scope or of the whole fleet
     scope: str  # an id; empty for a fault of the whole fleet
-    who: str
+    who: str  # the name of who set it
     set_at: float  # lab time
     parameters: dict[str, float]  # by name, with the defaults of the kind
     count: int | None  # it ends after this many requests or events; None: no limit
@@ -34,11 +34,11 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
     """One scheduled fault of a storm: `after_s` is lab time since the storm began."""
 
     after_s: float
-    kind: str
+    kind: str  # a value of FaultKind
     vm: str  # its name
     count: int | None  # of requests or events that it affects; None: no limit
     for_s: float | None  # real time for faults on requests, lab time for those on events; None: happens at once
-    parameters: dict[str, float]
+    parameters: dict[str, float]  # by name; others have the defaults of the kind
     is_set: bool  # it was set already, or skipped, as when the VM was removed
 
 
@@ -47,7 +47,7 @@ class StormView(BaseView, frozen=True, kw_only=True):
 
     id: str  # such as s1
     seed: int  # the same seed, VMs and duration give the same schedule
-    who: str
+    who: str  # the name of who set it
     set_at: float  # lab time
     for_s: float
     gusts: tuple[StormFaultView, ...]  # its scheduled faults, in order
@@ -56,7 +56,7 @@ class StormView(BaseView, frozen=True, kw_only=True):
 class FaultParameterView(BaseView, frozen=True, kw_only=True):
     """The default and the bounds (both allowed) of a parameter of a kind of fault."""
 
-    default: float
+    default: float  # seconds if the name of the parameter ends with `_s`, else a count
     least: float
     most: float
 
@@ -67,7 +67,7 @@ class FaultKindView(BaseView, frozen=True, kw_only=True):
     `longest_s` is its longest and default duration; None: until it is cleared.
     """
 
-    kind: str
+    kind: str  # a value of FaultKind
     strikes: str  # requests, events or at once
     seen: str  # in words
     parameters: dict[str, FaultParameterView]  # by name
@@ -85,5 +85,5 @@ class FaultsView(BaseView, frozen=True, kw_only=True):
 class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
     """The faults and storms that a call ended; empty if none matched."""
 
-    cleared: tuple[FaultView, ...]
+    cleared: tuple[FaultView, ...]  # as they were, oldest first
     storms: tuple[StormView, ...]

@@ -60,7 +60,7 @@ class ForwardingApp:
 
     `target` returns "" while no node is active; `node` is the name of this node. With `owner`, the calls come from the
     unix socket, and count as those of the local owner of that name. `tls` verifies the certificate of the other node.
-    Close it at the end.
+    Close it at the end. `tokens` signs each call, so that the active node knows where it comes from.
     """
 
     def __init__(
@@ -88,9 +88,10 @@ class ForwardingApp:
     async def forward(
         self, scope: Scope, receive: Receive, send: Send, can_repeat: Callable[[], bool] = lambda: False
     ) -> None:
-        """Forward one HTTP call as `__call__`, but raise NodeUnreachable if it can be sent again.
+        """Forward one HTTP call and send the response; raises NodeUnreachable if it can be sent again.
 
-        `can_repeat` says whether the same messages can be received again.
+        `can_repeat` says whether the same messages can be received again. Otherwise a failure is answered with an
+        error, as is a call while no node is active, and one that was forwarded already.
         """
         if is_forwarded(scope):
             await not_active_response(scope, self._node)(scope, receive, send)
@@ -103,7 +104,9 @@ class ForwardingApp:
     async def request(self, scope: Scope, target: str, body: AsyncIterator[bytes]) -> httpx2.Response:
         """Send the call to the active node; returns its response, whose body is not read yet.
 
-        Raises httpx2.HTTPError or OSError if there is none, httpx2.InvalidURL if the path cannot be forwarded.
+        Raises httpx2.HTTPError or OSError if there is none, httpx2.InvalidURL if the path cannot be forwarded. `scope`
+        is the ASGI scope of the call, `target` the base URL of the active node, `body` the call's body in pieces. The
+        caller closes the response. Only connecting has a time limit.
         """
         call = ForwardedCall(
             node=self._node, scheme="https" if self._owner else str(scope["scheme"]), owner=self._owner
@@ -121,7 +124,7 @@ class ForwardingApp:
         return await self._transport.handle_async_request(request)
 
     def has_target(self, target: str) -> bool:
-        """Whether calls still go to this base URL."""
+        """Whether calls still go to this base URL: the active node has not changed since."""
         return self._target() == target
 
 
@@ -223,7 +226,7 @@ class ForwardedCallMiddleware:
     """ASGI middleware of the active node: verifies forwarding tokens, and restores what they say.
 
     A call without a token passes unchanged; one with an invalid token gets a 401. `forwarded_owner` returns the local
-    owner of a call that came from another node's unix socket.
+    owner of a call that came from another node's unix socket. `app` gets the calls; `tokens` verifies the tokens.
     """
 
     def __init__(self, app: ASGIApp, *, tokens: ForwardingTokens) -> None:
@@ -280,7 +283,11 @@ _REMEDIES: Mapping[Surface, str] = {
 
 
 def unavailable_response(scope: Scope, reason: str) -> Response:
-    """A 503 with Retry-After, whose sentence says what to do in the words of the caller's surface."""
+    """A 503 with Retry-After, whose sentence says what to do in the words of the caller's surface.
+
+    `reason` is the first part of the sentence: why no node can answer. `scope` is the ASGI scope of the call, whose
+    path says which surface it is.
+    """
     return _error_response(scope, 503, f"{reason}: {_REMEDIES[_surface(scope)]}")
 
 

@@ -16,7 +16,7 @@ ACTIVE_ROLES = ("active", "suspended")
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """A control node as it last described itself."""
 
-    name: str
+    name: str  # unique in the cluster
     url: str  # where the other nodes reach it
     role: str  # standby, starting, active, suspended or stopping; `silent` if it has not been seen for 10 s
     version: str  # of forewarn

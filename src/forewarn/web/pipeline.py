@@ -49,9 +49,9 @@ async def run_request(
 ) -> Response:
     """Authenticates the caller of a request, then returns the response of `handle`.
 
-    Every error of both becomes the response of `render_error(error, caller)`, whose caller is None if authentication
-    failed; if the client has gone, the response is an empty 400. Authentication comes before everything else: an
-    unknown caller learns nothing, not even that a body is too long.
+    `authenticate` returns the caller, or raises. Every error of both becomes the response of `render_error(error,
+    caller)`, whose caller is None if authentication failed; if the client has gone, the response is an empty 400.
+    Authentication comes before everything else: an unknown caller learns nothing, not even that a body is too long.
     """
     caller: Caller | None = None
     try:
@@ -93,8 +93,8 @@ async def run_route(context: RequestContext, route: ApiRoute, call: HandlerCall,
     A repeated call of the same caller with the same `key` ("": none) does not run the handler: it returns what the
     route's `show_repeated` returns for the request of the first call, as it is now. The caller must still see that
     request, else NotFound; the route's right is not checked again. For routes that create no request the key is
-    ignored. Raises Rejected if the first call asked for something else, and what `authorize_and_parse` and the handler
-    raise.
+    ignored. Raises Rejected if the first call asked for something else, Forbidden, NotFound or Refused for the
+    resources that it names, Rejected for its body or query, and what the handler raises.
     """
     show_repeated = route.show_repeated
     if not key or show_repeated is None:

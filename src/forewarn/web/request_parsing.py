@@ -91,7 +91,7 @@ class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):
     enablement is on-request.
     """
 
-    by_s: float
+    by_s: float  # seconds of lab time
     without_polls: bool = False
 
 

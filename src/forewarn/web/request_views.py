@@ -44,13 +44,14 @@ class RequestStatus:
     events: list[Event]  # that it has published, oldest first; of `perform-maintenance` those that it approved
     planned: tuple[PlannedEvent, ...]  # events that are not published yet; () when it is over
     skip_reasons: tuple[str, ...]  # why parts of it did not become events, in sentences; () until it is over
-    publication_waits: tuple[str, ...]  # which budgets keep a rollout from publishing more, in clauses
+    publication_waits: tuple[str, ...]  # what keeps a rollout from publishing more, in clauses; () if nothing
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
     """Read the state, the events and the planned events of a request from the store.
 
-    Does not check whether the user may see the request: check that before. Events are those of `request_events`.
+    Does not check whether the user may see the request: check that before. Events are oldest first; of
+    `perform-maintenance` they are those that it approved.
     """
     events = request_events(context, request)
     planned = tuple(context.store.planned(request_id=request.id))
@@ -113,8 +114,8 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
     """The events that the request has published so far, live or over, oldest first.
 
-    For `perform-maintenance` instead the events that it approved, as far as they are still stored. Each is as
-    `Visibility.shown_event` shows it to the caller.
+    For `perform-maintenance` instead the events that it approved, as far as they are still stored. Their texts name no
+    faults, unless the caller sees everything.
     """
     if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
         found = context.store.events(request_id=request.id)

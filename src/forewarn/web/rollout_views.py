@@ -18,7 +18,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     state: str  # that of any request: in progress, succeeded, failed or canceled
     why: str  # the reason of its progress, such as why it was aborted
     closed: bool  # nothing is left to publish, withdraw or wait for
-    who: str
+    who: str  # the name of who requested it
     at: float  # when it was requested, in lab time
     notice_s: float  # of its events, in lab time
     max_failures: int  # 0: failures never stop it

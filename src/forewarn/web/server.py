@@ -358,7 +358,7 @@ class ServingState:
     """How a socket divides its connections, and the event that is set when it stops serving."""
 
     connection_shares: ConnectionShares = field(default_factory=ConnectionShares.from_open_files)
-    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)
+    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # set when it stops
 
     @classmethod
     def of_app(cls, app: Any) -> ServingState:

@@ -27,7 +27,7 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
     within_s: DurationSeconds  # from an hour to 366 days
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
     notice_s: DurationSeconds = 0  # lab time; 0: the minimum, 15 minutes
-    at_once: int = 1
+    at_once: int = 1  # hosts, from 1
     windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
 
@@ -65,13 +65,13 @@ class HostVisitView(BaseView, frozen=True, kw_only=True):
 class StandingOrderView(BaseView, frozen=True, kw_only=True):
     """The standing order and its progress; `is_set` is false, and the rest empty, if there is none."""
 
-    is_set: bool
-    within_s: float = 0
-    impact: str = ""
-    notice_s: float = 0
+    is_set: bool  # False: there is no order
+    within_s: float = 0  # lab time within which each host is visited
+    impact: str = ""  # update, migrate or reboot
+    notice_s: float = 0  # of its events, in lab time
     windows: str = ""  # when its events may start without an approval, for people; "": at any time
-    at_once: int = 0
-    who: str = ""
+    at_once: int = 0  # how many hosts are visited at a time
+    who: str = ""  # the name of who gave it
     at: float | None = None  # when it was given, in lab time
     total: int = 0  # hosts of the fleet
     visited: int = 0  # hosts whose last visit is not longer ago than the interval
@@ -86,7 +86,11 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
 
 
 def read_standing_order(context: RequestContext) -> StandingOrderView:
-    """Returns the standing order and its progress; does not check what the caller may see."""
+    """Returns the standing order and its progress; does not check what the caller may see.
+
+    Hosts are sorted by when they are late, then by when they are due; the first 1,000 are shown. `is_set` is false if
+    there is no order.
+    """
     order = context.control.standing_order.order
     if order is None:
         return StandingOrderView(is_set=False)

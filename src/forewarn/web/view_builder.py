@@ -50,7 +50,10 @@ class ViewBuilder:
         self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, set by `fleet`
 
     def events(self, events: Iterable[Event]) -> tuple[EventView, ...]:
-        """Views of these events, in the same order, each as `event` returns it."""
+        """Views of these events, in the same order, with what they wait for and when they were delivered.
+
+        Deliveries are those that are stored: flush observations first.
+        """
         return tuple(self.event(event) for event in events)
 
     def scopes_of(self, events: Iterable[Event]) -> tuple[ScopeSummaryView, ...]:
@@ -64,7 +67,8 @@ class ViewBuilder:
     def event(self, event: Event) -> EventView:
         """The view of an event, with what it waits for and when it was first delivered to a VM.
 
-        Its texts are those of `Visibility.shown_event`. Deliveries are those that are stored: flush observations first.
+        Its texts name no faults, unless the caller sees everything. Deliveries are those that are stored: flush
+        observations first.
         """
         event = self._context.visibility.shown_event(event)
         row = event.rules
@@ -194,7 +198,10 @@ class ViewBuilder:
         )
 
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
-        """The view of a host with the names of `vms`; if that is None, of all VMs on it, visible or not."""
+        """The view of a host with the names of `vms`; if that is None, of all VMs on it, visible or not.
+
+        `unreachable` says whether it answers the hypervisor now.
+        """
         names = tuple(vm.name for vm in (self._store.vms(host=host.name) if vms is None else vms))
         return HostView(
             name=host.name,
@@ -207,7 +214,10 @@ class ViewBuilder:
         )
 
     def scope(self, scope: Scope) -> ScopeSummaryView:
-        """The view of a scope with the names of its present VMs and the number of its live events."""
+        """The view of a scope with the names of its present VMs and the number of its live events.
+
+        Its epoch, incarnation and times are those that are stored.
+        """
         return ScopeSummaryView(
             id=scope.id,
             title=scope_title(scope),

@@ -21,10 +21,10 @@ class BaseView(msgspec.Struct, frozen=True, kw_only=True):
 class HostView(BaseView, frozen=True, kw_only=True):
     """A host with its health (healthy, degraded or failed) and the names of its visible VMs."""
 
-    name: str
-    location: str
+    name: str  # as the fleet spells it
+    location: str  # its name
     zone: str  # "": none
-    health: str
+    health: str  # healthy, degraded or failed
     unreachable: bool  # it does not answer the hypervisor; acts on its VMs wait, and it has not failed
     confirmed_down: bool  # an operator states that it is certainly down, so its VMs may be started elsewhere
     vms: tuple[str, ...]  # in the order they were added
@@ -38,7 +38,7 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
 
     id: str  # such as `set:SUBSCRIPTION/GROUP/NAME` in lower case
     title: str  # such as `availability set web`
-    enabled: bool
+    enabled: bool  # whether documents show its events
     enabled_at: float | None  # lab time; None: not enabled
     epoch: int  # how often it was enabled or reset
     incarnation: int  # of its document, within the epoch
@@ -86,12 +86,12 @@ class EventView(BaseView, frozen=True, kw_only=True):
     status: str  # scheduled, started or over
     source: str  # Platform or User
     vms: tuple[str, ...]  # names
-    published_at: float
+    published_at: float  # lab time
     not_before: float
-    approved_at: float | None
+    approved_at: float | None  # lab time; None: not approved
     approved_by: str  # "": not approved
-    started_at: float | None
-    over_at: float | None
+    started_at: float | None  # lab time; None: not started
+    over_at: float | None  # lab time; None: it is live
     ending: str | None  # finished, failed, withdrawn or not needed; None while it is live
     reason: str  # why it failed or was withdrawn
     note: str  # why it has no or less notice than usual
@@ -114,31 +114,31 @@ class VmView(BaseView, frozen=True, kw_only=True):
     Texts are empty where a VM has no such value.
     """
 
-    name: str
+    name: str  # unique in its resource group
     key: str  # `subscription/group/name` in lower case
-    resource_group: str
-    subscription_id: str
-    location: str
-    zone: str
+    resource_group: str  # its name
+    subscription_id: str  # mostly a GUID
+    location: str  # that of its host
+    zone: str  # "": none
     scope: str  # the id of its scope
     title_of_scope: str  # such as `availability set web`
-    computer_name: str
+    computer_name: str  # its hostname
     size: str  # such as Standard_D2s_v5
     os_type: str  # Linux or Windows
-    availability_set: str
+    availability_set: str  # its name; "": none, as in the next three
     scale_set: str
     orchestration: str  # of its scale set: Uniform or Flexible; "" if it is in none
     placement_group: str
     cloud_service: str
-    update_domain: int
-    fault_domain: int
+    update_domain: int  # from 0
+    fault_domain: int  # from 0
     priority: str  # Regular or Spot
     eviction_policy: str  # Deallocate or Delete; it matters only for a Spot VM
     terminate_notice_min: int  # minutes; 0: no terminate notification
     auto_approve: AutoApprovalView
     approves_all_down: bool  # False: its policy approves nothing that stops the last running VM of its scope
     narrow_delivery: bool  # it sees only the events that hit it, not those of other VMs of its set
-    tags: dict[str, str]
+    tags: dict[str, str]  # name → value
     address: str  # its IP address in a trusted network
     url: str | None  # where the VM reads its events in a lab; None on a real network, or if it is not served
     host: str  # "" while deallocated
@@ -153,8 +153,8 @@ class VmView(BaseView, frozen=True, kw_only=True):
 class AutoApprovalView(BaseView, frozen=True, kw_only=True):
     """Which operations that a user requests for a VM are approved automatically, and so start at once."""
 
-    restart: bool
-    redeploy: bool
+    restart: bool  # restarts that users request
+    redeploy: bool  # redeploys that users request
 
     @classmethod
     def from_approval(cls, approval: AutoApproval) -> AutoApprovalView:
@@ -204,7 +204,7 @@ class FieldChangeView(BaseView, frozen=True, kw_only=True):
 class ObjectChangeView(BaseView, frozen=True, kw_only=True):
     """A host or VM that a fleet file changes, with its changed fields."""
 
-    name: str
+    name: str  # of the host or VM
     fields: tuple[FieldChangeView, ...]
 
 
@@ -218,7 +218,7 @@ class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
     source: str  # the name of the file in messages
     summary: str  # how many VMs and hosts to add, change and remove, in words
     is_empty: bool  # the file asks for no change; problems do not count
-    hosts_added: tuple[str, ...]
+    hosts_added: tuple[str, ...]  # names, as in the next tuples
     hosts_changed: tuple[ObjectChangeView, ...]
     hosts_removed: tuple[str, ...]
     added: tuple[str, ...]
@@ -281,7 +281,7 @@ class RequestStatusView(EventListView, frozen=True, kw_only=True):
 
     request: RequestView
     replaced: tuple[str, ...]  # ids of the pending events that its events replaced
-    state: str
+    state: str  # in progress, succeeded, failed or canceled
     waits_for: tuple[str, ...]  # while it is in progress
     skipped: tuple[str, ...]  # when it is over: why parts of it did not become events, in sentences
 
@@ -307,9 +307,9 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     what: str  # its kind, such as requested, published or started
     text: str  # a sentence for people
     who: str  # the name of the user or client, or of the service itself
-    scope_id: str
-    event_id: str
-    request_id: str
+    scope_id: str  # of the scope that it is about; "": none or several
+    event_id: str  # upper case; "": none or several
+    request_id: str  # lower case; "": none
     vm: str  # the name of the VM, not its key; "" also if the entry is about several VMs
     host: str  # the name of the host
 
@@ -322,7 +322,7 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
 class HistoryPruneView(BaseView, frozen=True, kw_only=True):
     """How many history entries were deleted; events deleted with them are not counted."""
 
-    pruned: int
+    pruned: int  # entries
 
 
 class ClockView(BaseView, frozen=True, kw_only=True):
@@ -330,21 +330,21 @@ class ClockView(BaseView, frozen=True, kw_only=True):
 
     now: float  # POSIX seconds
     speed: float  # seconds of lab time per second of real time; 0: the clock is stopped
-    lab: bool
+    lab: bool  # whether the clock can be moved
 
 
 class BackupView(BaseView, frozen=True, kw_only=True):
     """The path of a new backup file on the service's machine, and its size in bytes."""
 
-    path: str
+    path: str  # absolute
     bytes: int
 
 
 class HealthCheckView(BaseView, frozen=True, kw_only=True):
     """The result of one health check; `remedy` says what to do if it failed."""
 
-    name: str
-    ok: bool
+    name: str  # of the check
+    ok: bool  # whether it found no problem
     text: str  # what the check found
     remedy: str  # means something only if `ok` is false
 
@@ -364,7 +364,7 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # of its request
     vm: str  # the name of the VM whose scope it is shown to
     scope: str  # the id of that scope
-    who: str
+    who: str  # the name of who requested it
     at: float  # when it was requested, in lab time like the times below
     speed: float  # 2: twice as fast as recorded
     loops: int  # how often the recording is replayed in all

@@ -26,6 +26,7 @@ class WebhookDispatcher:
     `limits` apply to each request. `now` returns lab time, for messages that test or validate a receiver. `real_time`
     is the clock of signatures and reports, `sleep` waits in real time, and `random` (0 to 1) spreads retries; tests
     replace them. The attribute `verification` tests and validates single receivers, also while `run` does not run.
+    `client` makes the calls; it stays the caller's.
     """
 
     def __init__(
@@ -50,8 +51,7 @@ class WebhookDispatcher:
     def require_allowed(self, url: str) -> None:
         """Raises Rejected if this cannot be a URL, or names an address that the service may not call.
 
-        Host names other than `localhost` are not resolved here; sending checks their addresses. See
-        `HttpClient.require_allowed`.
+        Host names other than `localhost` are not resolved here; sending checks their addresses. Sends nothing.
         """
         self._client.require_allowed(url)
 

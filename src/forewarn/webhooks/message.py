@@ -51,18 +51,18 @@ class WebhookStore(Protocol):
 
 
 class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An HTTP request to a receiver, signed already; see `build_request`."""
+    """An HTTP request to a receiver, signed already."""
 
-    url: str
+    url: str  # of the receiver
     headers: dict[str, str]  # by name; the signature is among them
-    body: bytes = b""
-    method: str = "POST"
+    body: bytes = b""  # JSON; b"": none
+    method: str = "POST"  # POST, or OPTIONS for the handshake of CloudEvents
 
 
 class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A receiver's HTTP response, with the beginning of its body."""
 
-    status: int
+    status: int  # the HTTP status code
     headers: dict[str, str] = {}  # names in lower case
     body: bytes = b""  # at most as much as `HttpLimits` allow
 

@@ -35,7 +35,7 @@ class DeliveryTestResult(msgspec.Struct, frozen=True, kw_only=True):
 class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON body with which an Event Grid receiver echoes the validation code, as `validationResponse`."""
 
-    code: str = msgspec.field(name="validationResponse")
+    code: str = msgspec.field(name="validationResponse")  # the one that was sent
 
 
 class ReceiverVerification:

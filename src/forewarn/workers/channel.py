@@ -26,7 +26,7 @@ class WorkerChannel:
 
     Create it inside a running event loop; it starts to read from `sock`, and owns that. `for_worker`: this is the
     worker's end. An error that `on_message` raises makes the channel fail. `on_lost(reason)` is called once, when the
-    channel has failed and is closed, but not after `close`.
+    channel has failed and is closed, but not after `close`. `sent_count` counts the messages given to `send`.
     """
 
     def __init__(

@@ -57,7 +57,8 @@ class MetadataFrontend:
 
     Call `network_listeners.bind`, `prepare`, `publish` for each scope, `serve`, and at the end `drain`. `callers` says
     which VM calls from where; its owner changes it at any time. `clock` is passed on to workers if it is a lab's.
-    `network_listeners`: those of the configuration, if they were made before; None: make them.
+    `real_time` returns POSIX seconds. `network_listeners`: those of the configuration, if they were made before; None:
+    make them.
     """
 
     def __init__(
@@ -139,9 +140,10 @@ class MetadataFrontend:
         await self.server.drain(timeout_s)
 
     async def reload_workers(self, timeout_s: float) -> None:
-        """Replace every worker process, one after the other; see `WorkerPool.reload`.
+        """Replace every worker process, one after the other, without refusing a connection.
 
-        Does nothing without workers. Each has `timeout_s` seconds for the requests in progress.
+        Does nothing without workers. Each has `timeout_s` seconds for the requests in progress. A worker whose
+        successor does not start stays. Returns when all are replaced.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
@@ -181,7 +183,7 @@ class MetadataFrontend:
     def describe_workers(self) -> list[dict[str, Any]]:
         """The state of each worker process, as in `GET /service`: "pid", "ready" and "behind_ms".
 
-        Empty without workers. See `WorkerPool.describe`.
+        "ready" says whether it serves, "behind_ms" is its lag. Empty without workers.
         """
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 
@@ -192,7 +194,7 @@ class MetadataFrontend:
     def worker_lags(self) -> list[tuple[float, float]]:
         """For each worker, in seconds, how long its last answer took and how long it owes one now.
 
-        Empty without workers. See `WorkerPool.worker_lags`.
+        Both are infinite for a worker that is missing. Empty without workers.
         """
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 

@@ -29,7 +29,8 @@ class WorkerHandle:
     message of the worker; `on_lost(handle)` is called once, when the channel is gone. The pool sets `is_ready` and
     `is_draining`, which are False at first. Events: `start_settled` (it is ready, or has failed), `stopped_accepting`
     (its slot needs another worker), `disconnected` (the channel is gone; the process may still run). `lag_s` is how
-    long its last answer took, in seconds; `request_counts` are those of its last report.
+    long its last answer took, in seconds; `request_counts` are those of its last report. `missed_heartbeats` counts
+    those in a row without an answer; `socket_ids` are the ids of the sockets that it accepts on.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class WorkerHandle:
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
         """Send an encoded message in place of an unsent one with the same key, with a socket if given.
 
-        Returns at once; does nothing if the worker is gone. See `WorkerChannel.send_latest`. Every 250th call also
-        requests an echo, so that a worker that receives a whole fleet shows progress.
+        Returns at once; does nothing if the worker is gone. It takes the older one's place in the order. Every 250th
+        call also requests an echo, so that a worker that receives a whole fleet shows progress. `payload` is the
+        encoded message. The socket stays the caller's.
         """
         self._channel.send_latest(key, payload, sock)
         self._latest_sent += 1
@@ -89,7 +91,8 @@ class WorkerHandle:
     def send_heartbeat(self) -> asyncio.Future[None]:
         """Send an echo request that counts as missed until the worker answers anything.
 
-        Adds 1 to `missed_heartbeats`, which any answer of the worker sets to 0. Returns a future, see `request_echo`.
+        Adds 1 to `missed_heartbeats`, which any answer of the worker sets to 0. Returns a future, done when the worker
+        has applied everything sent so far, or is gone.
         """
         self.missed_heartbeats += 1
         return self.request_echo()

@@ -55,7 +55,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class BeginServing(_Message, frozen=True):
     """To a worker: how to serve. The first message, sent once."""
 
-    rules: EndpointRules
+    rules: EndpointRules  # for all other locations
     rules_by_location: dict[str, EndpointRules]  # for locations that differ from `rules`
     first_answer_delay_s: float  # how long responses are delayed after a scope was enabled (spec §8.1)
     requests_per_s: float | None  # per VM, in each worker; None: no limit
@@ -85,7 +85,7 @@ class VmPlacement(_Message, frozen=True):
 class ScopeUpdate(_Message, frozen=True):
     """To a worker: what the VMs of a scope see from now on. Other fields are those of `PublishedScope`."""
 
-    scope_id: str
+    scope_id: str  # of the scope in the store
     enabled: bool  # False: the next request of a VM must be sent to the owner, which enables it
     epoch: int  # part of every ETag
     document: Document  # what polls get, unless one of the last fields says otherwise
@@ -115,7 +115,7 @@ class OpenListenerRequest(_Message, frozen=True):
     """To a worker: accept on the socket that is sent along, which this id names in `CloseListener`."""
 
     id: int  # of the socket, given by the owner
-    strategy: IdentityKind
+    strategy: IdentityKind  # how VMs are identified there
     arguments: tuple[str, ...]  # the arguments of the strategy's class
     is_loopback: bool  # only programs on this machine can connect
 
@@ -144,7 +144,7 @@ class EchoRequest(_Message, frozen=True):
 class ReportRequest(_Message, frozen=True):
     """To a worker: send what you have observed, of at most 5,000 VMs; the last report has this id."""
 
-    id: int
+    id: int  # unique per worker, from 1
 
 
 class ResumeAccepting(_Message, frozen=True):
@@ -208,7 +208,7 @@ class ObservationReport(_Message, frozen=True):
     """To the owner: polls, deliveries and fault hits since the last report; poll counts are increments."""
 
     polls: list[LastPoll] = []  # the last one of each VM that polled
-    deliveries: list[EventDelivery] = []
+    deliveries: list[EventDelivery] = []  # first deliveries of events to VMs
     hits: list[FaultHits] = []
     id: int = 0  # of the report request that this completes; 0: none
     counted: RequestTotals | None = None  # request counts since the worker started; None: as in the last report
@@ -220,8 +220,8 @@ class EnableRequest(_Message, frozen=True):
     The reply, with the same id, is `RequestDone` or `RequestFailed`.
     """
 
-    id: int
-    vm: str
+    id: int  # unique per worker
+    vm: str  # its key
 
 
 class ApproveRequest(_Message, frozen=True):
@@ -230,8 +230,8 @@ class ApproveRequest(_Message, frozen=True):
     The reply, with the same id, is `RequestDone` or `RequestFailed`.
     """
 
-    id: int
-    vm: str
+    id: int  # unique per worker
+    vm: str  # its key
     event_ids: tuple[str, ...]  # in upper case
 
 
@@ -241,9 +241,9 @@ class WorkerTokenRequest(_Message, frozen=True):
     The reply, with the same id, is `TokenGranted`, `TokenDenied` or `RequestFailed`.
     """
 
-    id: int
+    id: int  # unique per worker
     identity: ManagedIdentity
-    resource: str
+    resource: str  # as the VM gave it
 
 
 class OwnerSilent(_Message, frozen=True):
@@ -322,7 +322,8 @@ def scope_message(scope: PublishedScope, *, only: Collection[str] | None = None)
 def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) -> OpenListenerRequest:
     """Make the message, with id `number`, that lets a worker accept on a socket with this strategy.
 
-    Sends nothing; give the socket to `WorkerHandle.send_latest` with the message.
+    Sends nothing; give the socket to `WorkerHandle.send_latest` with the message. `is_loopback` says whether the socket
+    is one of a lab's loopback listeners.
     """
     names = getattr(strategy, "__slots__", ())
     return OpenListenerRequest(number, strategy.kind, tuple(getattr(strategy, name) for name in names), is_loopback)

@@ -48,7 +48,7 @@ class NetworkListeners:
     """The listeners on real networks that the settings define, opened and closed with their devices.
 
     `helper_socket`: where `forewarn sockets` passes the open sockets; None: this process opens them. Call `assign_vms`,
-    `bind` and `start`, in this order, and `stop` at the end.
+    `bind` and `start`, in this order, and `stop` at the end. `specs` are the configured listeners.
     """
 
     def __init__(self, specs: Sequence[ListenerSpec], *, helper_socket: Path | None = None) -> None:

@@ -49,7 +49,8 @@ class WorkerPool:
     it ends. `begin` is the first message to each worker; `backend` carries out, in this process, what VMs ask of them;
     workers get every change of `callers` and of `clock`, if that is a lab's. `metrics_sockets`: one per worker, or
     none. A worker is killed if it does not answer for `hung_timeout_s` or, before its first answer, for
-    `start_timeout_s`. The attributes `observations` and `faults` collect what workers report.
+    `start_timeout_s`. The attributes `observations` and `faults` collect what workers report. `echo_delays_s` has the
+    seconds from recent heartbeats to their answers, the latest last.
     """
 
     def __init__(

@@ -85,6 +85,7 @@ class MetadataPublisher:
 
     A VM's place is the attachment from which it calls. `frontend` answers the VMs. `open` makes the publisher and binds
     the sockets, `start` begins serving, `drain` ends it. `lab` has the loopback listeners of a lab, None outside a lab.
+    `config` has its settings, `control` the control plane whose store it follows.
     """
 
     def __init__(

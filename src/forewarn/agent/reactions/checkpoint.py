@@ -34,7 +34,10 @@ class CheckpointOptions:
 
 
 class CheckpointReaction:
-    """Saves and restores a checkpoint. It notes a finished save, so that half a one is never restored."""
+    """Saves and restores a checkpoint. It notes a finished save, so that half a one is never restored.
+
+    `options` are its validated options, as for every reaction.
+    """
 
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options

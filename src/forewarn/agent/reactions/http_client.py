@@ -34,9 +34,9 @@ class HttpCall:
     """One HTTP request to send."""
 
     url: str  # http or https
-    method: str = "GET"
+    method: str = "GET"  # of HTTP
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # in addition to Host and the like
-    body: bytes = field(default=b"", repr=False)
+    body: bytes = field(default=b"", repr=False)  # b"" for none
     ca_file: Path | None = None  # the CAs to trust for https; None: the system's
     secrets: tuple[str, ...] = field(default=(), repr=False)  # header values to remove from messages
 
@@ -45,7 +45,7 @@ class HttpCall:
 class HttpReply:
     """The reply to a call, of any status."""
 
-    status: int
+    status: int  # of HTTP
     text: str  # the whole body, decoded as UTF-8; it may contain secrets
     secrets: tuple[str, ...] = field(default=(), repr=False)  # those of the call
 

@@ -183,7 +183,7 @@ def check_url(key: str, given: str) -> None:
 def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tuple[int, ...]:
     """The whole numbers under `key`, given as a list or a single number; () if the key is absent.
 
-    Raises BadOption if one is not a whole number from `least` to `most`.
+    Raises BadOption if one is not a whole number from `least` to `most`. In the order of the list.
     """
     value = raw.get(key, [])
     items = value if isinstance(value, list) else [value]

@@ -21,7 +21,7 @@ _POLL_INTERVAL_S = 0.05
 class ProcessInfo:
     """A process of this machine: its pid with its start time, because a pid may be reused."""
 
-    pid: int
+    pid: int  # the process id
     group: int  # process group id
     start_ticks: int  # clock ticks from the boot to its start
 

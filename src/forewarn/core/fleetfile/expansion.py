@@ -47,7 +47,7 @@ _LOCATION_KEYS = PARENT_KEYS | {"location", "zone", "zones", "host"}
 class VmBatch:
     """The VMs that one table declares, with the facts that later checks need."""
 
-    table: ParsedTable[Any]
+    table: ParsedTable[Any]  # the table that declares them: of a scale set, a role or [[vms]]
     vms: list[Vm]  # without vm_id, and with a host only if the table names one
     unspecified_fields: frozenset[str]  # fields of Vm that the file does not set
     has_clear_location: bool  # False: a reported problem leaves their location or parent unclear

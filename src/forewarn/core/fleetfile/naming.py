@@ -53,7 +53,8 @@ def is_pattern(text: str) -> bool:
 def numbered_pattern(text: str, *, counted: bool) -> str:
     """Return the pattern for names: with a count, a name without {n} gets -{n}, even for a count of 1.
 
-    `counted`: the table has a count. So the name of the first VM stays the same when the count grows.
+    `text` is the name in the table, `counted` whether the table has a count; without a count, the text is returned as
+    it is. So the name of the first VM stays the same when the count grows.
     """
     return f"{text}-{{n}}" if counted and not is_pattern(text) else text
 

@@ -42,7 +42,10 @@ class ProblemCollector:
         self._reported: set[tuple[int, str]] = set()
 
     def add(self, line: int, what: str, remedy: str, *, rule: str = "") -> None:
-        """Add a problem, unless that line has one with the same `rule`, or without a rule the same `what`."""
+        """Add a problem, unless that line has one with the same `rule`, or without a rule the same `what`.
+
+        `line` is from 1, 0 for none; `what` says what is wrong, `remedy` what to write instead, each as a clause.
+        """
         key = (line, rule or what)
         if key not in self._reported:
             self._reported.add(key)

@@ -19,16 +19,16 @@ from forewarn.core.placement import HostAllocator
 class DeclaredSubscription(msgspec.Struct, frozen=True, kw_only=True):
     """A [[subscriptions]] table: the name that a fleet file gives to a subscription id."""
 
-    id: str
-    name: str
+    id: str  # a GUID, or another text
+    name: str  # by which tables of the file refer to it
 
 
 class DeclaredResourceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A [[resource_groups]] table, with the subscription and location that it inherits."""
 
-    name: str
-    subscription_id: str
-    location: str
+    name: str  # as the file writes it
+    subscription_id: str  # its own, else that of [defaults]
+    location: str  # its own, else that of [defaults]
     tags: dict[str, str] = {}  # not inherited by its VMs
 
 

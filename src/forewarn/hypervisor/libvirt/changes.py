@@ -33,13 +33,16 @@ class DomainChanges:
         self._any_change = asyncio.Event()
 
     def forget(self, host: str, vm: str) -> None:
-        """Forget changes of this VM up to now: somebody is about to look at it."""
+        """Forget changes of this VM up to now: somebody is about to look at it.
+
+        `host` and `vm` are names, in any case.
+        """
         self._changed.discard((host.casefold(), vm.casefold()))
 
     async def wait_for(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Return True once the VM has changed since it was forgotten, and False after this many seconds.
+        """Return True once the VM has changed since `forget`, and False after `within_s` seconds.
 
-        They are seconds of real time. True also forgets the changes so far.
+        They are seconds of real time. True also forgets the changes so far. `host` and `vm` are names, in any case.
         """
         key = (host.casefold(), vm.casefold())
         with contextlib.suppress(TimeoutError):
@@ -52,7 +55,10 @@ class DomainChanges:
 
     @contextlib.contextmanager
     def subscribe(self) -> Iterator[asyncio.Queue[DomainChange]]:
-        """Return a context manager that gives a queue, which gets every later change until the block is left."""
+        """Return a context manager that gives a queue, which gets every later change until the block is left.
+
+        The queue is not bounded.
+        """
         queue: asyncio.Queue[DomainChange] = asyncio.Queue()
         self._subscribers.add(queue)
         try:

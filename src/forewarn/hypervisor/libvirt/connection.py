@@ -53,7 +53,11 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def check_libvirt(settings: LibvirtSettings) -> None:
-    """Raise Rejected if the settings of a host are wrong; the message names the setting."""
+    """Raise Rejected if the settings of a host are wrong; the message names the setting.
+
+    Wrong are lock directories, a URI that is none or that two hosts have, a timeout that is not above 0, and a fence
+    command that begins with an empty string. Connects to nothing.
+    """
     if settings.lock_directories:
         raise Rejected(
             "setting 'libvirt.lock_directories' cannot be used, because libvirt does not say which host holds the lock "
@@ -75,7 +79,7 @@ def check_libvirt(settings: LibvirtSettings) -> None:
 
 
 class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that a host reported; it does not say who caused it."""
+    """A change that a host reported, of a domain or of itself; it does not say who caused it."""
 
     host: str  # its name, as the settings spell it
     vm: str  # the domain's name; "": about the host itself
@@ -85,8 +89,8 @@ class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
 class LibvirtConnection:
     """The connection to one host, opened by the first call and again after the daemon has ended it.
 
-    `on_change` is called in the event loop for each change that the host reports, while a connection is open.
-    `on_open` is called in a thread for each new connection.
+    `on_change` is called in the event loop for each change that the host reports, while a connection is open. `on_open`
+    is called in a thread for each new connection. `name` is the fleet's name of the host, `host` its settings.
     """
 
     def __init__(
@@ -274,6 +278,7 @@ def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> R
     """Return (not raise) the error for an operation that failed; `what` names it, such as "resume".
 
     HostUnreachable if the domain is busy, so that its state is not known; else Refused, with a sentence for people.
+    `host` and `vm` are names for the message.
     """
     if failure.code == NO_DOMAIN:
         return Refused(f"host {host} has no VM {vm!r}, so it cannot {what} it: define it there, or correct the fleet")

@@ -15,8 +15,8 @@ class CpuNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """What the CPU of a running VM needs, as JSON in `VmNeeds.cpu`; has `cpu_xml` or `host_cpu`."""
 
     virt_type: str = ""  # such as kvm
-    arch: str = ""
-    machine: str = ""
+    arch: str = ""  # such as x86_64
+    machine: str = ""  # such as pc-q35-7.2
     cpu_xml: str = ""  # the CPU of the domain, which another host can be compared with
     host_cpu: str = ""  # the CPU of its host, which another one must have too
 

@@ -21,7 +21,7 @@ class DefinitionCopies:
     def save(self, host: str, vm: str, xml: str) -> None:
         """Keep this definition of a VM on a host, durably, in place of an earlier one. OSError if that fails.
 
-        `host` "": of a VM that is on no host. Does nothing without a directory.
+        `host` "": of a VM that is on no host. Does nothing without a directory. `xml` is the domain or volume XML.
         """
         if self._directory is None or self.load(host, vm) == xml:
             return
@@ -62,14 +62,20 @@ class DefinitionCopies:
         return {unquote(path.stem): path.read_text(encoding="utf-8") for path in found}
 
     def load_from_any_host(self, host: str, name: str) -> str | None:
-        """Return what is kept under this name for the host, else for the first other one; None if nothing is."""
+        """Return what is kept under this name for the host, else for the first other one; None if nothing is.
+
+        The first by name. `host` "": of VMs that are on no host.
+        """
         if (own := self.load(host, name)) is not None or self._directory is None:
             return own
         found = sorted(self._directory.glob(f"*/{escape(_file_name(name))}.xml"))
         return found[0].read_text(encoding="utf-8") if found else None
 
     def delete(self, host: str, vm: str) -> None:
-        """Delete the copy, if there is one."""
+        """Delete the copy, if there is one.
+
+        It is that of `vm` on `host` ("": of a VM that is on no host). OSError if that fails.
+        """
         if self._directory is not None:
             _path(self._directory, host, vm).unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ from forewarn.hypervisor.libvirt.session import LibvirtSession
 
 
 def owned_disks(definition: str) -> list[str]:
-    """Return where the disks are that belong to this VM (its domain XML) alone, in the XML's order.
+    """Return where the disks are that belong to the VM of this domain XML alone, in its order.
 
     Paths, or POOL/VOLUME; without read-only and shareable ones. Rejected if it is no domain XML.
     """
@@ -33,7 +33,8 @@ def ephemeral_disks(definition: str) -> list[str]:
 def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[str]) -> list[str]:
     """Delete these disks of a VM; return those that the host had.
 
-    Refused, before anything is deleted, if one is in no active storage pool of the host. Raises LibvirtFailure.
+    Refused, before anything is deleted, if one is in no active storage pool of the host. Raises LibvirtFailure. The
+    result has the order of `paths`; `host` and `vm` are names for messages.
     """
     _require_pools(session, host, vm, paths)
     return [path for path in paths if session.storage.delete_volume(path)]
@@ -59,7 +60,7 @@ def require_new_disks(
     """Make sure that the host can create these disks; Refused if not. Creates no disk.
 
     `volumes` has the XML of the disks on another host, by path: those that this one does not have become like them, and
-    it saves that XML in `copies`. Raises LibvirtFailure.
+    it saves that XML in `copies`. Raises LibvirtFailure. `paths` are the disks, `host` and `vm` names for messages.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:
@@ -75,7 +76,7 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
     """Replace the VM's ephemeral disks with empty ones. Refused if one is in no active storage pool.
 
     Also if one does not exist and there is no copy of its XML. A call that was interrupted is finished by the next.
-    Raises LibvirtFailure.
+    Raises LibvirtFailure. `host` is the name of the session's host.
     """
     paths = ephemeral_disks(session.stored_xml(vm))
     _require_pools(session, host, vm, paths)
@@ -86,7 +87,8 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
 def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
     """Create the ephemeral disks of the VM that a failed move has deleted; leaves others as they are.
 
-    A disk without a kept XML or an active pool is left out. Raises LibvirtFailure.
+    A disk without a kept XML or an active pool is left out. Raises LibvirtFailure. `host` is the name of the session's
+    host.
     """
     for path in ephemeral_disks(session.stored_xml(vm)):
         volume = copies.load_from_any_host(host, path)
@@ -100,7 +102,7 @@ def renew_os_disk(session: LibvirtSession, copies: DefinitionCopies, host: str, 
     """Replace the VM's first disk with a new copy of its image. Refused without an image or a pool.
 
     That is its first own disk that is not ephemeral. A call that was interrupted is finished by the next. Raises
-    LibvirtFailure.
+    LibvirtFailure. `host` is the name of the session's host.
     """
     disk = _os_disk(session, host, vm)
     _require_pools(session, host, vm, [disk.source])

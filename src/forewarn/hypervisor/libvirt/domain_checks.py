@@ -34,6 +34,7 @@ def require_state(
     """Return True if the VM is in one of the allowed states, and False if it is `done` already.
 
     Refused in other states; `what` is the operation for the message, such as "pause". Blocks; raises LibvirtFailure.
+    `host` is the name of the session's host.
     """
     state = state_of(session, vm)
     if state is done:

@@ -47,7 +47,7 @@ class DomainStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ListedDomain(msgspec.Struct, frozen=True, kw_only=True):
     """A domain as a list of all domains of a host has it: its state, and nothing else."""
 
-    name: str
+    name: str  # of the domain, which is that of the VM
     number: int  # libvirt's id, which is new at each start; -1: it is off
     state: int  # libvirt's number (virDomainState), see `DomainState`
     reason: int = 0  # libvirt's number; its meaning depends on the state
@@ -76,7 +76,11 @@ _OFF_CAUSES = {  # by the reason of DomainState.OFF
 
 
 def observed_machine(domain: ListedDomain) -> ObservedMachine:
-    """Return what a domain's state and reason in a list say about the VM, without our own metadata."""
+    """Return what a domain's state and reason in a list say about the VM, without our own metadata.
+
+    A pause that libvirt makes for a moment, as in a migration, is CHANGING. `instance` is libvirt's id, "" if it is
+    off.
+    """
     instance = str(domain.number) if domain.number >= 0 else ""
     match domain.state:
         case DomainState.PAUSED:

@@ -38,7 +38,7 @@ for _prefix, _uri in (
 class MovedDomain(msgspec.Struct, frozen=True, array_like=True):
     """What the driver of another host needs to define a domain."""
 
-    xml: str
+    xml: str  # the domain's stored XML
     volumes: dict[str, str] = {}  # XML of the volumes of its ephemeral disks, by path
 
 
@@ -73,17 +73,20 @@ class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """What a VM's domain XML says about it."""
 
     name: str  # "": the XML has none; the same for the UUID
-    uuid: str
+    uuid: str  # "": the XML has none
     memory_mib: int  # 0: the XML does not say it
-    cpus: int  # virtual ones
-    cpu_model: str = ""  # "": not named
+    cpus: int  # virtual ones; 1: the XML does not say it
+    cpu_model: str = ""  # or a mode such as host-passthrough; "": not named
     is_windows: bool = False  # as libosinfo's metadata says
     disks: tuple[DomainDisk, ...] = ()
     interfaces: tuple[DomainInterface, ...] = ()
 
 
 def parse_domain(xml: str) -> DomainDefinition:
-    """Return what this domain XML says. Raises Rejected if it is not the XML of a domain."""
+    """Return what this domain XML says about the VM. Raises Rejected if it is not the XML of a domain.
+
+    Disks and interfaces are in the XML's order. What it does not say is "" or 0; without a number of CPUs it is 1.
+    """
     root = parse_xml(xml)
     ephemeral = _ephemeral_targets(root)
     return DomainDefinition(
@@ -229,9 +232,10 @@ def _element_text(tag: str, attributes: dict[str, str]) -> str:
 
 
 def parse_xml(text: str, *, root_tag: str = "domain") -> ET.Element:
-    """Parse XML from a host, without document types, whose entities could fill the memory.
+    """Parse the text of XML from a host, and return its root element.
 
-    Raises Rejected if it cannot be read, or is something else than `root_tag`.
+    Document types are not allowed, because their entities could fill the memory. Raises Rejected if it has one, is
+    longer than 4 MiB or cannot be read, or is something else than `root_tag`.
     """
     if len(text) > _MAX_XML_CHARACTERS or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Rejected(f"the XML of a {root_tag} is longer than 4 MiB or has a document type: it is not read")

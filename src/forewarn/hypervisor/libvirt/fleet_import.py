@@ -37,23 +37,23 @@ class ImportedVm(msgspec.Struct, frozen=True, kw_only=True):
 class ImportedHost(msgspec.Struct, frozen=True, kw_only=True):
     """A host and its domains."""
 
-    name: str
-    uri: str
+    name: str  # for the fleet
+    uri: str  # of its libvirt
     cpu_model: str = ""  # "": not known
-    free_memory_mib: int = 0
-    domains: tuple[ImportedVm, ...] = ()
+    free_memory_mib: int = 0  # for VMs; 0: not known
+    domains: tuple[ImportedVm, ...] = ()  # sorted by name
 
 
 class ImportedFleet(msgspec.Struct, frozen=True, kw_only=True):
     """What a fleet file is written from."""
 
-    hosts: tuple[ImportedHost, ...]
+    hosts: tuple[ImportedHost, ...]  # in the order in which they were given
     vms: tuple[ImportedVm, ...]  # the domains of all hosts that can be VMs, sorted by name
     notes: tuple[str, ...] = ()  # for people: what was left out, and what to do about it
 
 
 def split_named_uri(text: str) -> tuple[str, str]:
-    """Return the name and the URI of `NAME=URI`; the name is "" in a URI alone."""
+    """Return (name, URI) of a text `NAME=URI`; the name is "" if the text is a URI alone."""
     match = _NAMED_URI.fullmatch(text)
     return (match[1], match[2]) if match else ("", text)
 
@@ -61,7 +61,7 @@ def split_named_uri(text: str) -> tuple[str, str]:
 def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
     """Return what a host has, its domains sorted by name; blocks. `name` "": the host's own short name.
 
-    Raises LibvirtFailure, and Rejected for a domain whose XML cannot be read.
+    `uri` is only copied. Raises LibvirtFailure, and Rejected for a domain whose XML cannot be read.
     """
     host = name or session.hostname().partition(".")[0]
     capacity = session.capacity()
@@ -86,7 +86,8 @@ def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
     """Return the fleet that these hosts make. Rejected if hosts share a name, or one is not allowed.
 
     A domain that cannot be a VM, or that several hosts have, is left out with a note; one that runs on exactly one of
-    them is taken from there. Names are compared without case.
+    them is taken from there. Names are compared without case. The VMs are sorted by name, the hosts as given. Asks no
+    host.
     """
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)
@@ -137,7 +138,10 @@ def _choose(same_name: list[ImportedVm]) -> tuple[ImportedVm | None, str]:
 
 
 def render_fleet_file(found: ImportedFleet) -> str:
-    """Return the fleet file for this fleet, with comments on what it was made from."""
+    """Return the fleet file for this fleet, with comments on what it was made from.
+
+    It is TOML: the hosts, then the VMs with their hosts. Defaults are comments.
+    """
     lines = [
         "# Written by `forewarn fleet import libvirt`. Edit it as you like: sets, update domains, tags, zones.",
         *(_comment(note) for note in found.notes),

@@ -88,7 +88,10 @@ class LiveMigrations:
             self._errors[_key(source.name, vm)] = str(error)
 
     def complete(self, host: str, vm: str, progress: MigrationProgress) -> MigrationProgress:
-        """Return what libvirt reports, with what only this process knows: that it has begun, or why it failed."""
+        """Return what libvirt reports, with what only this process knows: that it has begun, or why it failed.
+
+        `host` is the source; `host` and `vm` are names, in any case. Changes nothing.
+        """
         return msgspec.structs.replace(
             progress,
             is_active=progress.is_active or self.is_active(host, vm),

@@ -50,7 +50,7 @@ OnClose = Callable[[], None]  # the daemon ended the connection; called in libvi
 class FoundDomain(msgspec.Struct, frozen=True, kw_only=True):
     """A domain as a host lists it."""
 
-    name: str
+    name: str  # of the domain
     is_active: bool  # it has a process, running or paused
     is_stored: bool  # False: transient, so the host forgets it when it ends
     xml: str  # its stored definition; of a transient one, the running one
@@ -88,7 +88,11 @@ def _run_event_loop(libvirt: Any) -> None:
 
 
 class LibvirtSession:
-    """One open connection to a host's libvirt. Use `open_session`; several threads may call it at once."""
+    """One open connection to a host's libvirt. Use `open_session`; several threads may call it at once.
+
+    `libvirt` is the imported module, `connection` its open connection. The attribute `storage` is about the storage
+    pools of the host.
+    """
 
     def __init__(self, libvirt: Any, connection: Any) -> None:
         self._libvirt = libvirt

@@ -16,7 +16,7 @@ from forewarn.hypervisor.libvirt.failure import NO_VOLUME, NOT_SUPPORTED, Libvir
 class StoragePool(msgspec.Struct, frozen=True, kw_only=True):
     """A storage pool of a host."""
 
-    name: str
+    name: str  # of the pool
     is_active: bool  # False: libvirt does not know its volumes
 
 
@@ -24,6 +24,7 @@ class LibvirtStorage:
     """The storage of one host. A path is that of a file or device, or POOL/VOLUME.
 
     `failures` is a context manager that turns libvirt's errors into LibvirtFailure, which all methods raise.
+    `connection` is libvirt's.
     """
 
     def __init__(self, connection: Any, failures: Callable[[], AbstractContextManager[None]]) -> None:
@@ -63,7 +64,7 @@ class LibvirtStorage:
     def create_volume(self, path: str, xml: str) -> None:
         """Create a volume in the storage pool that manages this path; does nothing without an active one.
 
-        Raises LibvirtFailure, also if the volume exists.
+        Raises LibvirtFailure, also if the volume exists. `xml` describes the volume.
         """
         with self._failures():
             for pool in self._pools(path):

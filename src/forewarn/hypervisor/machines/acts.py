@@ -73,8 +73,9 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class MachineHypervisor:
     """Performs acts on real VMs through a driver, and keeps each step in a journal. It owns both.
 
-    `is_confirmed_down` says whether an operator has confirmed that a host is down, by its name. A VM starts on another
-    host only once its source has confirmed that it stopped or sent it, or was fenced, or was confirmed down.
+    `policy` has its time limits; `real_clock` is real time (None: the system's). `is_confirmed_down` says whether an
+    operator has confirmed that a host is down, by its name. A VM starts on another host only once its source has
+    confirmed that it stopped or sent it, or was fenced, or was confirmed down.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class MachineHypervisor:
 
         A host that does not answer makes the act wait; the note of ActUnderWay says for what. While another call for
         this VM runs, it only returns ActUnderWay. An earlier act on the VM that was given up is ended first. Raises
-        ActNotTried if the journal cannot be used.
+        ActNotTried if the journal cannot be used. `now` is lab time.
         """
         record = self._journal.find(act.id)
         if record is not None and record.ok is not None:
@@ -122,10 +123,11 @@ class MachineHypervisor:
             self._busy.discard(act.vm)
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Advance one step of a move between hosts with a hypervisor each; see `SteppedHypervisor`.
+        """Advance one step of a move between hosts with a hypervisor each, or return how it ended.
 
-        Takes about a second of real time. While another call for this VM runs, it only returns that the step is under
-        way. Raises ActNotTried if the journal cannot be used.
+        A step takes effect at most once; `given` is what the hosts have handed over so far. Takes about a second of
+        real time. While another call for this VM runs, it only returns that the step is under way. Raises ActNotTried
+        if the journal cannot be used. `now` is lab time.
         """
         if act.vm in self._busy:
             return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S))
@@ -339,7 +341,7 @@ class MachineHypervisor:
 
     @property
     def observed_hosts(self) -> tuple[str, ...]:
-        """The names of the hosts in the settings."""
+        """The names of the hosts in the settings, in their order."""
         return self._driver.hosts
 
     @property
@@ -348,7 +350,7 @@ class MachineHypervisor:
         return self._policy.observe_interval_s
 
     async def observe(self, host: str) -> HostObservation:
-        """Return what a host reports about its VMs, or why it does not answer; see `ObservingHypervisor`.
+        """Return what a host reports about its VMs, or why it does not answer.
 
         VMs with an act that was given up, and that the hosts may still complete, count as acted on for an hour. Raises
         ActNotTried if the journal cannot be read.
@@ -373,7 +375,7 @@ class MachineHypervisor:
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """Nothing: what VMs need is known by their names."""
+        """An empty mapping: what VMs need is known by their names (`vm_mib`)."""
         return {}
 
     @property
@@ -392,7 +394,10 @@ class MachineHypervisor:
         return self._capacity.silent_hosts
 
     async def watch_capacity(self) -> None:
-        """Look at what hosts have free, again and again, until cancelled; see `HostCapacityMonitor`."""
+        """Look at what hosts have free, again and again, until cancelled.
+
+        A host that becomes silent is logged.
+        """
         await self._capacity.run()
 
     async def close(self) -> None:

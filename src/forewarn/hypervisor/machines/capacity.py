@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class HostCapacityMonitor:
-    """What is known about the hosts of a driver; see `forewarn.hypervisor.capacity.CapacityHypervisor`.
+    """What is known about the free memory of a driver's hosts, and about what VMs need.
 
-    `free_mib` is by host, `vm_mib` and `incompatible_hosts` by the VM's name; all are empty until `run` or `refresh`
-    has looked. A host that did not answer the last time is in `silent_hosts`, and its free memory is not known. What
-    VMs need stays known. `interval_s` is real time.
+    `free_mib` is by host, in MiB, `vm_mib` and `incompatible_hosts` by the VM's name; all are empty until `run` or
+    `refresh` has looked. A host that did not answer the last time is in `silent_hosts`, and its free memory is not
+    known. What VMs need stays known. `interval_s` is real time.
     """
 
     def __init__(self, driver: MachineDriver, *, interval_s: float) -> None:

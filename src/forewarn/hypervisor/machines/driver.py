@@ -42,7 +42,7 @@ class HostUnreachable(Unavailable):
 class MachineMark(msgspec.Struct, frozen=True, kw_only=True):
     """The act that was last begun on a VM, stored with the VM itself, where it outlives this service."""
 
-    act_id: str
+    act_id: str  # of the act
     step: str  # the name of the step, as in the journal
 
 
@@ -53,8 +53,8 @@ class MigrationProgress(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     is_active: bool  # False: it has not begun, or has completed, failed or been cancelled; `MachineState` says which
-    transferred_bytes: int = 0
-    remaining_bytes: int = 0
+    transferred_bytes: int = 0  # so far
+    remaining_bytes: int = 0  # it may grow, because the guest writes
     downtime_ms: int | None = None  # None: not known yet
     error: str = ""  # for people: why it failed; "": it has not failed
 
@@ -62,7 +62,7 @@ class MigrationProgress(msgspec.Struct, frozen=True, kw_only=True):
 class VmNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """What a VM needs from a host."""
 
-    memory_mib: int
+    memory_mib: int  # that must be free
     cpu: str = ""  # for `MachineDriver.can_run_cpu`, in the driver's own words; "": any host can run it
 
 
@@ -87,7 +87,7 @@ class MachineDriver(Protocol):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the hosts in the settings."""
+        """The names of the hosts in the settings, in their order."""
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
         """Return all VMs that the host lists now, by name, from one listing. Changes nothing.
@@ -188,8 +188,9 @@ class MachineDriver(Protocol):
     ) -> None:
         """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
 
-        b"" stands for a lost description: the copies of this driver are used. For the rest as `copy_definition`. Raises
-        HostUnreachable or Refused.
+        b"" stands for a lost description: the copies of this driver are used. Needs the disks to be reachable from both
+        hosts; with `fresh_ephemeral_disk`, Refused if a new ephemeral disk is certainly not possible there. Finishes
+        what an earlier call left unfinished. Raises HostUnreachable or Refused.
         """
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
@@ -215,8 +216,9 @@ class MachineDriver(Protocol):
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
         """Begin to migrate the VM live to a host of another driver, where it waits at this address.
 
-        That driver has prepared it and returned the address (`receive_address`); "" as in `send`. Returns at once, and
-        the migration ends as with `send`. Raises HostUnreachable or Refused.
+        That driver has prepared it and returned the address (`receive_address`); "": `to_host` is a host of this
+        driver. Returns at once; when the migration is over, the VM is SENT here and RECEIVED there. Raises
+        HostUnreachable or Refused.
         """
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:

@@ -63,7 +63,8 @@ class HostMoves:
     """Performs the steps of moves that concern VMs on the hosts of a driver; the other host has its own.
 
     A VM is activated only with a release, and never after its preparation was undone. The source of a release never
-    resumes the VM, unless it is told to take it back.
+    resumes the VM, unless it is told to take it back. The arguments are shared with the MachineHypervisor; `clock` is
+    real time.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class HostMoves:
         self._done: dict[str, tuple[int, Operation]] = {}  # as in `MachineHypervisor`
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Advance a step for about a second of real time, or return how it ended; see `SteppedHypervisor`.
+        """Advance a step for about a second of real time, or return how it ended.
 
         One call per VM at a time. `given` is what the hosts have handed over so far, `now` lab time. A host that does
         not answer makes it wait. Raises ActNotTried if the journal cannot be used.
@@ -103,7 +104,7 @@ class HostMoves:
         """End the steps of earlier moves of the act's VM; return what they wait for, None once all have ended.
 
         A release that was given up is withdrawn, and an activation is completed. Other steps are given up: the VM may
-        have come back since.
+        have come back since. `now` is lab time.
         """
         for record in self._journal.find_unfinished(act.vm):
             if (step := step_of_record(record)) is None:

@@ -31,7 +31,11 @@ _MIGRATING = (MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT)
 
 
 def first_step(act: MachineActRecord) -> Step:
-    """Return the step with which an act begins, also a move. It is abrupt if its VM's host has failed."""
+    """Return the step with which an act begins, also a move. It is abrupt if its VM's host has failed.
+
+    A move is prepared; a freeze pauses the VM, a start boots it, and the deletion of a VM on no host removes its disks.
+    Any other act asks the guest to shut down, unless it is abrupt.
+    """
     if act.is_move:
         return Step.PREPARE
     match act.verb:

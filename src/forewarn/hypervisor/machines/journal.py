@@ -38,7 +38,8 @@ class MachineJournal:
     """The journal of acts on real VMs. Each act has one record, with all its steps.
 
     The constructor creates the file, or raises Rejected if it cannot be used; later calls raise ActNotTried. For each
-    act: `begin`, `enter` for each further step, `end`.
+    act: `begin`, `enter` for each further step, `end`. `path` is a SQLite file. Writes are durable on return. Calls
+    block.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +110,8 @@ class MachineJournal:
     def has_begun_since(self, vm: str, suffix: str, lab_at: float) -> bool:
         """Return whether an act on this VM (by key), with this end of its id, began after this lab time.
 
-        Also one that has ended since, unless it was deleted as old.
+        `suffix` is that end, such as `/release`, not empty. Also one that has ended since, unless it was deleted as
+        old.
         """
         rows = self._execute(
             "SELECT 1 FROM act WHERE vm = ? AND begun_at > ? AND substr(act_id, -length(?)) = ? LIMIT 1",
@@ -145,7 +147,7 @@ class MachineJournal:
         """Store that the act enters a step, at these times, together with what the decision knows.
 
         A field of the decision that is None or "" leaves what is stored. Does nothing for an act that has ended or has
-        no record.
+        no record. `lab_at` is lab time, `real_at` real time.
         """
         with self._transaction():
             updated = self._execute(
@@ -162,7 +164,10 @@ class MachineJournal:
                 self._insert_step(act_id, StepEntry(step=decision.step, lab_at=lab_at, real_at=real_at))
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:
-        """Store the outcome of an act; its first outcome stays. Does nothing without a record."""
+        """Store the outcome of an act; its first outcome stays. Does nothing without a record.
+
+        `ok` says whether it succeeded, `note` is for people.
+        """
         self._execute("UPDATE act SET ok = ?, note = ? WHERE act_id = ? AND ok IS NULL", ok, note, act_id)
 
     def close(self) -> None:

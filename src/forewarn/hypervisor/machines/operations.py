@@ -74,7 +74,7 @@ class HostFencer:
     def may_try(self, host: str) -> bool:
         """Return whether the fence command may run now, or is already running.
 
-        It may if it has not run for `interval_s`, whether it succeeded or not.
+        It may if it has not run for `interval_s`, whether it succeeded or not. `host` is its name.
         """
         tried_at = self._tried_at.get(host)
         return host in self._tasks or tried_at is None or self._clock.now() - tried_at >= self._interval_s
@@ -112,7 +112,11 @@ class HostFencer:
 
 
 class MachineOperations:
-    """Observes the hosts of an act, and carries out the operations that were decided."""
+    """Observes the hosts of an act, and carries out the operations that were decided.
+
+    `driver` does the work; `fencer` runs fence commands; `is_confirmed_down` says whether an operator has confirmed
+    that a host (by name) is down.
+    """
 
     def __init__(self, driver: MachineDriver, fencer: HostFencer, is_confirmed_down: Callable[[str], bool]) -> None:
         self._driver = driver
@@ -211,9 +215,10 @@ class MachineOperations:
             return None
 
     async def wait_for_change(self, host: str, name: str, *, within_s: float, clock: Clock) -> None:
-        """Wait until the host reports a change of the VM, or for this many seconds of real time, by `clock`.
+        """Wait until the host reports a change of the VM, or for `within_s` seconds of real time.
 
-        The whole time if the host is "", does not answer, or reports no changes.
+        The whole time if the host is "", does not answer, or reports no changes. `name` is the VM's, `clock` measures
+        the time.
         """
         until = clock.now() + within_s
         try:

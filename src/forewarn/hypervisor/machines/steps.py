@@ -58,7 +58,7 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
 class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The journal's record of one act on a real VM."""
 
-    act_id: str
+    act_id: str  # of a step of a move, with `/` and its name at the end
     verb: Verb
     vm: str  # the VM's key
     name: str  # the VM's name, as drivers know it
@@ -153,7 +153,7 @@ class Do(msgspec.Struct, frozen=True):
     """Decision: perform an operation on a host, then observe again. It belongs to the current step."""
 
     operation: Operation
-    host: str
+    host: str  # its name
 
 
 class Enter(msgspec.Struct, frozen=True):
@@ -177,7 +177,7 @@ class Wait(msgspec.Struct, frozen=True):
 class End(msgspec.Struct, frozen=True):
     """Decision: the act is over."""
 
-    ok: bool
+    ok: bool  # whether it succeeded
     note: str = ""  # for people: why it failed, or what else there is to know
 
 

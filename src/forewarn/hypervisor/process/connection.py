@@ -41,9 +41,9 @@ class SupervisorNotification:
     The fields of the others are None.
     """
 
-    hello: SupervisorHello | None = None
-    listener: ListenerOffer | None = None
-    exited: ProgramExitMessage | None = None
+    hello: SupervisorHello | None = None  # the first message of each connection
+    listener: ListenerOffer | None = None  # a socket to serve metadata on
+    exited: ProgramExitMessage | None = None  # the program inside has ended
     fds: tuple[int, ...] = ()  # of a listener; the receiver closes them
 
 
@@ -168,7 +168,7 @@ class SupervisorConnection:
         """Close the connection and its socket, and set `is_closed`; may be called twice. The VM runs on.
 
         `receive` then returns None, after the messages that came before, and `wait_for_answer` raises Unavailable
-        unless it has its answer.
+        unless it has its answer. File descriptors that were received and not taken are closed.
         """
         if self.is_closed:
             return

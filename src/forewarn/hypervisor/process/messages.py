@@ -45,8 +45,8 @@ class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
     The service serves metadata on it. Address and port are those inside the VM, only for information.
     """
 
-    address: str = ""
-    port: int = 0
+    address: str = ""  # an IP address
+    port: int = 0  # of TCP
 
 
 class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
 class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a supervisor: a hello, a listener, an exit, or, with `act`, the answer to an act."""
 
-    hello: SupervisorHello | None = None
+    hello: SupervisorHello | None = None  # the first message; None: another one
     listener: ListenerOffer | None = None
     exited: ProgramExitMessage | None = None
     act: str = ""  # the id of the act that it answers

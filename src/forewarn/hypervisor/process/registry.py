@@ -178,8 +178,8 @@ class SupervisorRegistry:
     def record(self, vm: str, pid: int, started: str) -> None:
         """Save this process as the VM's supervisor, with a program that has not ended.
 
-        It may not be connected yet. `started` is its start time, see `process_start_time`. OSError if the record
-        cannot be written.
+        It may not be connected yet. `started` is its start time, see `process_start_time`. OSError if the record cannot
+        be written. `vm` is the VM's key, `pid` the process id.
         """
         self._records.save(SupervisorRecord(vm=vm, pid=pid, started=started))
 

@@ -37,9 +37,10 @@ class QemuDefinitionCopies:
         write_durably(copy, data)
 
     def keep_definition(self, vm: str, data: bytes) -> None:
-        """Keep this definition, which another host has, as that of the VM; b"": keep the present one.
+        """Keep a definition, which another host has, as the copy of the VM's; b"": keep the present one.
 
-        Refused if it is wrong, or the copy cannot be written.
+        Refused if it is wrong, or the copy cannot be written. `data` is the content of its TOML file. Durable on
+        return.
         """
         if not data:
             return

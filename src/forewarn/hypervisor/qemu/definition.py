@@ -45,11 +45,15 @@ class QemuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hosts: dict[str, QemuHost] = {}  # by the fleet's name of the host
     # Absolute, on file systems of this machine: a VM whose disks are all below them, and whose locks there are free,
     # does not run; so it may start on another host although its own is silent.
-    lock_directories: tuple[str, ...] = ()
+    lock_directories: tuple[str, ...] = ()  # absolute paths of shared storage with locks; (): no locks
 
 
 def check_qemu(settings: QemuSettings) -> None:
-    """Raise Rejected if the settings of a host are wrong; the message names the setting."""
+    """Raise Rejected if the settings of a host are wrong; the message names the setting.
+
+    Wrong are paths that are not absolute, a directory that two hosts have, a negative memory, a timeout that is not
+    above 0, and commands that begin with an empty string. Looks at no file.
+    """
     for path in settings.lock_directories:
         if not PurePath(path).is_absolute():
             raise Rejected(f"setting 'qemu.lock_directories' has {path!r}: give absolute paths")
@@ -77,7 +81,7 @@ class EphemeralDisk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A disk that a redeploy empties: a raw file, which the driver creates."""
 
     path: str  # relative to the host's directory, or absolute
-    size_mib: int
+    size_mib: int  # in MiB
 
 
 class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,7 +100,10 @@ class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def parse_definition(data: bytes, file: Path) -> VmDefinition:
-    """Return the definition that a file contains. Refused with the file's name if it is wrong."""
+    """Return the definition that a file contains. Refused with the file's name if it is wrong.
+
+    `data` is its content, TOML in UTF-8; `file` is only named in messages.
+    """
     try:
         definition = msgspec.convert(tomllib.loads(data.decode()), VmDefinition)
     except UnicodeDecodeError as error:

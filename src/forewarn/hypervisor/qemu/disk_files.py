@@ -30,9 +30,9 @@ class DiskFileJobs:
         self._is_closed = False
 
     async def make_empty_disk(self, path: Path, size_mib: int) -> None:
-        """Replace the file with an empty raw disk of this size, atomically and durably. Refused if that fails.
+        """Replace the file with an empty raw disk of `size_mib` MiB, atomically and durably.
 
-        The file need not exist. HostUnreachable after `close`; then it is as it was.
+        The file need not exist. Refused if that fails. HostUnreachable after `close`; then it is as it was.
         """
         await self._run(lambda stop: _make_empty_disk(path, size_mib, stop))
 

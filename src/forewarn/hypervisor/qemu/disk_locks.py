@@ -58,7 +58,7 @@ class DiskLocks:
 
     @property
     def is_used(self) -> bool:
-        """Whether locks of any directory count."""
+        """Whether the settings have lock directories, so that locks of disks in them count."""
         return bool(self._directories)
 
     def observe(self, instance: QemuInstance) -> None:

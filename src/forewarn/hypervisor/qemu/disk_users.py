@@ -17,15 +17,15 @@ LOCK_START, LOCK_BYTES = 100, 200  # QEMU locks bytes of this range of an image 
 class FileIdentity(msgspec.Struct, frozen=True):
     """What a file or a block device is, under any name."""
 
-    device: int
+    device: int  # its number, as of stat
     inode: int  # 0: a block device, whose number is `device`
 
 
 class DiskUser(msgspec.Struct, frozen=True, kw_only=True):
     """A process that has a disk open for writing."""
 
-    pid: int
-    disk: Path
+    pid: int  # as this process sees it
+    disk: Path  # as it was searched
     has_lock: bool  # as QEMU locks images
 
 

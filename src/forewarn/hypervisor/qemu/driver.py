@@ -95,7 +95,7 @@ class QemuDriver:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the hosts in the settings."""
+        """The names of the hosts in the settings, in their order."""
         return tuple(self._hosts)
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
@@ -134,7 +134,10 @@ class QemuDriver:
                 return ""
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Wait for an event of QEMU since the VM's state was read. False at once if the VM has no process."""
+        """Wait for an event of QEMU since the VM's state was read. False at once if the VM has no process.
+
+        Returns True for an event, False after `within_s` seconds of real time.
+        """
         async with self._lock(host, vm):
             try:
                 async with self._processes.monitor(self._instance(host, vm)) as monitor:
@@ -183,7 +186,11 @@ class QemuDriver:
                 require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is off, in a new process; nothing if it runs. Refused if QEMU does not start."""
+        """Boot a VM that is off, in a new process; nothing if it runs. Refused if QEMU does not start.
+
+        With `fresh_ephemeral_disk`, or if the ephemeral disk is missing, an empty one is made first. Refused unless it
+        is off.
+        """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             state = await self._state(instance)
@@ -291,7 +298,11 @@ class QemuDriver:
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
-        """Write the definition into the directory of `host`, and keep a copy; b"": write the copy."""
+        """Write the definition into the directory of `host`, and keep a copy; b"": write the copy.
+
+        `from_host` and `fresh_ephemeral_disk` have no effect. Refused for a definition that is wrong, and as
+        `copy_definition`.
+        """
         self._copies.keep_definition(vm, definition)
         await self.copy_definition("", vm, host)
 
@@ -323,7 +334,10 @@ class QemuDriver:
         await self.send_to(host, vm, to_host, "")
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """Begin the live migration to QEMU that waits at this URI; "": on `to_host`, a host of this driver."""
+        """Begin the live migration to QEMU that waits at this URI; "": on `to_host`, a host of this driver.
+
+        Nothing if it is under way or done. Refused unless the target receives. Returns when it has begun.
+        """
         async with self._running(host, vm, "migrated") as (instance, monitor):
             find_address = partial(self.receive_address, to_host, vm)
             await begin_to_send(monitor, instance, address=address, find_address=find_address)
@@ -397,7 +411,7 @@ class QemuDriver:
         return not await asyncio.to_thread(has_foreign_disk_user, host, instances, others)
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
-        """Return whether the VM does not run on this host, as the locks of its disks show; see `DiskLocks`."""
+        """Return whether disk locks show that the VM is off here; False without locks or its definition."""
         copy = self._copies.instance(vm)
         if not self._disk_locks.is_used or not copy.definition_file.exists():
             return False
@@ -405,7 +419,7 @@ class QemuDriver:
         return await asyncio.to_thread(self._disk_locks.are_free, host, vm, definition)
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what `host_capacity` finds there; Refused if the definition of a VM that runs is wrong.
+        """Return the host's memory less that of running VMs; Refused if the definition of one is wrong.
 
         HostUnreachable if the host's directory does not exist.
         """

@@ -78,7 +78,10 @@ class QemuInstance:
         return self._file(".incoming")
 
     def files(self) -> tuple[Path, ...]:
-        """Return all files of the VM in the host's directory, the definition last."""
+        """Return the paths of all files of the VM in the host's directory, the definition last.
+
+        They need not exist. Disks are not among them.
+        """
         return (
             *(self.mark_file, self.incoming_file, self.migration_socket, self.monitor_socket, self.events_socket),
             *(self.pid_file, self.log_file, self.definition_file),
@@ -209,7 +212,10 @@ class QemuInstance:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace the file's content atomically; it is on the disk when this returns. Refused if that fails."""
+    """Replace the file's content with `data`, atomically and durably. Refused if that fails.
+
+    Uses a temporary file beside it, whose name ends with `.new`.
+    """
     temporary = path.with_name(f"{path.name}.new")
     try:
         with temporary.open("wb") as file:

@@ -42,7 +42,8 @@ def machine_in_state(status: str, *, is_destination: bool, instance: str) -> Obs
     """Return what QEMU's run state says about a VM; CHANGING for a state that is not known.
 
     `is_destination`: its process was started for a live migration, and has not been resumed since; then a paused one is
-    CHANGING. `instance` identifies its process, and is left out ("") unless the VM runs or is paused.
+    CHANGING. `instance` identifies its process, and is left out ("") unless the VM runs or is paused. `status` is
+    QEMU's run state, such as `running`.
     """
     state, cause = _STATES.get(status, (ObservedState.CHANGING, StateCause.UNKNOWN))
     if is_destination and state is ObservedState.PAUSED:

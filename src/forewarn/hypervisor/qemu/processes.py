@@ -89,9 +89,11 @@ class QemuProcesses:
         await self._keep(instance, monitor)
 
     async def ask(self, instance: QemuInstance, question: Callable[[Monitor], Awaitable[_Answer]]) -> _Answer:
-        """Return the answer to a question that changes nothing. Raises as `monitor`.
+        """Connect to QEMU and return the answer to a question that changes nothing.
 
-        QEMU may have ended since an earlier operation: a connection that was kept and is closed is replaced once.
+        `question` gets the monitor. Raises NotRunning if there is no process, HostUnreachable if QEMU does not answer
+        in time, Refused without permission. QEMU may have ended since an earlier operation: a connection that was kept
+        and is closed is replaced once.
         """
         is_kept = instance in self._kept
         try:

@@ -50,7 +50,8 @@ def require_qmp() -> ModuleType:
 class Monitor:
     """A connected monitor; `open_monitor` makes it. `name` says in errors which VM it is.
 
-    It collects the events that a VM has changed, from when it is connected.
+    It collects the events that a VM has changed, from when it is connected. `client` is the QMP client; a command fails
+    after `timeout_s` seconds of real time.
     """
 
     def __init__(self, client: Any, name: str, timeout_s: float) -> None:
@@ -70,7 +71,7 @@ class Monitor:
         self._changes.clear()
 
     async def wait_for_change(self, *, within_s: float) -> bool:
-        """Return True when QEMU reports a change since `forget_changes`, and False after this many seconds.
+        """Return True when QEMU reports a change since `forget_changes`, and False after `within_s` seconds.
 
         They are seconds of real time. False also if QEMU closes the connection.
         """
@@ -145,7 +146,12 @@ async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_tim
 
 @asynccontextmanager
 async def connect_monitor(socket: Path, name: str, *, timeout_s: float) -> AsyncIterator[Monitor]:
-    """Connect as `open_monitor` does, and disconnect when the block is left; an async context manager."""
+    """Connect as `open_monitor` does, and disconnect when the block is left; an async context manager.
+
+    `socket` is QEMU's, `name` says in errors which VM it is, `timeout_s` limits each command in real time. Raises
+    MonitorNotListening if the socket is missing or refuses connections, Refused without permission for it,
+    HostUnreachable if QEMU does not answer, Rejected if the library is missing.
+    """
     monitor = await open_monitor(socket, name, timeout_s=timeout_s)
     try:
         yield monitor

@@ -27,7 +27,10 @@ _KERNEL, _INITRAMFS = "vmlinux", "initramfs"
 
 
 class GuestImage:
-    """A kernel and an initial file system, as files in one directory."""
+    """A kernel and an initial file system, as files in one directory.
+
+    `kernel` and `initramfs` are their paths; the files need not exist.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.kernel = directory / _KERNEL
@@ -43,7 +46,7 @@ class GuestImage:
 def image_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the directory that the guest's files are kept in: `forewarn/guest` in the user's cache.
 
-    The cache is XDG_CACHE_HOME, else ~/.cache. Creates nothing.
+    The cache is XDG_CACHE_HOME, else ~/.cache. Creates nothing. `environ` has the environment variables.
     """
     cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
     return Path(cache) / "forewarn" / "guest"

@@ -8,6 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
+    """Create the tables of the first release: of the fleet, of work, and of the history."""
     _create_fleet()
     _create_work()
     _create_record()

@@ -8,6 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
+    """Create the tables of clients, grants and webhooks."""
     op.create_table(
         "clients",
         Column("id", String, primary_key=True),

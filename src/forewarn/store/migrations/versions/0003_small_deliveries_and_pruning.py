@@ -8,6 +8,11 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
+    """Replace the table of sightings with deliveries, and add what pruning needs.
+
+    Adds the request to gates, and indexes of removed VMs and of requests by time. In SQLite, sightings become
+    deliveries.
+    """
     _create_deliveries()
     if _is_sqlite():
         _copy_sightings()

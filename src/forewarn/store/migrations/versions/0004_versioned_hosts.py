@@ -8,6 +8,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
+    """Create the table of hosts again, with version and arrivals; existing hosts stay, at version 1."""
     rows = op.get_bind().execute(text("SELECT name, body FROM hosts")).all()
     op.drop_table("hosts")
     hosts = op.create_table(

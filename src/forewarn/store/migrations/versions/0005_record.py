@@ -8,6 +8,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
+    """Create the tables of a record (PostgreSQL), or of the position of a copy (SQLite)."""
     if op.get_bind().dialect.name == "sqlite":
         op.create_table(
             "record_position",

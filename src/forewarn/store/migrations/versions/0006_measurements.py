@@ -8,6 +8,7 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
+    """Create the table of measurements of health checks."""
     op.create_table(
         "measurements",
         # The active control node gives the numbers, so PostgreSQL has none of its own.

@@ -8,5 +8,6 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
+    """Create the tables of maintenance configurations and of their assignments."""
     for table in ("maintenance_configurations", "configuration_assignments"):
         op.create_table(table, Column("id", String, primary_key=True), Column("body", LargeBinary, nullable=False))
