@@ -134,10 +134,7 @@ class QemuDriver:
                 return ""
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Wait for an event of QEMU since the VM's state was read. False at once if the VM has no process.
-
-        Returns True for an event, False after `within_s` seconds of real time.
-        """
+        """Return True at an event since the VM's state was read, False after `within_s` s or without QEMU."""
         async with self._lock(host, vm):
             try:
                 async with self._processes.monitor(self._instance(host, vm)) as monitor:
@@ -186,11 +183,7 @@ class QemuDriver:
                 require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is off, in a new process; nothing if it runs. Refused if QEMU does not start.
-
-        With `fresh_ephemeral_disk`, or if the ephemeral disk is missing, an empty one is made first. Refused unless it
-        is off.
-        """
+        """Boot a VM that is off, with a new ephemeral disk if asked or missing; nothing if it runs."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             state = await self._state(instance)
@@ -298,11 +291,7 @@ class QemuDriver:
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
-        """Write the definition into the directory of `host`, and keep a copy; b"": write the copy.
-
-        `from_host` and `fresh_ephemeral_disk` have no effect. Refused for a definition that is wrong, and as
-        `copy_definition`.
-        """
+        """Write the definition (b"": its copy) for `host`, and keep a copy; other arguments have no effect."""
         self._copies.keep_definition(vm, definition)
         await self.copy_definition("", vm, host)
 
@@ -334,10 +323,7 @@ class QemuDriver:
         await self.send_to(host, vm, to_host, "")
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """Begin the live migration to QEMU that waits at this URI; "": on `to_host`, a host of this driver.
-
-        Nothing if it is under way or done. Refused unless the target receives. Returns when it has begun.
-        """
+        """Begin the migration to the URI ("": to `to_host`), unless begun; Refused if nothing receives there."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
             find_address = partial(self.receive_address, to_host, vm)
             await begin_to_send(monitor, instance, address=address, find_address=find_address)
