@@ -21,6 +21,7 @@ from tests.support.web_service import SUBSCRIPTION, WebService, open_web_service
 collect_ignore_glob = [] if find_spec("azure") else ["test_sdk_*.py"]
 
 SETS = ("pair", "whole", "lone", "gone", "profile", "policy", "approved", "more")
+FLEXIBLE_SETS = ("flex", "flex-gone", "flex-az")
 SETS_OF_AZ = ("az-pair", "az-profile", "az-whole", "az-image")
 FLEET = """
 [defaults]
@@ -59,6 +60,9 @@ name = "easy-{n}"
 count = 6
 auto_approve = ["restart", "redeploy"]
 """ + "".join(f'\n[[scale_sets]]\nname = "{name}"\ncount = 3\n' for name in (*SETS, *SETS_OF_AZ))
+FLEET += "".join(
+    f'\n[[scale_sets]]\nname = "{name}"\ncount = 2\norchestration = "Flexible"\n' for name in FLEXIBLE_SETS
+)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -86,6 +86,19 @@ def test_instances_of_a_scale_set_are_listed_and_restarted(console: WebService, 
     assert "Reboot" not in history(console, "az-pair_2")
 
 
+def test_the_vms_of_a_flexible_set_are_listed_and_operated_as_vms(console: WebService, az: Az) -> None:
+    """Spec §14.5: as on Azure, the set itself cannot be restarted."""
+    first, second = (one["instanceId"] for one in json_of(az("vmss", "list-instances", "-g", "shop", "-n", "flex-az")))
+    assert json_of(az("vm", "list", "-g", "shop", "--vmss", "flex-az", "--query", "[].name")) == [first, second]
+    refused = az("vmss", "restart", "-g", "shop", "-n", "flex-az")
+    assert (refused.returncode, "(BadRequest)" in refused.stderr) == (1, True)
+    json_of(az("vm", "restart", "--no-wait", "-g", "shop", "-n", first))
+    assert [event["Resources"] for event in console.events(second)] == [[first]]
+    json_of(az("vmss", "delete-instances", "-g", "shop", "-n", "flex-az", "--instance-ids", second))
+    left = json_of(az("vmss", "list-instances", "-g", "shop", "-n", "flex-az", "--query", "[].name"))
+    assert left == [first]
+
+
 def test_a_scale_set_is_redeployed_with_az_rest(console: WebService, az: Az) -> None:
     url = f"{COMPUTE}/virtualMachineScaleSets/az-whole/redeploy?api-version=2024-11-01"
     json_of(az("rest", "-m", "post", "-u", url, "-b", '{"instanceIds":["1"]}'))

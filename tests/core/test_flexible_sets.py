@@ -16,6 +16,7 @@ from forewarn.core.fleetfile.naming import flexible_instance_ids
 from forewarn.core.fleetfile.problems import InvalidFleetFile
 from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
 from forewarn.core.maintenance_configuration import SCALE_SET_TYPE, VM_TYPE, AssignmentFilter
+from forewarn.core.projection import instance_facts
 from forewarn.core.resource_ids import scope_resource_id, vm_resource_id
 from forewarn.core.scope import scope_title_from_id, scope_title_of_vm
 
@@ -91,6 +92,14 @@ def test_uniform_is_the_default_and_its_names_scopes_and_ids_stay() -> None:
         assert [vm.name for vm in found] == ["Work_0", "Work_1"]
         assert {vm.scope_id.partition(":")[0] for vm in found} == {"placement"}
         assert vm_resource_id(found[1]) == f"{GROUP}/virtualMachineScaleSets/Work/virtualMachines/1"
+
+
+def test_the_instance_metadata_of_a_vm_names_its_flexible_set() -> None:
+    """Spec §14.5, §2.6: `virtualMachineScaleSet.id` is for flexible sets only."""
+    flexible, uniform = vms(f"{FLEXIBLE}count = 1")[0], vms(f"{UNIFORM}count = 1")[0]
+    assert instance_facts(flexible).virtual_machine_scale_set_id == f"{GROUP}/virtualMachineScaleSets/Work"
+    assert instance_facts(flexible).resource_id == f"{GROUP}/virtualMachines/{flexible.name}"
+    assert instance_facts(uniform).virtual_machine_scale_set_id == ""
 
 
 def test_an_assignment_filter_takes_a_vm_of_a_flexible_set_for_a_vm() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from forewarn.core.faults import FaultHits
+from forewarn.core.fleet import Orchestration
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
 from forewarn.store.interface import LastPoll
@@ -48,6 +49,21 @@ def test_the_scope_page_shows_its_vms_and_their_polls(portal: PortalUser) -> Non
         ("web-1", "noticed", "0"),
         ("web-2", "running", "0"),
     ]
+
+
+def test_the_pages_of_a_flexible_set_show_its_vms_and_what_they_see(portal_of: Callable[..., PortalUser]) -> None:
+    """Spec §14.5, §14.6."""
+    facts = {"scale_set": "flex", "orchestration": Orchestration.FLEXIBLE, "narrow_delivery": True}
+    vms = [a_vm(name, update_domain=n, **facts) for n, name in enumerate(("flex_0a1b2c3d", "flex_9f8e7d6c"))]
+    portal = portal_of(vms=vms, hosts=[a_host("h1")])
+    scope, vm = portal.get("/portal/scopes/flex"), portal.get("/portal/vms/sub/lab/flex_9f8e7d6c")
+    assert "scale set flex" in scope.text
+    assert "flex_0a1b2c3d running 0 0 h1" in scope.text
+    assert "with api-version 2020-07-01, each of them only the events that hit it." in scope.text
+    assert "Scope scale set flex" in vm.text
+    assert "Delivery only the events that hit it" in vm.text
+    assert f"{VMS}/flex_9f8e7d6c" in vm.text
+    assert "scale set flex" in portal.get("/portal/fleet").text
 
 
 @pytest.mark.parametrize("name", ["web", "lab/web", "web-2", "sub/lab/web-2", "set:sub/lab/WEB"])

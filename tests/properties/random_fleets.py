@@ -1,4 +1,4 @@
-"""Random small fleets: sets, placement groups, cloud services and single VMs on a few hosts; rollouts over them."""
+"""Random small fleets: sets of all kinds, cloud services and single VMs on a few hosts; rollouts over them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, Priority, Vm
+from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, Orchestration, Priority, Vm
 from forewarn.core.request import Rollout, RolloutImpact
 from forewarn.core.waves import make_waves
 from forewarn.core.windows import MaintenanceCalendar
@@ -32,11 +32,19 @@ def _placement_group(letter: str) -> dict[str, Any]:
     return {"scale_set": f"{letter}", "placement_group": "pg"}
 
 
+def _flexible_set(letter: str) -> dict[str, Any]:
+    return {"scale_set": letter, "orchestration": Orchestration.FLEXIBLE}
+
+
+def _narrow_set(letter: str) -> dict[str, Any]:
+    return {**_flexible_set(letter), "fault_domain_count": 1, "narrow_delivery": True}
+
+
 def _cloud_service(letter: str) -> dict[str, Any]:
     return {"cloud_service": f"service-{letter}"}
 
 
-_KINDS = [_availability_set, _availability_set, _placement_group, _cloud_service, None]
+_KINDS = [_availability_set, _availability_set, _placement_group, _flexible_set, _narrow_set, _cloud_service, None]
 _VM_SETTINGS: list[dict[str, Any]] = [
     {},
     {},

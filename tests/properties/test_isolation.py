@@ -84,7 +84,9 @@ def answer(world: World, vm: Vm, request: HttpRequest) -> HttpResponse:
     assert scope is not None
     match asked:
         case PollRequest():
-            return poll_response(asked, tag="", document=document_for(scope), rules=EndpointRules())
+            document = document_for(scope)
+            seen = document.narrowed_to(vm.name) if scope.is_narrow else document
+            return poll_response(asked, tag="", document=seen, rules=EndpointRules())
         case ApprovalRequest():
             unknown = world.do(world.control.guests.approve(vm.key, asked.event_ids))
             return approval_accepted() if unknown is None else unknown_event(unknown)
@@ -128,6 +130,7 @@ def assert_sees_only_its_scope(world: World, vm: Vm, events: dict[str, Event]) -
         for seen in decode_document(body).events:
             assert events[seen.id].scope_id == vm.scope_id
             assert {name.removeprefix("_") for name in seen.resources} <= own
+            assert not vm.narrow_delivery or vm.name in events[seen.id].vms  # spec §14.6
         assert not any(event_id.encode() in body for event_id in foreign)
 
 

@@ -215,6 +215,8 @@ class ScenarioPlayer:
         """Show the document of a VM without a poll."""
         scope = self.world.scope(names[0])
         document = document_for(scope)
+        if scope.is_narrow:
+            document = document.narrowed_to(names[0])
         return [f"document {document.incarnation} of epoch {scope.epoch}", *map(_notice_text, document.notices)]
 
     def do_where(self, names: list[str], _facts: Facts) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from forewarn.core.cause import Verb
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind
-from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, HostHealth, Priority, Vm
+from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, HostHealth, Orchestration, Priority, Vm
 from forewarn.core.request import RequestedOperation, RolloutImpact, RolloutState
 from forewarn.hypervisor.simulated import BehaviourRule, DurationRule, FailRule, SlowRule, UnreachableRule
 from tests.simulation.schedule import (
@@ -81,7 +81,7 @@ def schedule_for_seed(seed: int) -> Schedule:
     """Return the schedule of a seed; always the same one."""
     chance = Random(seed)
     hosts = tuple(a_host(f"h{number}") for number in range(1, chance.randint(2, 4) + 1))
-    vms = _random_vms(chance, hosts)
+    vms = _random_vms(chance, hosts, seed)
     settings = SimulationSettings(
         sqlite=chance.random() < 0.05,
         always_enabled=chance.random() < 0.75,
@@ -95,14 +95,22 @@ def schedule_for_seed(seed: int) -> Schedule:
     return Schedule(seed=seed, settings=settings, hosts=hosts, vms=vms, operations=operations)
 
 
-def _random_vms(chance: Random, hosts: tuple[Host, ...]) -> tuple[Vm, ...]:
+_ORCHESTRATIONS: tuple[dict[str, Any], ...] = (
+    {"placement_group": "pg"},
+    {"orchestration": Orchestration.FLEXIBLE},
+    {"orchestration": Orchestration.FLEXIBLE, "narrow_delivery": True},
+)
+
+
+def _random_vms(chance: Random, hosts: tuple[Host, ...], seed: int) -> tuple[Vm, ...]:
+    orchestrations = Random(f"orchestrations {seed}")  # its own, so that seeds keep their operations
     vms: list[Vm] = []
     for letter in "abc"[: chance.randint(1, 3)]:
         group: dict[str, Any] = chance.choice(
             (
                 {"availability_set": f"set-{letter}"},
                 {"availability_set": f"set-{letter}"},
-                {"scale_set": letter, "placement_group": "pg"},
+                {"scale_set": letter, **orchestrations.choice(_ORCHESTRATIONS)},
                 {"cloud_service": f"service-{letter}"},
                 {},
             )

@@ -274,7 +274,8 @@ class Simulation:
         scope = self.service.store.scope(vm.scope_id)
         if event is None or scope is None or not scope.is_enabled or self.may_mislead:
             return True
-        return event_id not in {notice.id for notice in document_for(scope).notices}
+        document = document_for(scope).narrowed_to(vm.name) if scope.is_narrow else document_for(scope)
+        return event_id not in {notice.id for notice in document.notices}
 
     # --- running ---
 
@@ -346,11 +347,11 @@ class Simulation:
         self._result.counts["effects"] += len(self.service.ledger.effects())
 
     def check_document(self, vm: Vm, incarnation: int, events: list[tuple[str, NoticeStatus]]) -> None:
-        """Check what a VM received: it is the document of a commit with this incarnation (spec §4.2)."""
+        """Check what a VM received: it is the document of a commit with this incarnation (spec §4.2, §14.6)."""
         if self.may_mislead:
             return
         shown = [
-            document
+            document.narrowed_to(vm.name) if vm.narrow_delivery else document
             for (scope_id, _, number), document in self.commit_checker.shown.items()
             if scope_id == vm.scope_id and number == incarnation
         ]

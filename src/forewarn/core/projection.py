@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Priority, Vm
-from forewarn.core.resource_ids import vm_resource_id
+from forewarn.core.resource_ids import scale_set_resource_id, vm_resource_id
 from forewarn.core.scope import Scope
 from forewarn.protocol import document as wire
 from forewarn.protocol.instance import InstanceFacts
@@ -46,8 +46,9 @@ def wire_notice(event: Event) -> wire.EventNotice:
 def instance_facts(vm: Vm) -> InstanceFacts:
     """Return what the instance metadata endpoint tells a VM about itself.
 
-    Priority and eviction policy are "" unless it is a Spot VM. The hostname is its name if it has no other, the address
-    its lab address if it has no other; the MAC address is derived from its vm_id.
+    The id of its scale set is "" unless that is flexible, priority and eviction policy unless it is a Spot VM. The
+    hostname is its name if it has no other, the address its lab address if it has no other; the MAC address is derived
+    from its vm_id.
     """
     spot = vm.priority is Priority.SPOT
     return InstanceFacts(
@@ -58,6 +59,7 @@ def instance_facts(vm: Vm) -> InstanceFacts:
         subscription_id=vm.subscription_id,
         resource_group=vm.resource_group,
         scale_set=vm.scale_set,
+        virtual_machine_scale_set_id=scale_set_resource_id(vm) if vm.is_flexible else "",
         placement_group=vm.placement_group,
         update_domain=str(vm.update_domain),
         fault_domain=str(vm.fault_domain),

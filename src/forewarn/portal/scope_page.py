@@ -78,7 +78,8 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past events, newest first, at most 20
     api_version: str  # of `document`
-    document: str  # JSON that its VMs receive now, indented
+    document: str  # JSON that its VMs receive now, indented; with all events, also if `is_narrow`
+    is_narrow: bool  # each VM receives only the events that hit it
 
     @property
     def resource_group(self) -> str:
@@ -131,6 +132,7 @@ async def show_scope_page(context: PortalContext, call: HandlerCall, query: Page
         over=views.events(reversed(past_events)),
         api_version=NEWEST_VERSION,
         document=_document_text(scope),
+        is_narrow=scope.is_narrow,
     )
 
 
