@@ -35,7 +35,7 @@ def test_a_preview_of_a_rollout_shows_one_update_domain_after_the_other(api: Any
         (3, 2, ["web-2"]),
     ]
     assert shown["sentences"] == [
-        "3 events over 3 VMs, in 3 waves, one update domain of a scope at a time.",
+        "3 events over 3 VMs, in 3 batches, one update domain of a scope at a time.",
         "Without approvals, and if every act takes its usual time, everything is done in 46 min 30 s; "
         "approvals make it faster.",
     ]

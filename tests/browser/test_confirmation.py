@@ -216,7 +216,7 @@ def test_a_confirmation_opens_at_its_top_and_keeps_its_buttons_in_view(
             expect(heading(page)).to_be_in_viewport()
             expect(page.get_by_role("list", name="Warnings")).to_be_in_viewport()
         expect(confirm).to_be_in_viewport(ratio=1)
-        expect(page.locator(".confirm-bar .summary")).to_contain_text(re.compile("VMs in . waves"))
+        expect(page.locator(".confirm-bar .summary")).to_contain_text(re.compile("VMs in . batches"))
         expect(page.locator(".confirm-bar .summary")).to_be_in_viewport()
     page.screenshot(path=ARTEFACTS / f"confirmation-{'dialog' if in_dialog else 'page'}-{device}.png")
     assert accessibility_violations(page) == []

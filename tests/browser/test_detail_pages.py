@@ -94,9 +94,9 @@ def test_no_page_about_3000_vms_is_too_long_and_waves_open_one_by_one(browser: B
 
 def open_waves(page: Page) -> None:
     """Goes from the current wave of a rollout to the second page of its first wave."""
-    expect(page.get_by_role("heading", name="Events of wave 2")).to_be_visible()
-    page.get_by_role("link", name="Wave 1").click()
-    expect(page.get_by_role("heading", name="Events of wave 1")).to_be_visible()
+    expect(page.get_by_role("heading", name="Events of batch 2")).to_be_visible()
+    page.get_by_role("link", name="Batch 1").click()
+    expect(page.get_by_role("heading", name="Events of batch 1")).to_be_visible()
     page.get_by_role("navigation", name="Pages of events").get_by_role("link", name="Next").click()
     expect(page.get_by_text("Page 2 of")).to_be_visible()
     expect(page.locator("main tbody .event-state.finished").first).to_be_visible()

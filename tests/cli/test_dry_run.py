@@ -30,7 +30,7 @@ def test_a_dry_run_changes_nothing_and_shows_every_event(lab: Any, arguments: tu
 
 def test_a_dry_run_shows_a_rollout_wave_by_wave(lab: Any) -> None:
     text = lab.good("rollout", "start", "--scope", "db", "--impact", "reboot", "--dry-run")
-    assert "2 events over 2 VMs, in 2 waves, one update domain of a scope at a time." in text
+    assert "2 events over 2 VMs, in 2 batches, one update domain of a scope at a time." in text
     lines = [line.split() for line in text.splitlines() if "Reboot" in line]
     assert [line[:4] for line in lines] == [["1", "Reboot", "db-0", "0"], ["2", "Reboot", "db-1", "1"]]
 

@@ -70,3 +70,41 @@ def test_a_mistake_in_a_file_is_named_with_its_line(lab: Any, file: Path) -> Non
     file.write_text(FILE.replace("vms = 1", "vmz = 1"), encoding="utf-8")
     text = " ".join(lab.refused("rollout", "plan", str(file)).split())
     assert "line 8 of the rollout file: 'vmz' is not a key of [waves]" in text
+
+
+def plan_sentences(lab: Any, *options: str) -> str:
+    return " ".join(lab.json("rollout", "plan", *options)["sentences"])
+
+
+def test_a_plan_names_the_hold_that_is_in_force(lab: Any) -> None:
+    lab.good("rollout", "hold", "--reason", "an incident")
+    assert "All rollouts are on hold (an incident): the times count from when" in plan_sentences(lab, "--everything")
+    lab.good("rollout", "lift-hold")
+    assert "on hold" not in plan_sentences(lab, "--everything")
+
+
+def test_a_plan_names_the_budget_that_blocks_it(lab: Any) -> None:
+    lab.good("budget", "set", "all", "--at-most", "1")
+    lab.good("rollout", "start", "--everything", "--impact", "reboot")  # reserves what the budget allows
+    text = plan_sentences(lab, "--everything")
+    assert 'would not get to its end, so later times are missing: the budget "all" allows 1 of ' in text
+    assert "too large" not in text
+
+
+def test_a_plan_names_the_rollout_that_does_the_same_work(lab: Any) -> None:
+    rollout = lab.json("rollout", "start", "--everything")["id"]
+    plan = lab.json("rollout", "plan", "--everything")
+    text = " ".join(plan["sentences"])
+    assert f"shared with rollout {rollout[:8]}, which does the same work." in text
+    assert "never start" not in text
+    assert list(plan["shared"]) == [rollout]
+    assert plan["never_started"] == 0
+    assert plan["over_latest"] > plan["now"] + 60
+
+
+def test_a_plan_in_a_pipe_fits_into_100_columns(lab: Any) -> None:
+    windows = ("--window", "sat 02:00 4h Europe/Berlin")
+    text = lab.good("rollout", "plan", "--everything", "--canary", "1", "--shares", "50", "--settle", "10m", *windows)
+    table = text[text.index("WAVE") :]
+    assert max(map(len, table.splitlines())) <= 100
+    assert "earliest  at once" in table

@@ -262,7 +262,7 @@ def test_a_preview_of_a_very_large_rollout_shows_its_first_wave(worlds: list[Wor
     assert (result.vms, result.is_cut, result.over_at) == (2100, True, None)
     assert result.vms > MAX_SIMULATED_VMS
     assert result.sentences[-1] == (
-        "1400 more VMs follow in later waves, which the preview leaves out: 2100 VMs are too many to simulate."
+        "1400 more VMs follow in later batches, which the preview leaves out: 2100 VMs are too many to simulate."
     )
 
 

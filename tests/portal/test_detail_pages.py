@@ -129,20 +129,20 @@ def test_a_rollout_is_shown_wave_by_wave(portal: PortalUser) -> None:
     """Spec §6.2."""
     rollout = start_rollout(portal)
     page = portal.get(f"/portal/rollouts/{rollout}")
-    assert "Wave 1 in progress 0 0 of 1 done 12:00:00 in 15 min , at 12:15:00 Later waiting 1, 2 2" in page.text
+    assert "Batch 1 in progress 0 0 of 1 done 12:00:00 in 15 min , at 12:15:00 Later waiting 1, 2 2" in page.text
     portal.world.advance(1000)
     page = portal.get(f"/portal/rollouts/{rollout}")
-    assert "Wave 1 done 0 1 of 1 done" in page.text
-    assert "Wave 2 in progress 1 0 of 1 done" in page.text
-    assert "Events of wave 2" in page.text
+    assert "Batch 1 done 0 1 of 1 done" in page.text
+    assert "Batch 2 in progress 1 0 of 1 done" in page.text
+    assert "Events of batch 2" in page.text
     first = portal.get(f"/portal/rollouts/{rollout}?wave=1")
-    assert "Events of wave 1" in first.text
+    assert "Events of batch 1" in first.text
     assert [
         lane["vms"] for lane in portal.get(f"/portal/rollouts/{rollout}?wave=1&as=json").json["course"]["lanes"]
     ] == [["web-0"]]
     refused = portal.request("GET", f"/portal/rollouts/{rollout}?wave=9")
     assert refused.status == 400
-    assert "wave 9 does not exist: the last one published so far is 2" in refused.text.lower()
+    assert "batch 9 does not exist: the last one published so far is 2" in refused.text.lower()
 
 
 def test_the_events_of_a_wave_and_of_a_request_are_paginated(portal_of: Callable[..., PortalUser]) -> None:

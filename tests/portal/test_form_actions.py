@@ -108,10 +108,10 @@ def test_a_form_starts_pending_maintenance(portal: PortalUser) -> None:
 def test_a_form_previews_a_rollout_by_wave_and_starts_it(portal: PortalUser) -> None:
     fields = {"impact": "reboot", "all_hosts": "yes", "max_failures": "2"}
     page = confirm(portal, "rollout", fields)
-    assert "in 3 waves, one update domain of a scope at a time" in page.text
-    waves = re.findall(r"Wave (\d) Reboot of (\d) VMs? update domains? ([\d, ]+) published", page.text)
+    assert "in 3 batches, one update domain of a scope at a time" in page.text
+    waves = re.findall(r"Batch (\d) Reboot of (\d) VMs? update domains? ([\d, ]+) published", page.text)
     assert [number for number, _, _ in waves] == ["1", "2", "3"]
-    assert re.findall(r"Wave (\d)(?:(?!Wave).)* Reboot web-(\d)", page.text) == [("1", "0"), ("2", "1"), ("3", "2")]
+    assert re.findall(r"Batch (\d)(?:(?!Batch).)* Reboot web-(\d)", page.text) == [("1", "0"), ("2", "1"), ("3", "2")]
     shown = submit_form(portal, "rollout", fields)
     assert "Rollout started. Reboot over h1, h2, h3" in shown.text
     (request,) = portal.world.store.requests()

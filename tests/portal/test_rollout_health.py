@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from forewarn.core.commit import Commit
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, Measurement, OwnFigure
-from forewarn.core.request import Rollout, RolloutImpact
+from forewarn.core.request import Rollout, RolloutImpact, RolloutState
+from forewarn.core.waves import make_waves
 from tests.portal.conftest import PortalUser
 from tests.portal.test_event_index import build_index
 
@@ -60,3 +61,31 @@ def test_vms_whose_events_a_check_has_withdrawn_wait_again_in_the_list(portal: P
     assert (after["scheduled"], after["waiting"], after["total"]) == (0, before["total"], before["total"])
     (tracker,) = build_index(world).rollouts.open_rollouts()
     assert tracker.tally == world.control.rollouts.tally_of(tracker.request, tracker.rollout)
+
+
+def test_a_canary_that_a_check_withdrew_is_counted_once_after_the_resume(portal: PortalUser) -> None:
+    """Spec §13.5: its VMs get new events once a person resumes the rollout."""
+    check = HealthCheck(
+        name="handlers", kind=CheckKind.FIGURE, figure=OwnFigure.WITHOUT_HANDLER, condition=">= 0", interval_s=60
+    )
+    waves = make_waves("1", ())
+    rollout = Rollout(impact=RolloutImpact.REBOOT, scope_id="set:sub/lab/web", checks=(check,), waves=waves)
+    world = portal.world
+    request = world.do(world.control.rollout_requests.start(rollout, who="bob"))
+    world.settle()
+    bad = Measurement(request_id=request.id, check="handlers", at=world.now, outcome=CheckOutcome.BAD, text="as it is")
+    world.do(world.store.commit(Commit(measurements=(bad,))))
+    world.settle()
+    path = f"/portal/rollouts/{request.id}?as=json"
+    page = portal.get(path).json
+    assert [wave["state"] for wave in page["waves"]] == ["withdrawn"]
+    assert page["diagram"]["days"] == []  # no event has started, and none is going to
+    assert [domain["state"] for domain in page["scopes"][0]["domains"]] == ["next", "waiting", "waiting"]
+    world.advance(600)
+    world.do(world.control.rollout_requests.change_state(request.id, RolloutState.RUNNING, who="bob"))
+    world.settle()
+    page = portal.get(path).json
+    assert [wave["vms"] for wave in page["diagram"]["waves"]] == [1, 2]
+    assert [start["times"] for day in page["diagram"]["days"] for start in day["starts"]] == [["12:25"]]
+    assert [domain["vms"] for domain in page["scopes"][0]["domains"]] == [1, 1, 1]
+    assert [(wave["state"], wave["done"]) for wave in page["waves"]] == [("withdrawn", 0), ("now", 0)]

@@ -45,7 +45,7 @@ def show_preview(call: Invocation, view: JsonObject) -> None:
     if listed:
         call.output.print_line()
         call.output.print_table(
-            ("wave", "kind", "VMs", "update domain", "published", "not before"), _preview_rows(listed, view["now"])
+            ("batch", "kind", "VMs", "update domain", "published", "not before"), _preview_rows(listed, view["now"])
         )
     if len(listed) > _MAX_EVENTS_SHOWN:
         call.output.print_line(dim(f"and {len(listed) - _MAX_EVENTS_SHOWN} more events; --json shows all"))

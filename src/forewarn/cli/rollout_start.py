@@ -10,9 +10,9 @@ import click
 
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.completion import host_names, scope_ids
-from forewarn.cli.formatting import count_noun, describe_time, join_names
+from forewarn.cli.formatting import count_noun, local_time
 from forewarn.cli.invocation import Invocation, duration, service_command
-from forewarn.cli.output import Cell, bold, dim
+from forewarn.cli.output import Cell, bold, dim, join_text
 from forewarn.cli.request import short_notice_option, wait_option
 from forewarn.cli.request_output import dry_run_option, show_preview
 from forewarn.cli.rollout import print_rollout, rollout, rollout_title, wait_for_rollout
@@ -20,7 +20,7 @@ from forewarn.core.rollout_file import parse_deadline
 from forewarn.errors import Rejected
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_MAX_NAMED_VMS = 4  # of a wave, in the table
+_MAX_NAMES_LENGTH = 24  # of the VMs of a wave, in the table
 
 _OPTIONS = (
     click.option(
@@ -135,30 +135,53 @@ def plan(call: Invocation, file: str | None, **options: Any) -> None:
         call.output.print_json(view)
         return
     call.output.print_line(bold("Nothing was changed."), " This is the plan:")
-    for sentence in view["sentences"]:
-        call.output.print_line("  ", sentence)
+    sentences = list(view["sentences"])
     if view["windows"]:
-        call.output.print_line("  ", f"Events start without an approval only in windows: {view['windows']}.")
+        sentences.append(f"Events start without an approval only in windows: {view['windows']}.")
+    for sentence in sentences:
+        call.output.print_labelled(join_text("  "), sentence)
     call.output.print_line()
-    headers = ("wave", "name", "VMs", "begins", "over", "settled")
-    call.output.print_table(headers, _wave_rows(view))
+    columns = [("begins", "begins_at"), ("over", "over_at"), *([("settled", "settled_at")] if view["settle_s"] else [])]
+    headers = ("wave", "name", "VMs", "times", *(header for header, _ in columns))
+    call.output.print_table(headers, _wave_rows(view, [key for _, key in columns]))
     if any(wave["latest"] for wave in view["waves"]):
-        call.output.print_line(dim("Times: earliest, if each event is approved at once .. latest, if nobody approves"))
+        call.output.print_line(dim("Earliest: each event is approved at once. Latest: nobody approves."))
 
 
-def _wave_rows(view: JsonObject) -> Iterator[list[Cell]]:
+def _wave_rows(view: JsonObject, keys: list[str]) -> Iterator[list[Cell]]:
+    """Yield one row per wave if its earliest and latest times read the same or are not known, else two."""
     for wave in view["waves"]:
-        names = join_names(wave["vms"][:_MAX_NAMED_VMS]) if wave["size"] <= _MAX_NAMED_VMS else ""
-        vms = f"{wave['size']}: {names}" if names else count_noun(wave["size"], "VM")
-        times = [_time_range(wave, key, view["now"]) for key in ("begins_at", "over_at", "settled_at")]
-        yield [str(wave["number"]), wave["name"], vms, *times]
+        rows = [
+            (when, [_short_time(wave[when][key], view["now"]) for key in keys])
+            for when in ("earliest", "latest")
+            if wave[when]
+        ]
+        if len(rows) == 2 and rows[0][1] == rows[1][1]:
+            rows = [("both", rows[0][1])]
+        head: list[Cell] = [str(wave["number"]), wave["name"], _wave_vms(wave)]
+        for when, times in rows or [("", [""] * len(keys))]:
+            yield [*head, when, *times]
+            head = ["", "", ""]
 
 
-def _time_range(wave: JsonObject, key: str, now: float) -> str:
-    """Return `at once`, one time, or `earliest .. latest`; "" if neither is known."""
-    known = [wave[when][key] for when in ("earliest", "latest") if wave[when] and wave[when][key] is not None]
-    texts = ["at once" if at <= now else describe_time(at, now) for at in known]
-    return " .. ".join(dict.fromkeys(texts))
+def _wave_vms(wave: JsonObject) -> str:
+    """Return the number of VMs of a wave, with their names if these are short."""
+    names = ", ".join(wave["vms"])
+    if not wave["size"]:
+        return "none"
+    return f"{wave['size']}: {names}" if len(names) <= _MAX_NAMES_LENGTH else count_noun(wave["size"], "VM")
+
+
+def _short_time(at: float | None, now: float) -> str:
+    """Return `at once`, `20:04`, or on another day `Nov 21 01:10`, in local time; "" if it is not known."""
+    if at is None:
+        return ""
+    if at < now + 1:
+        return "at once"
+    then, today = local_time(at), local_time(now)
+    if then.date() == today.date():
+        return f"{then:%H:%M}"
+    return f"{then:%b %d %H:%M}" if then.year == today.year else f"{then:%Y-%m-%d %H:%M}"
 
 
 def _body(call: Invocation, file: str | None, options: dict[str, Any]) -> dict[str, Any]:

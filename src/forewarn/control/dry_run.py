@@ -27,6 +27,7 @@ from forewarn.core.placement import DestinationHints
 from forewarn.core.request import MaintenanceRequest, Rollout
 from forewarn.core.rollout import next_wave
 from forewarn.core.scope import Scope
+from forewarn.core.shared_work import may_share_work, shared_work
 from forewarn.core.waves import divide_into_waves, wave_phase
 from forewarn.errors import Refused
 from forewarn.explain.preview import Preview, preview_from_events, preview_from_first_wave
@@ -78,7 +79,12 @@ class SimulatedRequest:
 
     events: list[Event]  # that it published, live or over, oldest first
     skipped: list[str]  # sentences about VMs that it would skip
-    is_over: bool  # the simulation reached its end
+    run: SimulatedRun  # the same events, and more facts about a rollout
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the simulation reached the end of the request."""
+        return self.run.is_over
 
 
 async def simulate_request(
@@ -128,7 +134,7 @@ async def dry_run_rollout(
         now=now,
         notice_s=request.notice_s,
         earliest=None,
-        latest=SimulatedRun(events=end.events, is_over=end.is_over),
+        latest=end.run,
     )
     preview = preview_from_events(end.events, now=now, vms=len(vms), is_over=end.is_over, skipped=end.skipped)
     return replace(preview, rollout_waves=plan.waves)
@@ -286,14 +292,37 @@ async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int, a
         await control.reconciler.run_until_settled()
         if vms <= MAX_SIMULATED_VMS:
             await _run_to_end(control, request, approves)
+        events = store.events(request_id=request.id)
         return SimulatedRequest(
-            events=store.events(request_id=request.id),
+            events=events,
             skipped=[e.text for e in store.history(request_id=request.id) if e.what is EntryKind.SKIPPED],
-            is_over=_is_request_over(store, request),
+            run=_simulated_run(control, request, events),
         )
     finally:
         await control.close()
         await hypervisor.close()
+
+
+def _simulated_run(control: ControlPlane, request: MaintenanceRequest, events: list[Event]) -> SimulatedRun:
+    store = control.store
+    known = store.request(request.id) or request
+    rollout, is_over = known.rollout, _is_request_over(store, request)
+    if rollout is None:
+        return SimulatedRun(events=events, is_over=is_over)
+    vms = control.rollouts.vms_of(rollout)
+    others = [other for other in store.requests() if may_share_work(known, other)]
+    served = {
+        other.id: shared_work(known, rollout, vms, events, store.events(request_id=other.id), ()).states
+        for other in others
+    }
+    return SimulatedRun(
+        events=events,
+        is_over=is_over,
+        closed_at=rollout.closed_at,
+        why=rollout.why,
+        waits_for=() if is_over else control.budgets.wait_texts(request.id),
+        served_by={request_id: frozenset(states) for request_id, states in served.items() if states},
+    )
 
 
 async def _run_to_end(control: ControlPlane, request: MaintenanceRequest, approves: bool) -> None:

@@ -43,8 +43,7 @@ async def plan_rollout(
     async def run(*, approves: bool) -> SimulatedRun | None:
         if len(vms) > MAX_SIMULATED_VMS:
             return None
-        end = await simulate_request(control, start, vms, approves=approves)
-        return SimulatedRun(events=end.events, is_over=end.is_over)
+        return (await simulate_request(control, start, vms, approves=approves)).run
 
     return make_rollout_plan(
         request.rollout,
@@ -54,4 +53,5 @@ async def plan_rollout(
         earliest=await run(approves=True),
         latest=await run(approves=False),
         without_handler={vm.key for wave in divided for vm in wave if not has_handler(vm)},
+        hold=control.rollouts.hold.reason if control.rollouts.hold is not None else "",
     )

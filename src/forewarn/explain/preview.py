@@ -23,7 +23,7 @@ _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event that the request would lead to. Times are lab time, None where the preview does not reach."""
 
-    wave: int  # from 1; events of one wave are published together
+    wave: int  # from 1: the number of its batch, whose events are published together
     scope: str  # its id
     cause: str  # a value of Cause: why it is done
     kind: str | None  # as VMs see it, such as Reboot; None: they see no event
@@ -59,7 +59,7 @@ def preview_from_events(
 ) -> Preview:
     """Return the preview of a request from the events of its dry run, given in order of publication.
 
-    Events published at the same time are one wave. `now` is lab time, `vms` counts the VMs of the request. `is_over`
+    Events published at the same time are one batch. `now` is lab time, `vms` counts the VMs of the request. `is_over`
     says that the dry run reached the end; if not, the preview is cut and has no `over_at`, which otherwise is `now` if
     there are no events. `skipped` are sentences about VMs that would be skipped; they end the summary.
     """
@@ -166,14 +166,14 @@ def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over:
     affected = len({(event.scope, name) for event in events for name in event.vms})
     waves = max(event.wave for event in events)
     if waves > 1:
-        how = f"in {'' if is_over else 'the first '}{waves} waves, one update domain of a scope at a time"
+        how = f"in {'' if is_over else 'the first '}{waves} batches, one update domain of a scope at a time"
     else:
         how = "published at once" if is_over else "published first"
     yield f"{_counted(len(events), 'event')} over {_counted(affected, 'VM')}, {how}."
     yield from _without_notice_sentences(events)
     if not is_over and affected < vms:
         why = f"{_counted(vms, 'VM')} are too many to simulate" if waves == 1 else "the simulation stopped there"
-        yield f"{_counted(vms - affected, 'more VM')} follow in later waves, which the preview leaves out: {why}."
+        yield f"{_counted(vms - affected, 'more VM')} follow in later batches, which the preview leaves out: {why}."
 
 
 def _without_notice_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:

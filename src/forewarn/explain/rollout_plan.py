@@ -6,7 +6,7 @@ assume that every act takes its usual time, and that nothing else comes in betwe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -58,16 +58,26 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     over_earliest: float | None  # lab time; None: the plan does not reach the end
     over_latest: float | None  # likewise
     is_cut: bool  # the plan does not reach the end: times of later waves are missing
-    never_started: int  # VMs that would get no event because no maintenance window follows; 0 if the plan is cut
+    never_started: int  # VMs that would get no event before it ends, from any rollout; 0 if the plan is cut
     without_handler: int  # VMs that do not poll for events
     sentences: tuple[str, ...]  # the summary for people
+    hold: str = (
+        ""  # why all rollouts are on hold now, in which case the times assume that they are not; "": they are not
+    )
+    waits_for: tuple[str, ...] = ()  # what keeps it from its end, in clauses, such as a budget; () if nothing does
+    shared: dict[str, int] = {}  # other rollouts that do the same work, by id, and how many of its VMs they serve
+    why: str = ""  # why VMs never start, as a clause; "": not known, or all start
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of a simulated rollout, oldest first, and whether the simulation reached its end."""
+    """The events of a simulated rollout, oldest first, and how the simulation ended."""
 
     events: Sequence[Event]
     is_over: bool  # False: it ended before the rollout did
+    closed_at: float | None = None  # lab time at which the rollout had nothing left to do; None: not known
+    why: str = ""  # the reason of its end, such as that no window follows; "": it has done everything
+    waits_for: tuple[str, ...] = ()  # what it waits for at last, in clauses, such as a budget; () if for nothing
+    served_by: Mapping[str, frozenset[tuple[str, str]]] = {}  # other rollout → scope id and name of VMs that it serves
 
 
 def make_rollout_plan(
@@ -79,12 +89,14 @@ def make_rollout_plan(
     earliest: SimulatedRun | None,
     latest: SimulatedRun | None,
     without_handler: Collection[str] = (),
+    hold: str = "",
 ) -> RolloutPlan:
     """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
 
     `earliest` is the one in which each event is approved, `latest` the one without approvals; None: it is too large for
     a simulation, and the plan is cut. `without_handler` are the keys of VMs that do not poll for events. `now` is lab
-    time. `notice_s` is that of the events, in seconds of lab time.
+    time. `notice_s` is that of the events, in seconds of lab time. `hold` says why all rollouts are on hold, "" if they
+    are not.
     """
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)
@@ -92,8 +104,11 @@ def make_rollout_plan(
     )
     vms = sum(map(len, divided))
     reached = latest is not None and latest.is_over
-    listed = {(e.scope_id, name) for e in latest.events for name in e.vms} if latest is not None else set()
-    never = sum((vm.scope_id, vm.name) not in listed for wave in divided for vm in wave) if reached else 0
+    unlisted = {(vm.scope_id, vm.name) for wave in divided for vm in wave}
+    unlisted -= {(e.scope_id, name) for e in latest.events for name in e.vms} if latest is not None else set()
+    served_by = latest.served_by if latest is not None else {}
+    shared = {request_id: len(unlisted & vms) for request_id, vms in served_by.items() if unlisted & vms}
+    never = len(unlisted.difference(*served_by.values())) if reached else 0
     over_earliest, over_latest = (_end_of(run, rollout, now) for run in (earliest, latest))
     silent = sum(vm.key in without_handler for wave in divided for vm in wave)
     plan = RolloutPlan(
@@ -111,6 +126,10 @@ def make_rollout_plan(
         never_started=never,
         without_handler=silent,
         sentences=(),
+        hold=hold,
+        waits_for=latest.waits_for if latest is not None else (),
+        shared=shared,
+        why=latest.why if latest is not None and never else "",
     )
     return msgspec.structs.replace(plan, sentences=tuple(_sentences(plan)))
 
@@ -119,6 +138,8 @@ def _end_of(run: SimulatedRun | None, rollout: Rollout, now: float) -> float | N
     """Return when the run is over: its last event has ended and the last wave has settled; None: unknown."""
     if run is None or not run.is_over:
         return None
+    if run.served_by and run.closed_at is not None:  # events of other rollouts count too
+        return run.closed_at
     ends = [event.over_at for event in run.events if event.over_at is not None]
     return max(ends) + rollout.settle_s if ends else now
 
@@ -173,18 +194,32 @@ def _wave_times(events: Sequence[Event], settle_s: float) -> WaveTimes | None:
 def _sentences(plan: RolloutPlan) -> Iterator[str]:
     waves = [wave for wave in plan.waves if wave.size]
     yield f"{plan.impact.capitalize()} of {_count(plan.vms, 'VM')} in {_count(len(waves), 'wave')}: {plan.target}."
+    if plan.hold:
+        yield f"All rollouts are on hold ({plan.hold}): the times count from when the hold is lifted."
+    for request_id, vms in plan.shared.items():
+        are = "is" if vms == 1 else "are"
+        yield f"{_count(vms, 'VM')} {are} shared with rollout {request_id[:8]}, which does the same work."
     if plan.over_earliest is not None:
         yield f"If each event is approved at once, it is over in {duration_text(plan.over_earliest - plan.now)}."
     if plan.over_latest is not None:
         yield f"If nobody approves, it is over in {duration_text(plan.over_latest - plan.now)}."
     if plan.never_started:
-        yield f"{_count(plan.never_started, 'VM')} would never start: no maintenance window follows."
+        why = f": {plan.why}" if plan.why else ""
+        yield f"{_count(plan.never_started, 'VM')} would never start{why}."
     if plan.is_cut:
-        yield "It is too large to simulate to its end, so later times are missing."
+        yield from _sentences_about_cut(plan)
     if plan.without_handler:
         names = [name for wave in plan.waves for name in wave.without_handler]
         do = "does" if plan.without_handler == 1 else "do"
         yield f"{_count(plan.without_handler, 'VM')} {do} not poll for events: {first_names(names)}."
+
+
+def _sentences_about_cut(plan: RolloutPlan) -> Iterator[str]:
+    """Yield why a plan does not reach its end: budgets, or its size."""
+    if not plan.waits_for:
+        yield "It is too large to simulate to its end, so later times are missing."
+    for wait in plan.waits_for:
+        yield f"It would not get to its end, so later times are missing: {wait}."
 
 
 def _count(number: int, thing: str) -> str:

@@ -1,4 +1,4 @@
-"""The confirmation page of a form, with warnings and a preview by wave, and its idempotency keys.
+"""The confirmation page of a form, with warnings and a preview by batch, and its idempotency keys.
 
 Each confirmation carries a key that runs its form once: a button pressed twice submits once, and both requests see
 the result. Keys are held in memory, a bounded number per principal.
@@ -185,12 +185,12 @@ def _preview_without_events(context: PortalContext, sentences: Iterable[str]) ->
 
 
 def _summary(preview: Preview) -> str:
-    """What would happen to how many VMs, such as `Reboot of 12 VMs in 3 waves`; else the first sentence."""
+    """What would happen to how many VMs, such as `Reboot of 12 VMs in 3 batches`; else the first sentence."""
     if not preview.events:
         return preview.sentences[0]
     waves = preview.events[-1].wave
     affected = len({(event.scope, name) for event in preview.events for name in event.vms})
-    text = _operations_text(preview.events) + (f" in {waves} waves" if waves > 1 else "")
+    text = _operations_text(preview.events) + (f" in {waves} batches" if waves > 1 else "")
     return f"{text} first, {preview.vms} VMs in all" if preview.is_cut and affected < preview.vms else text
 
 

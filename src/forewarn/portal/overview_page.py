@@ -306,5 +306,7 @@ def _current_rollout(context: PortalContext, tracker: RolloutTracker, now: float
 
 
 def _estimate_text(estimate: EndEstimate) -> str:
-    left = f"{estimate.waves} more {'wave' if estimate.waves == 1 else 'waves'}" if estimate.waves else "the last wave"
+    left = (
+        f"{estimate.waves} more {'batch' if estimate.waves == 1 else 'batches'}" if estimate.waves else "the last batch"
+    )
     return f"{left}, at the pace so far" if estimate.is_measured else f"{left}, if nobody approves"

@@ -1,4 +1,7 @@
-"""The pages of rollouts: the list with progress bars, and one rollout by wave and update domain."""
+"""The pages of rollouts: the list with progress bars, and one rollout by batch and update domain.
+
+A batch has the events that were published together; JSON keys and the query call it a wave.
+"""
 
 from __future__ import annotations
 
@@ -129,15 +132,15 @@ class ScopeProgress(BaseView, frozen=True, kw_only=True):
 class RolloutWaveView(BaseView, frozen=True, kw_only=True):
     """The events of a rollout that were published together. Field names are JSON keys; times are lab time.
 
-    `state` is now or done. `next_start` is the earliest NotBefore of its scheduled events, `over_at` when the last was
-    over; None if there is none yet.
+    Pages call it a batch. `state` is now, withdrawn or done. `next_start` is the earliest NotBefore of its scheduled
+    events, `over_at` when the last was over; None if there is none yet.
     """
 
     number: int  # from 1, in order of publication
-    state: str  # now: it has live events; done
+    state: str  # now: it has live events; withdrawn: all were, before they started; done
     update_domains: tuple[int, ...]  # of its VMs, each once, ascending
     vms: int  # how many
-    done: int  # VMs whose event is over, however it ended
+    done: int  # VMs whose event is over, and was not withdrawn
     failed: int  # VMs whose event failed
     published_at: float  # lab time
     next_start: float | None  # the earliest NotBefore of its scheduled events; None: it has none
@@ -261,8 +264,8 @@ def _events_by_wave(events: Sequence[Event]) -> list[list[Event]]:
 def _chosen_wave(waves: Sequence[Sequence[Event]], number: int) -> int:
     """The number of the wave to show: the wanted one, else the first with live events, else the last."""
     if number > len(waves):
-        reason = Rejected(f"wave {number} does not exist: the last one published so far is {len(waves)}")
-        last = FilterChoice(value=str(len(waves)), label=f"wave {len(waves)}")
+        reason = Rejected(f"batch {number} does not exist: the last one published so far is {len(waves)}")
+        last = FilterChoice(value=str(len(waves)), label=f"batch {len(waves)}")
         raise UnknownFilter("wave", str(number), reason, [last] if waves else [])
     if number:
         return number
@@ -281,15 +284,19 @@ def _wave_view(number: int, events: Sequence[Event]) -> RolloutWaveView:
     is_live = any(event.is_live for event in events)
     return RolloutWaveView(
         number=number,
-        state="now" if is_live else "done",
+        state="now" if is_live else "withdrawn" if all(map(_is_withdrawn, events)) else "done",
         update_domains=tuple(sorted({event.update_domain for event in events})),
         vms=sum(len(event.vms) for event in events),
-        done=sum(len(event.vms) for event in events if not event.is_live),
+        done=sum(len(event.vms) for event in events if not event.is_live and not _is_withdrawn(event)),
         failed=sum(len(event.vms) for event in events if event.ending is Ending.FAILED),
         published_at=events[0].published_at,
         next_start=min((event.not_before for event in events if event.status is EventState.SCHEDULED), default=None),
         over_at=None if is_live else max(event.over_at or 0.0 for event in events),
     )
+
+
+def _is_withdrawn(event: Event) -> bool:
+    return event.ending is Ending.WITHDRAWN
 
 
 def _waiting_domains(snapshot: RolloutSnapshot) -> tuple[WaitingDomain, ...]:
@@ -298,9 +305,14 @@ def _waiting_domains(snapshot: RolloutSnapshot) -> tuple[WaitingDomain, ...]:
 
 
 def _unscheduled_vms(snapshot: RolloutSnapshot) -> Iterator[Vm]:
-    """The VMs that no event of the rollout has listed yet."""
-    scheduled = {(event.scope_id, name) for event in snapshot.events for name in event.vms}
+    """The VMs that no event of the rollout has listed yet, or whose event a health check withdrew."""
+    scheduled = {(event.scope_id, name) for event in _lasting_events(snapshot) for name in event.vms}
     return (vm for vm in snapshot.vms if (vm.scope_id, vm.name) not in scheduled)
+
+
+def _lasting_events(snapshot: RolloutSnapshot) -> Iterator[Event]:
+    """The events of the rollout without those that a health check withdrew, whose VMs get new ones."""
+    return (event for event in snapshot.events if not event.is_postponed)
 
 
 def _rollout_row(view: RolloutView) -> RolloutRow:
@@ -324,7 +336,7 @@ def _domains_by_scope(
 ) -> list[tuple[str, tuple[UpdateDomainProgress, ...]]]:
     """The scopes of a rollout by id, with their update domains; scopes with live events first."""
     events_by_domain: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
-    for event in snapshot.events:
+    for event in _lasting_events(snapshot):
         events_by_domain[event.scope_id][event.update_domain].append(event)
     waiting_by_domain: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for vm in () if is_closed else _unscheduled_vms(snapshot):

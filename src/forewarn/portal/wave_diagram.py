@@ -145,7 +145,7 @@ def _begin_times(context: RequestContext, request: MaintenanceRequest) -> dict[i
 
 def _begun_facts(name: str, events: Sequence[Event], rollout: Rollout, now: float, *, is_last: bool) -> _WaveFacts:
     is_live = any(event.is_live for event in events)
-    started = [event.started_at for event in events if event.started_at is not None]
+    starts = {at for event in events if (at := _start_of(event)) is not None}
     ends = [event.over_at for event in events if event.over_at is not None]
     over_at = max(ends, default=None) if not is_live and not (is_last and rollout.wave_over_at is None) else None
     if rollout.closed:
@@ -157,13 +157,20 @@ def _begun_facts(name: str, events: Sequence[Event], rollout: Rollout, now: floa
     return _WaveFacts(
         name=name,
         state=state,
-        vms=sum(len(event.vms) for event in events),
+        vms=len({(event.scope_id, name) for event in events for name in event.vms}),
         begins_at=min((event.published_at for event in events), default=None),
-        starts_at=min(started or [event.not_before for event in events], default=None),
+        starts_at=min(starts, default=None),
         over_at=over_at,
         settled_at=settled_at,
-        starts=tuple(sorted({e.started_at if e.started_at is not None else e.not_before for e in events})),
+        starts=tuple(sorted(starts)),
     )
+
+
+def _start_of(event: Event) -> float | None:
+    """When an event started, or starts without an approval; None: it ended without a start."""
+    if event.started_at is not None:
+        return event.started_at
+    return event.not_before if event.is_live else None
 
 
 def _diagram(facts: Sequence[_WaveFacts], now: float) -> WaveDiagram:
