@@ -8,7 +8,11 @@ from forewarn.web.standing_order_views import NewStandingOrder, StandingOrderVie
 
 
 async def show_standing_order(context: RequestContext, call: HandlerCall) -> StandingOrderView:
-    """Show the standing order, how far it is, and which hosts lag."""
+    """Show the standing order, how far it is, and which hosts lag.
+
+    Hosts are sorted by when they are late, then by when they are due; the first 1,000 are shown. `is_set` is false if
+    there is no order.
+    """
     return read_standing_order(context)
 
 

@@ -57,7 +57,8 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 def flexible_instance_json(vm: Vm) -> JsonObject:
     """A VM of a flexible scale set as the list of the set's instances shows it.
 
-    It has the keys of `vm_json`, and instanceId, which is its name. There is no instance view in this list.
+    Its keys are id, name, type, location, zones (if it is in one), tags, properties and instanceId, which is its name.
+    There is no instance view in this list.
     """
     return vm_json(vm) | {"instanceId": vm.name}
 

@@ -78,7 +78,9 @@ def add_webhook(
     `rollouts` None means: if `happenings`, `opted_in_only`, `resource` and `over_group` filter nothing. Raises Rejected
     if both `resource` and `over_group` are given (with neither all VMs count), if one is given with `rollouts`, or for
     a bad URL, resource or secret; NotFound for an unknown name, group or file; Refused if a name is ambiguous, or if
-    the receiver does not answer the handshake.
+    the receiver does not answer the handshake. `schema` is eventgrid or cloudevents. `opted_in_only` leaves out VMs
+    whose policy publishes no events. With `validate` it is added only if the receiver answers the handshake; with
+    `from_start` it gets the whole history first.
     """
     body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
     body |= {"happenings": list(happenings)}

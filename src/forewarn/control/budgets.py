@@ -154,7 +154,8 @@ class BudgetService:
     def uses(self, budget: Budget) -> list[BudgetUse]:
         """Return how much of each group of a budget is used, sorted by group; only groups with VMs.
 
-        Each has the title of the group, the limit in VMs, the number of VMs, and the names of those that are out.
+        Each has the title of the group, the limit in VMs, the number of VMs, the names of those that are out or
+        reserved, how many of them still run, and the ids of the rollouts that they are due to.
         """
         return [
             self._use(budget, group, size) for group, size in sorted(self._sizes.items()) if group.budget == budget.key

@@ -189,7 +189,10 @@ async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -
 
 
 async def run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
-    """Run decisions about different scopes concurrently; the first error is raised after all have ended."""
+    """Run decisions about different scopes concurrently; the first error is raised after all have ended.
+
+    They run in batches of at most 256, in the given order.
+    """
     waiting = list(decisions)
     failure: BaseException | None = None
     for at in range(0, len(waiting), _MAX_CONCURRENT_SCOPES):

@@ -71,8 +71,8 @@ def require_valid_order(order: StandingOrder) -> None:
 def due_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is to be visited.
 
-    A host that was never visited is due when the order was given, another one some time before the interval since its
-    last visit is over, and after a failure `retry_after_s` later at the earliest.
+    A host that was never visited is due when the order was given, another one when 80 % of the interval since its last
+    visit is over, and after a failure `retry_after_s` later at the earliest.
     """
     visit = order.visit(host)
     at = order.at if visit.visited_at is None else visit.visited_at + DUE_SHARE * order.within_s

@@ -122,10 +122,11 @@ class CommandHypervisor:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Perform this step of a move to or from another host, if the act's command has the step.
 
-        Other steps succeed at once, without a command; but FENCE always fails, and so do ACTIVATE after UNDO and UNDO
-        after ACTIVATE. By default a command performs a whole move, on the source; if the source is down, on the
-        destination. Waits for the command for `perform_wait_s`, then it is under way. Raises Unavailable if it is not
-        known whether the step was done, ActNotTried if the journal cannot be used. `now` is lab time.
+        Other steps succeed at once, without a command; RETURN always does, and WITHDRAW after it. FENCE always fails,
+        and so do RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By default a command performs a
+        whole move, on the source; if the source is down, on the destination. Waits for the command for
+        `perform_wait_s`, then it is under way. Raises Unavailable if it is not known whether the step was done,
+        ActNotTried if the journal cannot be used. `now` is lab time.
         """
         done = StepReport.of(ActDone(True))
         match step:

@@ -169,8 +169,8 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     approve_all_down: Switch = True  # False: policy approves nothing that stops its last running VM
     narrow_delivery: Switch = False  # its VMs see only events that hit them; with one fault domain only
     program: Program = ()  # of each instance, as in [[vms]]
-    environment: Variables = {}
-    directory: AbsolutePath = ""
+    environment: Variables = {}  # of the program
+    directory: AbsolutePath = ""  # of the program; "": the service's
     address: Address = ""  # of the first instance, counted up from there, or with {n}, from 0 on; "": none
 
 
@@ -183,8 +183,8 @@ class RoleTable(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Name
     count: Count = 1  # 1 to 1,000,000
-    size: Size = ""
-    os_type: OsType = "Linux"
+    size: Size = ""  # if left out, that of the service
+    os_type: OsType = "Linux"  # if left out, that of the service
     tags: Tags = {}  # added to those of the service, and replace those of the same name
     address: Address = ""  # of the first instance, counted up from there, or with {n}, from 0 on; "": none
 
@@ -210,15 +210,15 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     count is 1 to 1,000,000; if it is given, even 1, names get a number.
     """
 
-    count: Count = 1
+    count: Count = 1  # 1 to 1,000,000
     first: FirstNumber = 0  # the number of the first one, at most 1,000,000
     computer_name: Name = ""  # "": as the name
     zone: Zone = ""  # "": that of its set, or none
     zones: Zones = ()  # the VMs are in these in turn
     availability_set: Text = ""  # at most one of this, scale_set and cloud_service is given
-    scale_set: Text = ""
+    scale_set: Text = ""  # its name; "": in none
     placement_group: Text = ""  # "": as the scale set says
-    cloud_service: Text = ""
+    cloud_service: Text = ""  # its name; "": in none
     update_domain: DomainNumber = 0  # if left out, VMs of a set get domains in turn
     fault_domain: DomainNumber = 0  # likewise
     priority: VmPriority = Priority.REGULAR

@@ -35,7 +35,8 @@ from forewarn.hypervisor.machines.driver import HostUnreachable, MachineState, V
 class DomainDefinitions:
     """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
 
-    Methods raise HostUnreachable if a host does not answer, and Refused with a sentence if it refuses.
+    `copies` gets a copy of each definition that is read or given, which is used when its host does not answer. Methods
+    raise HostUnreachable if one of `hosts` does not answer, and Refused with a sentence if it refuses.
     """
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
@@ -55,7 +56,10 @@ class DomainDefinitions:
         await self._define(to_host, vm, MovedDomain(xml, volumes), disks)
 
     async def read(self, host: str, vm: str) -> bytes:
-        """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks."""
+        """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks.
+
+        If the host does not answer, or has lost the domain, they are the copies; without a copy that error is raised.
+        """
         xml = await self._xml(host, vm)
         return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))
 
@@ -64,7 +68,9 @@ class DomainDefinitions:
     ) -> None:
         """Define the VM on `host` as `read` described it on `from_host`; b"": as the copy for that host says.
 
-        Keeps what it was given as that copy. Refused without a description and a copy, and as `copy`.
+        Keeps what it was given as that copy. Refused without a description and a copy, or if `host` has another VM of
+        this name, runs this one, has too little memory free, or, with `fresh_ephemeral_disk`, cannot create its
+        ephemeral disks.
         """
         xml = "" if definition else self._copies.load(from_host, vm)
         if xml is None:

@@ -84,7 +84,10 @@ class LibvirtDriver:
         return await self._hosts.run(host, vm, "look at", lambda session: session.stop_reason(vm))
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Wait for a lifecycle event of the domain, or the end of its migration, since its state was read."""
+        """Return True at a change of the domain since its state was read, False after `within_s` real seconds.
+
+        A change is a lifecycle event, or the end of its migration.
+        """
         return await self._hosts.changes.wait_for(host, vm, within_s=within_s)
 
     async def pause(self, host: str, vm: str) -> None:
@@ -209,7 +212,7 @@ class LibvirtDriver:
 
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
         another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
-        cannot create its ephemeral disks.
+        cannot create its ephemeral disks. `then_receives` makes no difference here.
         """
         await self._definitions.copy(host, vm, to_host, fresh_ephemeral_disk=fresh_ephemeral_disk)
 
