@@ -63,8 +63,8 @@ class ConfigurationPropertiesBody(
 
     namespace: str | None = None  # without effect
     extension_properties: dict[str, str] | None = None  # without effect
-    maintenance_scope: str | None = None  # Host, OSImage or InGuestPatch
-    maintenance_window: MaintenanceWindowBody | None = None
+    maintenance_scope: str | None = None  # Host, OSImage or InGuestPatch; None is rejected later
+    maintenance_window: MaintenanceWindowBody | None = None  # None is rejected later
     visibility: str | None = None  # Custom or None; others are rejected
     install_patches: dict[str, Any] | None = None  # without effect
 
@@ -72,9 +72,9 @@ class ConfigurationPropertiesBody(
 class ConfigurationBody(_ReadOnlyMembers, frozen=True, kw_only=True):
     """The body that creates a maintenance configuration."""
 
-    location: str | None = None  # an Azure region
+    location: str | None = None  # an Azure region; None is rejected later
     tags: Any = None  # name → value; checked later
-    properties: ConfigurationPropertiesBody | None = None
+    properties: ConfigurationPropertiesBody | None = None  # None: an empty one, which is rejected later
 
 
 class TagSettingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -88,18 +88,18 @@ class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The member `filter` of an assignment to a resource group or subscription."""
 
     resource_types: tuple[str, ...] | None = None  # None or (): any, as in the other members
-    resource_groups: tuple[str, ...] | None = None
-    os_types: tuple[str, ...] | None = None
-    locations: tuple[str, ...] | None = None
+    resource_groups: tuple[str, ...] | None = None  # their names
+    os_types: tuple[str, ...] | None = None  # Linux or Windows
+    locations: tuple[str, ...] | None = None  # Azure regions
     tag_settings: TagSettingsBody | None = None
 
 
 class AssignmentPropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `properties` of an assignment."""
 
-    maintenance_configuration_id: str | None = None  # its resource id
-    resource_id: str | None = None  # that of the target
-    filter: FilterBody | None = None
+    maintenance_configuration_id: str | None = None  # its resource id; None is rejected later
+    resource_id: str | None = None  # that of the target; None: as the path says
+    filter: FilterBody | None = None  # None: all VMs of the target
 
 
 class AssignmentBody(_ReadOnlyMembers, frozen=True, kw_only=True):

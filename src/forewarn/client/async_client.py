@@ -157,8 +157,9 @@ class AsyncClient(ClientProperties):
     async def events(self) -> Received:
         """Returns the current document. Retries transient failures a few times, then raises Unavailable.
 
-        It lists the events of this VM's whole scope, also those of other VMs. An unknown endpoint is discovered first.
-        Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
+        It lists the events of this VM's whole scope, also those of other VMs, unless its service shows each VM only its
+        own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the connection,
+        NotFound or Rejected if a retry cannot help.
         """
         return await self.ask(self._session.events())
 

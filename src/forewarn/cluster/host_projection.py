@@ -42,7 +42,7 @@ def host_scope(
 ) -> HostScope:
     """Return the fact about this scope for a host with these VMs (keys); only for `encode_bus_message`.
 
-    `published` is what all VMs of the scope see, `addresses` are theirs (`vm_addresses`). The facts about VMs in it are
+    `published` is what the VMs of the scope see, `addresses` are theirs (`vm_addresses`). The facts about VMs in it are
     plain dictionaries, which can only be encoded. Costs the same for a scope of any size.
     """
     update = scope_message(published, only=vms)

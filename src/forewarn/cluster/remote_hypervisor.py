@@ -144,7 +144,7 @@ class RemoteHypervisor:
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
-        """Memory of each VM that a node knows, by name."""
+        """Memory in MiB of each VM that a node knows, by name, as last reported."""
         return {vm: mib for each in self._reported.capacities().values() for vm, mib in each.vm_mib.items()}
 
     @property

@@ -266,8 +266,9 @@ def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
 class BudgetLedger:
     """What is out of service in each group of the budgets, and what one decision reserves in addition.
 
-    `sizes` counts the present VMs of each group, `out` has the keys of those out of service. Neither is changed: what
-    is reserved here is only known to this ledger, and counts for others once its events are committed as planned.
+    `sizes` counts the present VMs of each group, `out` has the names of those out of service, by VM key. Neither is
+    changed: what is reserved here is only known to this ledger, and counts for others once its events are committed as
+    planned.
     """
 
     def __init__(

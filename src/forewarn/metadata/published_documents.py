@@ -116,18 +116,20 @@ class PublishedDocuments:
         return view
 
     def shared_response(self, view: GuestView, poll: PollRequest, *, iso_dates: bool) -> HttpResponse | None:
-        """Return the response that `share_response` kept for an equal poll of any VM of the view's scope.
+        """Return the response that `share_response` kept for an equal poll of any VM that sees the same.
 
-        `iso_dates` (NotBefore in ISO form) must be equal too. None if there is none, or the view is outdated.
+        `iso_dates` (NotBefore in ISO form) must be equal too. None if there is none, if the view is outdated, or if its
+        document is not that of its whole scope.
         """
         entry = self._entry_for(view)
         return None if entry is None else entry.responses.get((poll, iso_dates))
 
     def share_response(self, view: GuestView, poll: PollRequest, response: HttpResponse, *, iso_dates: bool) -> None:
-        """Keep a response with the document (200) for equal polls of all VMs of the scope.
+        """Keep a response with the document (200) for equal polls of all VMs that see this document.
 
-        It is kept until responses to polls change. Does nothing if the view is outdated or the scope has 64 of them.
-        `iso_dates` says whether its dates are in ISO 8601; only such polls get it.
+        It is kept until responses to polls change. Does nothing if the view is outdated, if its document is not that of
+        the whole scope (narrow delivery), or if the scope has 64 of them. `iso_dates` says whether its dates are in ISO
+        8601; only such polls get it.
         """
         entry = self._entry_for(view)
         if entry is not None and len(entry.responses) < _MAX_SHARED_RESPONSES:

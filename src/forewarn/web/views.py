@@ -260,7 +260,7 @@ class EventListView(BaseView, frozen=True, kw_only=True):
 
 
 class EventsInScopesView(EventListView, frozen=True, kw_only=True):
-    """Events (`events`) with their scopes, each once: all VMs of a scope are shown its events."""
+    """Events (`events`) with their scopes, each once: the VMs of a scope are shown its events."""
 
     scopes: tuple[ScopeSummaryView, ...]
 

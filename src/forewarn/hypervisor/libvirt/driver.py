@@ -130,9 +130,11 @@ class LibvirtDriver:
         await self._hosts.run(host, vm, "shut down", work)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is OFF, with new and empty ephemeral disks if asked: OFF becomes RUNNING.
+        """Boot a VM that is OFF: OFF becomes RUNNING.
 
-        Does nothing if it is RUNNING or HALTED; Refused in any other state, and if it does not start.
+        Its ephemeral disks are new and empty with `fresh_ephemeral_disk`; otherwise only those that are missing are
+        made. Does nothing if it is RUNNING or HALTED. Refused in any other state, and if it does not start;
+        HostUnreachable if the host does not answer.
         """
 
         def work(session: LibvirtSession) -> None:
