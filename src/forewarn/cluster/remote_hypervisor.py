@@ -75,7 +75,8 @@ class _LeaseUnsure(Exception):
 class RemoteHypervisor:
     """Performs acts by ordering them from host nodes: implements `Hypervisor`.
 
-    `view` has what it needs to know of the cluster: nodes, the term, and which hosts are confirmed down.
+    Orders go out on `bus`, on the subjects of the hosts in `subjects`. `view` has what it needs to know of the cluster:
+    nodes, the term, and which hosts are confirmed down.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, view: ClusterView) -> None:

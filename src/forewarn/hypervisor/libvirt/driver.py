@@ -274,7 +274,10 @@ class LibvirtDriver:
         return self._migrations.complete(host, vm, progress)
 
     async def cancel_send(self, host: str, vm: str) -> None:
-        """Abort a live migration from here and wait for its end; the VM continues here. Nothing without one."""
+        """Abort a live migration from here and wait for its end; the VM continues here. Nothing without one.
+
+        Raises HostUnreachable if the host does not answer or does not stop in time.
+        """
         try:
             await self._migrations.cancel(self._hosts.connection(host), vm)
         except LibvirtFailure as failure:
