@@ -9,13 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.core.budgets import make_budget
+from forewarn.core.event import EventState
 from forewarn.core.fleet import PowerState, Vm
 from forewarn.core.request import RolloutImpact, RolloutState
-from forewarn.core.standing_order import HostVisit, StandingOrder, due_at, late_at, next_visits
+from forewarn.core.standing_order import HostVisit, StandingOrder, due_at, late_at, next_visits, order_warning
 from forewarn.core.windows import make_calendar
 from forewarn.errors import Refused, Rejected
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
-from tests.support.world import World, a_host, a_vm
+from forewarn.hypervisor.simulated import DurationRule, FailRule, SimulatedBehaviour
+from tests.support.world import NOON, World, a_host, a_vm
 
 A_DAY = 86_400.0
 HOSTS = ("h0", "h1", "h2")
@@ -219,3 +220,118 @@ def test_an_order_is_removed_and_its_visits_end(world: World) -> None:
     assert visited(world) == ["h0"]
     with pytest.raises(Refused, match="there is no standing order"):
         world.do(world.control.standing_order.remove_order(who="ann"))
+
+
+def test_an_order_that_is_removed_and_given_again_remembers_its_visits(world: World) -> None:
+    give_order(world)
+    world.advance(2 * 3600)
+    assert visited(world) == list(HOSTS)
+    at = visit_of(world, "h0").visited_at
+    world.do(world.control.standing_order.remove_order(who="ann"))
+    world.restart()
+    assert world.control.standing_order.order is None
+    world.advance(A_DAY)
+    give_order(world)
+    world.advance(A_DAY)
+    assert visited(world) == list(HOSTS), "no host is due again"
+    assert visit_of(world, "h0").visited_at == at
+    world.advance(8 * A_DAY)
+    assert visited(world).count("h0") == 2
+
+
+def test_a_visit_that_ends_while_there_is_no_order_counts_for_the_next_one(world: World) -> None:
+    give_order(world)
+    world.do(world.control.standing_order.remove_order(who="ann"))
+    world.advance(3600)
+    (event,) = world.events()
+    give_order(world)
+    world.advance(3 * 3600)
+    assert visit_of(world, "h0").visited_at == event.over_at
+    assert visited(world) == list(HOSTS)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"impact": RolloutImpact.REBOOT},
+        {"calendar": make_calendar(["02:00 1h"], [], None)},
+        {"notice_s": 7200.0},
+    ],
+)
+def test_a_visit_under_the_rules_of_an_earlier_order_ends_and_begins_again(world: World, changed: Any) -> None:
+    give_order(world)
+    old = visit_of(world, "h0").request_id
+    give_order(world, **changed)
+    assert [event.is_withdrawn for event in world.store.events(request_id=old)] == [True]
+    new = visit_of(world, "h0").request_id
+    assert new not in ("", old)
+    request = world.store.request(new)
+    assert request is not None
+    assert request.rollout is not None
+    order = world.control.standing_order.order
+    assert order is not None
+    assert (request.rollout.impact, request.rollout.calendar) == (order.impact, order.calendar)
+    assert visit_of(world, "h0").problem == ""
+    assert len(world.events(EventState.SCHEDULED)) == 1, "never more than one visit at once"
+
+
+def test_a_visit_goes_on_if_a_new_order_has_the_same_rules(world: World) -> None:
+    give_order(world)
+    old = visit_of(world, "h0").request_id
+    give_order(world, within_s=20 * A_DAY)
+    assert visit_of(world, "h0").request_id == old
+
+
+def test_a_started_visit_of_an_earlier_order_finishes_before_the_host_is_visited_again(world: World) -> None:
+    world.hypervisor.set_behaviour(SimulatedBehaviour((DurationRule(seconds=600.0),)))
+    give_order(world)
+    world.advance(15 * 60)
+    (started,) = world.events(EventState.STARTED)
+    give_order(world, impact=RolloutImpact.REBOOT)
+    assert world.events(EventState.SCHEDULED) == []
+    world.advance(601)
+    assert [event.host for event in world.events(EventState.SCHEDULED)] == [started.host]
+
+
+NIGHTLY = make_calendar(["02:00 1h"], [], None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "domains", "warning"),
+    [
+        ({}, [1] * 90, ""),
+        ({}, [], ""),
+        (
+            {},
+            [1] * 100,
+            "at most 95 of 100 hosts with VMs can be visited within 1 d: an update domain of a host takes at least "
+            "15 min 9 s, and 1 at once; give more time or more hosts at once",
+        ),
+        ({"at_once": 2}, [1] * 100, ""),
+        ({}, [4] * 24, "at most 23 of 24 hosts"),
+        ({"within_s": 10 * A_DAY, "calendar": NIGHTLY}, [1] * 40, ""),
+        (
+            {"within_s": 10 * A_DAY, "calendar": NIGHTLY},
+            [1] * 41,
+            "at most 40 of 41 hosts with VMs can be visited within 10 d: an update domain of a host takes at least "
+            "15 min 9 s, within its windows, and 1 at once; give more time, longer windows or more hosts at once",
+        ),
+        ({"notice_s": 7200.0, "calendar": NIGHTLY, "within_s": 10 * A_DAY}, [1] * 41, "at most 10 of 41 hosts"),
+    ],
+)
+def test_an_order_with_too_many_hosts_warns_with_numbers(fields: Any, domains: list[int], warning: str) -> None:
+    facts = {"within_s": A_DAY, "impact": RolloutImpact.UPDATE, "who": "ann", "at": NOON, **fields}
+    found = order_warning(StandingOrder(**facts), domains, NOON)
+    assert found.startswith(warning)
+    assert bool(found) == bool(warning)
+
+
+def test_the_warning_counts_hosts_by_the_update_domains_on_them() -> None:
+    """Three update domains of a scope on one host follow one another, and an hour has time for three in all."""
+    vms = [a_vm(f"web-{n}", host="h0", availability_set="web", update_domain=n) for n in range(3)]
+    world = world_with(*vms)
+    give_order(world, within_s=3600.0)
+    assert world.control.standing_order.warning().startswith("at most 2 of 3 hosts with VMs can be visited within 1 h")
+    world.do(world.control.standing_order.remove_order(who="ann"))
+    assert world.control.standing_order.warning() == ""
+    world.close()

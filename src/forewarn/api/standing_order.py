@@ -19,8 +19,9 @@ async def show_standing_order(context: RequestContext, call: HandlerCall) -> Sta
 async def set_standing_order(context: RequestContext, call: HandlerCall, body: NewStandingOrder) -> StandingOrderView:
     """Give the standing order to visit every host within an interval, the one that waits longest first.
 
-    It replaces the order before, and keeps its visits. Raises Rejected for an interval or number of hosts that is not
-    possible, too short a notice, or wrong windows, Refused if the fleet has no host. The history gets an entry.
+    It replaces the order before, and keeps its visits; those under way by other rules end and begin again. Raises
+    Rejected for an interval or number of hosts that is not possible, too short a notice, or wrong windows, Refused if
+    the fleet has no host. The history gets an entry.
     """
     await context.control.standing_order.set_order(body.to_order(context.caller_name, context.now()))
     await context.wait_for_reconciler()

@@ -51,9 +51,9 @@ def set_order(
 
     \f
     `within_s` and `notice_s` are in seconds of lab time; None: the minimum. Replaces the order before. Prints the
-    order. Raises Rejected for an interval or a notice that is not possible, or wrong windows; Refused if the fleet has
-    no host. `impact` is update, migrate or reboot, `at_once` how many hosts are visited at a time; `windows` and
-    `blackouts` are texts as users write them, () for none.
+    order, and a warning if it has too many hosts. Raises Rejected for an interval or a notice that is not possible, or
+    wrong windows; Refused if the fleet has no host. `impact` is update, migrate or reboot, `at_once` how many hosts are
+    visited at a time; `windows` and `blackouts` are texts as users write them, () for none.
     """
     body: JsonObject = {"within_s": within_s, "impact": impact, "at_once": at_once, "notice_s": notice_s or 0}
     body |= {"windows": list(windows), "blackouts": list(blackouts)}
@@ -99,6 +99,8 @@ def _print_order(call: Invocation, view: JsonObject) -> None:
     )
     late = f", {view['late']} late" if view["late"] else ""
     call.output.print_line(f"{view['visited']} of {count_noun(view['total'], 'host')} visited in time{late}.")
+    if view["warning"]:
+        call.output.print_line(bold("Warning"), f": {view['warning']}.")
     call.output.print_table(
         ("host", "state", "last visit", "due", "rollout", "problem"), _rows(call, view, call.api.now())
     )

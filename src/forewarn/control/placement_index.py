@@ -96,6 +96,16 @@ class PlacementIndex:
         """
         return self._domains.get((host, scope_id), ())
 
+    def most_update_domains(self) -> dict[str, int]:
+        """Return for each host with VMs, by name, how many update domains of one scope are on it at most.
+
+        Maintenance of the host takes them one after the other.
+        """
+        most = {host: 1 for host, count in self._vm_counts.items() if count}
+        for (host, _), domains in self._domains.items():
+            most[host] = max(most.get(host, 1), len({update_domain for update_domain, _ in domains}))
+        return most
+
     def arriving_vms(self, host: str) -> list[tuple[str, str]]:
         """Return name and size of the VMs that move to this host and are not there yet, in a new list.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -19,8 +20,10 @@ from forewarn.core.standing_order import (
     StandingOrder,
     after_visit,
     given_up,
+    has_rules_of,
     next_order_time,
     next_visits,
+    order_warning,
     require_valid_order,
     retry_after_s,
 )
@@ -53,11 +56,23 @@ class StandingOrderService:
         self._new_id = new_id
         self._lock = asyncio.Lock()
         raw = self._store.load(STANDING_ORDER_NAME)
-        self.order = msgspec.json.decode(raw, type=StandingOrder | None) if raw is not None else None
+        # A removed order stays here with what it knows about visits, for the next one.
+        self._stored = msgspec.json.decode(raw, type=StandingOrder | None) if raw is not None else None
+        self.order = _active(self._stored)
         self._visit_ids = _visit_ids(self.order)
         self._must_look = True  # a visit may have changed or ended, or a host was added or removed
         self._check_at: float | None = None  # lab time at which visits under way are looked at in any case
         self.held_until = 0.0  # lab time; until then rollouts were on hold, and a visit could publish nothing
+
+    def warning(self) -> str:
+        """Return for people, with numbers, why the order cannot visit all hosts in time; "" if it can.
+
+        Also "" without an order. See `order_warning`.
+        """
+        if self.order is None:
+            return ""
+        domains = self._transactions.placement.most_update_domains()
+        return order_warning(self.order, list(domains.values()), self._now())
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Let `reconcile` look at the hosts again if a commit changes them, or a visit under way.
@@ -88,13 +103,15 @@ class StandingOrderService:
     async def set_order(self, order: StandingOrder) -> StandingOrder:
         """Store the standing order, in place of the one before, and return it; visits that are known stay.
 
-        Raises Rejected for an interval, a number of hosts at once, a notice or windows that are not possible, Refused
-        if the fleet has no host or the hypervisor cannot do it. The history gets an entry.
+        That includes those of an order that was removed. A visit under way with another impact, other windows or
+        another notice ends: its events that have not started are withdrawn, and the host is visited again. Raises
+        Rejected for an interval, a number of hosts at once, a notice or windows that are not possible, Refused if the
+        fleet has no host or the hypervisor cannot do it. The history gets an entry.
         """
         self.check_order(order)
         async with self._lock:
-            if self.order is not None:
-                order = replace(order, visits=self.order.visits)
+            if self._stored is not None:
+                order = replace(order, visits=self._stored.visits)
             await self._save(order)
         text = f"standing order: visit every host within {duration_text(order.within_s)} ({order.impact})"
         await self._write_entry(text, order.who)
@@ -103,13 +120,13 @@ class StandingOrderService:
     async def remove_order(self, *, who: str) -> StandingOrder:
         """Remove the standing order, durably, and return it; visits under way go on. Refused if there is none.
 
-        The history gets an entry.
+        When hosts were visited is remembered for the next order. The history gets an entry.
         """
         async with self._lock:
             order = self.order
             if order is None:
                 raise Refused("there is no standing order: there is nothing to remove")
-            await self._save(None)
+            await self._save(replace(order, is_removed=True))
         await self._write_entry("standing order removed", who)
         return order
 
@@ -161,14 +178,22 @@ class StandingOrderService:
         """Return a visit as it is now: ended, paused or resumed by somebody, given up here, or as it was.
 
         It is given up, and its rollout aborted, if it has no live event and the VMs of its host exceed a budget, or it
-        published nothing for `retry_after_s`.
+        published nothing for `retry_after_s`. One of an earlier order with other rules is aborted too; when it is over,
+        the host counts as before it.
         """
         request = self._store.request(visit.request_id) if visit.request_id else None
         if request is None or request.rollout is None:
             return visit
         rollout, now = request.rollout, self._now()
-        if rollout.closed:
+        is_obsolete = not has_rules_of(order, request)
+        if rollout.closed and not (is_obsolete and rollout.progress is RolloutState.ABORTED):
             return after_visit(visit, request)
+        if rollout.closed:
+            return replace(visit, request_id="", is_paused=False, asked_at=None)
+        if is_obsolete:
+            with suppress(Refused):  # it is aborted already, or has just ended
+                await self._requests.change_state(request.id, RolloutState.ABORTED, who="the standing order")
+            return visit
         if rollout.progress is RolloutState.PAUSED:
             return replace(visit, is_paused=visit.is_paused or self._idle_since(visit) is not None)
         if visit.is_paused:
@@ -210,10 +235,10 @@ class StandingOrderService:
         await self._save(replace(order, visits=dict(order.visits)))
         return True
 
-    async def _save(self, order: StandingOrder | None) -> None:
+    async def _save(self, order: StandingOrder) -> None:
         await self._store.save(STANDING_ORDER_NAME, msgspec.json.encode(order))
-        self.order = order
-        self._visit_ids = _visit_ids(order)
+        self._stored, self.order = order, _active(order)
+        self._visit_ids = _visit_ids(self.order)
         self._must_look = True
 
     async def _write_entry(self, text: str, who: str) -> None:
@@ -225,6 +250,10 @@ class StandingOrderService:
 
     def _now(self) -> float:
         return self._transactions.clock.now()
+
+
+def _active(stored: StandingOrder | None) -> StandingOrder | None:
+    return stored if stored is not None and not stored.is_removed else None
 
 
 def _rollout_over(order: StandingOrder, host: str) -> Rollout:

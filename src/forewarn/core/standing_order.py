@@ -6,19 +6,23 @@ the interval have passed since its last visit; a host that was never visited is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import msgspec
 from msgspec.structs import replace
 
-from forewarn.core.request import MaintenanceRequest, RolloutImpact, RolloutState
-from forewarn.core.windows import MaintenanceCalendar
+from forewarn.core.cause import CAUSE_RULES
+from forewarn.core.request import IMPACT_CAUSES, MaintenanceRequest, RolloutImpact, RolloutState
+from forewarn.core.windows import MaintenanceCalendar, next_start
 from forewarn.duration import duration_text
 from forewarn.errors import Rejected
 
 MIN_INTERVAL_S = 3600.0
 MAX_INTERVAL_S = 366 * 86_400.0
 MAX_AT_ONCE = 1_000
+_MAX_COUNTED_STARTS = 10_000  # so that a warning about a very large fleet is quick; it counts no more starts in a row
 DUE_SHARE = 0.8  # of the interval; the rest is reserve for windows and budgets
 _MAX_RETRY_S = 86_400.0  # after a visit that failed, and until one that publishes nothing is given up
 
@@ -50,6 +54,7 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
     at_once: int = 1  # how many hosts may be visited at the same time
     visits: dict[str, HostVisit] = {}  # by host name; a host that is missing was never visited
+    is_removed: bool = False  # it only remembers its visits, for the next order
 
     def visit(self, host: str) -> HostVisit:
         """Return what is known about the host of this name; an empty one if nothing is."""
@@ -66,6 +71,44 @@ def require_valid_order(order: StandingOrder) -> None:
         raise Rejected(f"hosts cannot be visited within {duration_text(order.within_s)}: give {shortest} to {longest}")
     if not 1 <= order.at_once <= MAX_AT_ONCE:
         raise Rejected(f"{order.at_once} hosts cannot be visited at once: give 1 to {MAX_AT_ONCE}")
+
+
+def visit_notice_s(order: StandingOrder) -> float:
+    """Return the notice of the order's events in seconds of lab time; the minimum if it gives none."""
+    return order.notice_s or CAUSE_RULES[IMPACT_CAUSES[order.impact]].minimum_notice_s
+
+
+def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
+    """Return whether a visit, the rollout of `request`, has the impact, windows and notice of the order."""
+    rollout = request.rollout
+    assert rollout is not None
+    return (rollout.impact, rollout.calendar, request.notice_s) == (order.impact, order.calendar, visit_notice_s(order))
+
+
+def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> str:
+    """Return for people why the order cannot visit all hosts within its interval; "" if it can.
+
+    `domains` has for each host with VMs how many update domains follow one another there. It counts from lab time
+    `now`, without approvals, budgets and failures, so more hosts than it says may be late.
+    """
+    rules, notice_s = CAUSE_RULES[IMPACT_CAUSES[order.impact]], visit_notice_s(order)
+    work_s = max(0, rules.duration_s)
+    needed = min(_MAX_COUNTED_STARTS, math.ceil(sum(domains) / order.at_once))
+    at, possible = now, 0
+    while possible < needed:
+        start = at + notice_s if order.calendar is None else next_start(order.calendar, at + notice_s)
+        if start is None or start + work_s > now + order.within_s:
+            break
+        at, possible = start + work_s, possible + 1
+    if possible >= needed:
+        return ""
+    fitting = sum(total <= possible * order.at_once for total in accumulate(sorted(domains)))
+    windows, longer = (", within its windows", ", longer windows") if order.calendar is not None else ("", "")
+    return (
+        f"at most {fitting} of {len(domains)} hosts with VMs can be visited within {duration_text(order.within_s)}: "
+        f"an update domain of a host takes at least {duration_text(notice_s + work_s)}{windows}, "
+        f"and {order.at_once} at once; give more time{longer} or more hosts at once"
+    )
 
 
 def due_at(order: StandingOrder, host: str) -> float:

@@ -79,6 +79,7 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     hosts: tuple[HostVisitView, ...] = ()  # those that wait longest first; at most 1,000
     under_way: int = 0  # hosts that are being visited
     problems: int = 0  # hosts whose last visit did not succeed
+    warning: str = ""  # why not all hosts can be visited in time, with numbers; "": they can
 
     def without_hosts(self) -> StandingOrderView:
         """Returns it with no `hosts`; the counts stay."""
@@ -111,6 +112,7 @@ def read_standing_order(context: RequestContext) -> StandingOrderView:
         hosts=tuple(_visit_view(order, name, now) for name in names[:_MAX_SHOWN_HOSTS]),
         under_way=sum(bool(order.visit(name).request_id) for name in names),
         problems=sum(bool(order.visit(name).problem) for name in names),
+        warning=context.control.standing_order.warning(),
     )
 
 
