@@ -83,7 +83,7 @@ class ProcessCluster:
             **{option.replace("_", "-"): value for option, value in options.items()},
         }
         arguments = tuple(part for option, value in given.items() for part in (f"--{option}", value))
-        return ServiceProcess(
+        node = ServiceProcess(
             data=self.directory / (data or name),
             fleet=self.fleet,
             command="serve",
@@ -94,6 +94,8 @@ class ProcessCluster:
             part=part,
             program=program,
         )
+        node.log = self.directory / f"{data or name}.log"  # also readable if the disk of the data is full
+        return node
 
     def _credentials(self) -> dict[str, str]:
         return {"FOREWARN_BUS_CREDENTIALS": str(self.secrets / CONTROL_CREDENTIALS_FILE)} if self.bus else {}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.service.node_roles import (
+    MIN_FREE_BYTES,
     StandbyView,
     clock_problem,
     forwarding_target,
@@ -38,12 +39,15 @@ TAKES = {
     "it resigned long ago": a_view(since_resigned_s=11.0, resigned_term=7),
     "another node has had the lease since it resigned": a_view(since_resigned_s=1.0, resigned_term=6),
     "nobody has ever held it": a_view(term=0, remaining_s=-1.0),
+    "its disk has enough space": a_view(free_bytes=MIN_FREE_BYTES),
+    "its disk is full, and no other node takes it": a_view(free_bytes=0, remaining_s=-10.0),
 }
 DOES_NOT_TAKE = {
     "the lease is held": (a_view(remaining_s=0.5), "control node c1 is active"),
     "its clock is ahead": (a_view(clock_difference_s=2.1), "its clock is 2.1 s ahead of that of PostgreSQL"),
     "its clock is behind": (a_view(clock_difference_s=-30.0), "its clock is 30.0 s behind that of PostgreSQL"),
     "it has just resigned": (a_view(since_resigned_s=9.0, resigned_term=7), "it has resigned"),
+    "its disk is almost full": (a_view(free_bytes=MIN_FREE_BYTES - 1), "the disk of its copy has 8.0 MiB free, so it"),
 }
 
 

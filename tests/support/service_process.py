@@ -119,7 +119,7 @@ class ServiceProcess:
             time.sleep(0.02)
 
     def launch(self) -> None:
-        """Start the process and return at once."""
+        """Start the process and return at once. Its output is in `log`, which a test may place elsewhere before."""
         line = [sys.executable, *self._program, "--data", str(self.data), *self._arguments]
         self._endpoints.clear()
         popen: Callable[..., Any] = subprocess.Popen

@@ -18,6 +18,7 @@ _TAKEOVERS_HELP = "How often this process has become the active control node."
 _KNOWN_HELP = "1 if this control node knows which node is active, itself or another one."
 _REACHABLE_HELP = "1 if the last call of this control node to the record in PostgreSQL succeeded."
 _COPY_HELP = "The number of the last group of writes in this control node's copy of the record."
+_FOLLOWS_HELP = "1 if this control node can bring its copy of the record up to date; 0 if not, as on a full disk."
 _CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind."
 
 
@@ -32,6 +33,7 @@ class ControlNodeFigures:
     knows_active: bool = False  # which node is active, itself or another one
     record_is_reachable: bool = False  # the last call succeeded
     copy_number: int = 0  # of the last group in its copy
+    copy_follows: bool = False  # the copy could be brought up to date when that was tried last
     clock_difference_s: float = 0.0  # how far its clock is ahead of the record's server
 
 
@@ -56,7 +58,7 @@ class ControlNodeMetrics(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of one scrape, with the figures of this moment: seven gauges and a counter."""
+        """The metric families of one scrape, with the figures of this moment: gauges and a counter."""
         figures = self._read()
         yield GaugeMetricFamily("forewarn_lease_held", _HELD_HELP, value=figures.is_held)
         yield GaugeMetricFamily("forewarn_lease_term", _TERM_HELP, value=figures.term)
@@ -65,4 +67,5 @@ class ControlNodeMetrics(Collector):
         yield GaugeMetricFamily("forewarn_active_node_known", _KNOWN_HELP, value=figures.knows_active)
         yield GaugeMetricFamily("forewarn_record_reachable", _REACHABLE_HELP, value=figures.record_is_reachable)
         yield GaugeMetricFamily("forewarn_copy_number", _COPY_HELP, value=figures.copy_number)
+        yield GaugeMetricFamily("forewarn_copy_follows", _FOLLOWS_HELP, value=figures.copy_follows)
         yield GaugeMetricFamily("forewarn_clock_difference_seconds", _CLOCK_HELP, value=figures.clock_difference_s)

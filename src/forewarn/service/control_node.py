@@ -29,6 +29,7 @@ from forewarn.service.node_roles import (
     forwarding_target,
     name_conflict,
     reason_not_to_take,
+    space_problem,
     takeover_text,
     was_interrupted,
 )
@@ -150,9 +151,11 @@ class ControlNode:
     @property
     def problem(self) -> str:
         """Why this node is not active, or cannot become it, or cannot write; "" if all is well."""
+        standby = self._standby
+        space = space_problem(standby.free_bytes)
         if self.held is not None:
-            return self.held.explanation
-        return self._standby.problem or clock_problem(self._standby.clock_difference_s) or self._failure
+            return self.held.explanation or space
+        return standby.problem or clock_problem(standby.clock_difference_s) or space or self._failure
 
     @property
     def clock_difference_s(self) -> float:
@@ -170,7 +173,8 @@ class ControlNode:
             margin_s=0.0 if self.held is None else self.held.margin_s,
             takeovers=self.takeovers,
             knows_active=self.held is not None or bool(self.target),
-            record_is_reachable=self.may_act() if self.held is not None else not self._standby.problem,
+            record_is_reachable=self.may_act() if self.held is not None else self._standby.reaches_record,
+            copy_follows=self.held is not None or not self._standby.problem,
             copy_number=self.number,
             clock_difference_s=self._standby.clock_difference_s,
         )
@@ -267,6 +271,7 @@ class ControlNode:
             clock_difference_s=self._standby.clock_difference_s,
             since_resigned_s=None if self._resigned_at is None else time.monotonic() - self._resigned_at,
             resigned_term=self._resigned_term,
+            free_bytes=self._standby.free_bytes,
         )
         if reason_not_to_take(view):
             return
@@ -366,10 +371,22 @@ class ControlNode:
     async def _describe_forever(self) -> None:
         while True:
             await asyncio.sleep(self._timing.describe_s)
+            if self.held is not None:
+                await self._standby.read_free_space()
             try:
                 await self._describe()
+                self._leave_full_disk()
             except Refused as error:
                 log.error("%s", error)
+
+    def _leave_full_disk(self) -> None:
+        """Resign before writes fail: if the copy's disk is almost full, and another node can take over."""
+        problem = space_problem(self._standby.free_bytes)
+        if not problem or self.role is not NodeRole.ACTIVE or self._leaving.is_set():
+            return
+        with suppress(Refused):  # nobody else can take over: `problem` says what to do
+            self.resign()
+            log.error("this control node resigns: %s", problem)
 
     async def _describe(self) -> None:
         """Store what this node is, and read what the others are. Raises Refused if another node has this name."""

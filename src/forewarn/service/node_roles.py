@@ -14,6 +14,8 @@ from forewarn.store.record import LEASE_S, LeaseRow, NodeRow
 
 MAX_CLOCK_DIFFERENCE_S = 2.0  # from the clock of the record's server
 RESIGN_HOLD_S = 10.0  # a node that resigned leaves the lease to others for this long
+SPACE_HOLD_S = 10.0  # a node with little space for its copy leaves an expired lease to others for this long
+MIN_FREE_BYTES = 8 * 1024 * 1024  # on the disk of a copy: with less, the next writes may fail
 INTERRUPTION_S = 30.0  # if nobody was active for longer, VMs could not poll, and events wait for the grace period
 
 
@@ -34,6 +36,7 @@ class StandbyView(msgspec.Struct, frozen=True, kw_only=True):
     clock_difference_s: float  # its own real time minus that of the record's server
     since_resigned_s: float | None = None  # None: it has not resigned
     resigned_term: int = 0  # of the lease that it gave up
+    free_bytes: int | None = None  # on the disk of its copy; None: not known
 
 
 def reason_not_to_take(view: StandbyView) -> str:
@@ -46,6 +49,8 @@ def reason_not_to_take(view: StandbyView) -> str:
     nobody_took_it = lease.term == view.resigned_term
     if nobody_took_it and view.since_resigned_s is not None and view.since_resigned_s < RESIGN_HOLD_S:
         return "it has resigned, and leaves the lease to another control node first"
+    if -lease.remaining_s < SPACE_HOLD_S:
+        return space_problem(view.free_bytes)
     return ""
 
 
@@ -60,6 +65,16 @@ def clock_problem(difference_s: float) -> str:
     return (
         f"its clock is {abs(difference_s):.1f} s {direction} that of PostgreSQL, so it does not take over: synchronize "
         "the clocks of both machines"
+    )
+
+
+def space_problem(free_bytes: int | None) -> str:
+    """Return a sentence if the disk of a node's copy is almost full; else "", also if that is not known."""
+    if free_bytes is None or free_bytes >= MIN_FREE_BYTES:
+        return ""
+    return (
+        f"the disk of its copy has {free_bytes / (1024 * 1024):.1f} MiB free, so it leaves control to other nodes: "
+        "free some space"
     )
 
 

@@ -6,6 +6,7 @@ All calls of the record and all work on the copy run on one thread, because they
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +19,10 @@ from forewarn.errors import ForewarnError, Refused
 from forewarn.service.cluster_secrets import FINGERPRINT_NAME, require_same_secrets
 from forewarn.store import sqlite_file
 from forewarn.store.following import CopyFollower
-from forewarn.store.record import LEASE_S, LeaseRow, MustStop, SharedRecord
+from forewarn.store.record import LEASE_S, LeaseRow, MustStop, RecordUnavailable, SharedRecord
 from forewarn.store.replicated import LeaseGuard, ReplicatedStore
 
+_COPY_RETRY_S = 1.0  # of real time, after the copy could not be written: to build it again is much work
 _READ_SAVED = "SELECT value FROM saved WHERE name = ?"
 T = TypeVar("T")
 
@@ -39,8 +41,9 @@ class Standby:
 
     `fingerprint` is that of this node's secrets; "" checks nothing. `lease` is the lease as it was read last, None
     before the first time; `problem` is a sentence if the last look failed, and `clock_difference_s` is how far this
-    machine's clock is ahead of the server's. `number` is that of the last group in the copy. `real_time` and
-    `monotonic` return seconds.
+    machine's clock is ahead of the server's. `number` is that of the last group in the copy. `reaches_record` is whether
+    the last look found the record, also if the copy could not be written then; `free_bytes` is the space on the copy's
+    disk, None if it is not known. `real_time` and `monotonic` return seconds.
     """
 
     def __init__(
@@ -56,10 +59,14 @@ class Standby:
         self.problem = ""
         self.clock_difference_s = 0.0
         self.number = 0  # of the last group in the copy
+        self.reaches_record = False
+        self.free_bytes: int | None = None
         self._path, self._record = path, record
         self._fingerprint = fingerprint
         self._real_time, self._monotonic = real_time, monotonic
         self._follower: CopyFollower | None = None
+        self._copy_problem = ""  # why the copy could not be written when that was tried last
+        self._copy_retry_at = 0.0  # monotonic time
         self._alive_at: float | None = None  # monotonic time at which another node was certainly active
         self._expires_at = 0.0  # monotonic time at which its lease would expire
         self._thread = ThreadPoolExecutor(1, "record")
@@ -67,19 +74,28 @@ class Standby:
     async def look(self) -> bool:
         """Bring the copy up to date and read the lease; returns whether that succeeded.
 
-        If not, `problem` says why, and the next look tries again. It blocks a thread, not the event loop. Raises
-        Refused if the copy's cluster has other secrets, the file is not a copy of this record, or the record is of a
-        newer release.
+        If not, `problem` says why, and the next look tries again. If only the copy fails, as on a full disk, the lease
+        is read all the same, so that calls can be forwarded. It blocks a thread, not the event loop. Raises Refused if
+        the copy's cluster has other secrets, the file is not a copy of this record, or the record is of a newer
+        release.
         """
+        before = self._real_time()
         try:
-            before = self._real_time()
-            lease = await self._call(self._follow)
+            lease = await self._call(self._follow_or_read_lease)
         except Refused:
             raise
         except ForewarnError as error:
-            self.problem = str(error)
+            self.problem, self.reaches_record = str(error), False
             return False
-        self.problem = ""
+        self.problem, self.reaches_record = self._copy_problem, True
+        self._note_lease(lease, before)
+        return not self.problem
+
+    async def read_free_space(self) -> None:
+        """Read again how much space the disk of the copy has, for `free_bytes`; the active node does not look."""
+        self.free_bytes = await asyncio.to_thread(_free_bytes, self._path)
+
+    def _note_lease(self, lease: LeaseRow, before: float) -> None:
         self.lease = lease
         self.clock_difference_s = _distance(lease.server_time, before, self._real_time())
         now = self._monotonic()
@@ -87,7 +103,6 @@ class Standby:
             self._alive_at, self._expires_at = now - (LEASE_S - lease.remaining_s), now + lease.remaining_s
         elif self._alive_at is not None and now < self._expires_at:  # it was released before it could expire
             self._alive_at = max(self._alive_at, now + lease.remaining_s)
-        return True
 
     async def take(self, name: str, url: str) -> TakenLease | None:
         """Try to take the lease; None if another node was faster, or the record cannot be reached.
@@ -142,7 +157,25 @@ class Standby:
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
+    def _follow_or_read_lease(self) -> LeaseRow:
+        """Bring the copy up to date and return the lease; if the copy fails, `_copy_problem` says why.
+
+        A copy that has failed is tried again after a while. Raises as `CopyFollower` for the record, and Refused.
+        """
+        if not self._copy_problem or self._monotonic() >= self._copy_retry_at:
+            try:
+                lease = self._follow()
+            except (Refused, RecordUnavailable):
+                raise
+            except ForewarnError as error:
+                self._copy_problem, self._copy_retry_at = str(error), self._monotonic() + _COPY_RETRY_S
+            else:
+                self._copy_problem = ""
+                return lease
+        return self._record.read_lease()
+
     def _follow(self) -> LeaseRow:
+        self.free_bytes = _free_bytes(self._path)
         if self._follower is None:
             self._follower = CopyFollower(self._path, self._record)
         lease = self._follower.follow()
@@ -162,6 +195,15 @@ class Standby:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
+
+
+def _free_bytes(path: Path) -> int | None:
+    """Return the space that the disk of this file has for its owner; None if that cannot be read."""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
 
 
 def _distance(server_time: float, begin: float, end: float) -> float:

@@ -8,7 +8,7 @@ or if the record has another group under its number: then the record has lost wh
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -219,16 +219,21 @@ def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
     """Write all rows of the record to a new file, which replaces the copy at `path`; durable on return.
 
     A damaged file is kept as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused
-    if the record is of a newer release, OSError and sqlite3.Error.
+    if the record is of a newer release, OSError and sqlite3.Error: then the earlier copy stays, and nothing else.
     """
     partial = path.with_name(path.name + ".building")
     _delete_database(partial)
-    with record.snapshot() as snapshot:
-        _check_revision(snapshot.revision)
-        sqlite_file.migrate_store_file(partial)
-        with closing(sqlite_file.connect(partial, mode="rw")) as db:
-            position = _fill(db, snapshot)
-    sqlite_file.sync_to_disk(partial)
+    try:
+        with record.snapshot() as snapshot:
+            _check_revision(snapshot.revision)
+            sqlite_file.migrate_store_file(partial)
+            with closing(sqlite_file.connect(partial, mode="rw")) as db:
+                position = _fill(db, snapshot)
+        sqlite_file.sync_to_disk(partial)
+    except BaseException:
+        with suppress(OSError):  # a full disk must not stay full because of this attempt
+            _delete_database(partial)
+        raise
     _set_aside_if_damaged(path)
     _delete_database(path)
     partial.rename(path)

@@ -22,7 +22,7 @@ _COMPARISONS = 5  # attempts to find the copy and the record at the same group
 _SERVER = """
     SELECT current_setting('server_version'), current_setting('fsync')::bool,
            current_setting('synchronous_standby_names'),
-           (SELECT count(*) FROM log), (SELECT coalesce(min(n), 0) FROM log),
+           (SELECT count(*) FROM log), (SELECT coalesce(min(n), 0) FROM log), (SELECT n FROM lease WHERE shard = 0),
            (SELECT convert_from(value, 'UTF8') FROM saved WHERE name = %s)"""
 _STANDBYS = """
     SELECT coalesce(application_name, '?'), coalesce(state, 'unknown'), coalesce(sync_state, 'unknown')
@@ -71,9 +71,9 @@ def examine_record(url: str, copy: Path | None = None) -> RecordReport:
             except psycopg.Error as error:
                 reason = postgres_connection.failure_text(error)
                 raise RecordUnavailable(f"{name} cannot be examined ({reason})") from error
-        version, has_fsync, demanded, groups, first, moved = server
+        version, has_fsync, demanded, groups, first, number, moved = server
         problems = _find_problems(record, demanded, standbys, moved)
-        if lease.number and (groups == 0 or first + groups - 1 != lease.number):
+        if number and (groups == 0 or first + groups - 1 != number):
             problems.append(
                 f"the log of {name} has gaps, so that standbys cannot follow: they build their copies again"
             )

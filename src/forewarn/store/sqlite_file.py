@@ -5,6 +5,7 @@ SQLite keeps writing to a file that was moved or deleted; `StoreFileCheck` detec
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -208,7 +209,15 @@ def file_errors_as_unavailable(path: Path, action: str) -> Iterator[None]:
 
 def store_unavailable(path: Path, action: str, error: Exception) -> Unavailable:
     """Return (not raise) the Unavailable that says: the store at `path` cannot be `action` ("read") now."""
-    return Unavailable(f"the store {str(path)!r} cannot be {action} now ({error}): check the file and try again")
+    remedy = "free some space on its disk" if is_disk_full(error) else "check the file and try again"
+    return Unavailable(f"the store {str(path)!r} cannot be {action} now ({error}): {remedy}")
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error of SQLite, or of the system, says that a disk or a quota is full."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
 
 
 def _starts_like_sqlite(path: Path) -> bool:
