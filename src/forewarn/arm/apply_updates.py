@@ -200,6 +200,7 @@ async def list_apply_updates(context: RequestContext, call: ArmCall) -> ArmRespo
 
     In pages of 100; each is shown as it stands now. Sorted by resource and id, in natural order; a page is `{"value":
     [...]}`, with a `nextLink` if there is another one. Only the newest 10,000 requests of the service are searched.
+    Raises Rejected for an invalid `$skiptoken`.
     """
     prefix = f"{call.resource}/".casefold()
     found = _requests_for(

@@ -209,13 +209,17 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
 async def show_instance(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Shows the instance of a scale set that the path names. Raises ResourceAbsent if there is none.
 
-    It has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`.
+    It has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`. Raises ArmError 400 for
+    a flexible set, whose instances are VMs.
     """
     return ArmResponse(body=_VmRenderer(context, call).instance(find_instance(context, call)))
 
 
 async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the instance view of the path's instance. Raises ResourceAbsent if there is none."""
+    """Shows the instance view of the path's instance. Raises ResourceAbsent if there is none.
+
+    Raises ArmError 400 for a flexible set, whose instances are VMs.
+    """
     return ArmResponse(body=_VmRenderer(context, call).instance_view(find_instance(context, call)))
 
 

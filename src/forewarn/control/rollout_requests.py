@@ -93,9 +93,13 @@ class RolloutRequestService:
     def plan(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
-        """Return the request that `start` would commit; commits nothing, raises the same errors.
+        """Return the request that `start` would commit with these arguments; commits nothing.
 
-        It has a new id, the notice that VMs will get (in lab time), and host names as the fleet spells them.
+        It has a new id, the notice that VMs will get (in lab time), and host names as the fleet spells them. Raises
+        Rejected for too short a notice without `short_notice`, for negative numbers, if no maintenance window follows,
+        and unless the rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves and a tag or location
+        without VMs; NotFound for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move
+        and no host can take it.
         """
         rules = CAUSE_RULES[rollout.cause]
         self._verbs.require(rules.verb)
@@ -118,8 +122,8 @@ class RolloutRequestService:
 
         `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
         events that have not started); others raise KeyError. `request_id` is the full id, in any case. Raises Refused
-        if the rollout is in that state already or has ended, NotFound if there is no such rollout. Writes a history
-        entry.
+        if the rollout is in that state already or has ended, NotFound if there is no such rollout, Conflict if it
+        changes all the time. Writes a history entry.
         """
 
         async def attempt() -> MaintenanceRequest:

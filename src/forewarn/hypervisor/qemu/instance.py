@@ -99,7 +99,10 @@ class QemuInstance:
         return self.definition_file.exists()
 
     def read_definition(self) -> tuple[VmDefinition, bytes]:
-        """Return the definition, and the bytes of its file. Refused if it is missing or wrong."""
+        """Return the definition, and the bytes of its file. Refused if it is missing or wrong.
+
+        Raises HostUnreachable if the directory of the host does not exist.
+        """
         if not self.is_defined():
             raise Refused(f"{self.name} does not exist: there is no file {str(self.definition_file)!r}")
         try:
