@@ -376,7 +376,10 @@ class RolloutService:
         return None if verdict.decision is HealthDecision.GO_ON else False
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
-        """Return the present VMs that a rollout covers now, as `rollout_vms` does; [] if there are none."""
+        """Return the present VMs that a rollout covers now, also those that are done; [] if there are none.
+
+        They are in the order they were added; on hosts, first by host, in the rollout's order. Raises Unavailable.
+        """
         return rollout_vms(self._store, rollout)
 
     async def _publish_next_wave(

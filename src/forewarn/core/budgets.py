@@ -40,9 +40,10 @@ class BudgetGrouping(StrEnum):
 
 
 class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A limit on the VMs out of service at once, in each of its groups. Stored; see `check_budget`.
+    """A limit on the VMs out of service at once, in each of its groups. Stored.
 
     A percentage is rounded down to whole VMs, but is at least one VM, so that every group can be maintained.
+    `check_budget` says what is possible.
     """
 
     name: str  # unique, ignoring case

@@ -52,7 +52,7 @@ class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     Hypervisors recognize it by its id when it is performed again.
     """
 
-    id: str  # see `act_id`
+    id: str  # `EVENT_ID:name`, with the VM's name in lower case; `act_id` makes it
     vm: str  # the VM's key
     name: str  # its name, as documents show it
     verb: Verb

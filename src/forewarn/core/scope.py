@@ -35,7 +35,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     service, or a single VM.
     """
 
-    id: str  # see `scope_id_for`
+    id: str  # such as `set:SUBSCRIPTION/GROUP/NAME`, in lower case; `scope_id_for` makes it
     version: int = 0  # of the stored row, for optimistic commits; not the incarnation
     epoch: int = 0  # grows each time it is enabled or reset; 0: it never was
     incarnation: int = 0  # of its document, within the epoch

@@ -41,7 +41,7 @@ class Exchange:
     body: bytes = b""  # of the answer, as far as it is meant to be sent
     service_body: bytes = b""  # of the service's own answer
     answered_at: float | None = None  # when the last byte was sent; None: it was not, or the client was gone
-    was_prepared: bool | None = None  # of an approval: see `Approved`
+    was_prepared: bool | None = None  # of an approval: what the probe `prepared` said; None: no answer
     is_recorded: bool = False  # whether its observation was recorded
 
     @property

@@ -53,7 +53,7 @@ class CommandRun:
     """A command that was started: its process, the process's start time, and its output file."""
 
     pid: int  # also the id of its session and process group
-    started: str  # see `process_start_time`
+    started: str  # the process's start time, in clock ticks since boot
     output: Path  # the file with its stdout and stderr
 
     @classmethod
@@ -191,7 +191,7 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     act_id: str  # `EVENT_ID:vm name`
     begun_at: float  # lab time
     pid: int = 0  # 0: the command is not known to have started
-    started: str = ""  # the process's start time, see `process_start_time`
+    started: str = ""  # the process's start time, in clock ticks since boot; "": not known
     ok: bool | None = None  # whether the act succeeded; None: its end was not seen
     note: str = ""  # of the outcome, for people
 

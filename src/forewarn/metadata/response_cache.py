@@ -136,8 +136,8 @@ class ResponseCache:
         """Cache the response to these request bytes for the view's VM and callers of this kind.
 
         Keeps an entry that is there already. Drops the oldest of more than 16 entries of these, and all entries of an
-        older view of the VM. Returns the VM's entries for this kind of caller, as `responses_for` does; empty, if
-        disabled. The arguments after `view` are the fields of `CachedResponse`.
+        older view of the VM. Returns the VM's entries for this kind of caller, by request bytes; empty, if disabled.
+        The arguments after `view` are the fields of `CachedResponse`.
         """
         if not self._is_enabled:
             return {}

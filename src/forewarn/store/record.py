@@ -97,7 +97,7 @@ class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
 class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All rows of the record as of one group. Read `tables` once, and before the snapshot is closed."""
 
-    record_id: str  # see `LeaseRow`
+    record_id: str  # changes when the record is made or its epochs are renewed
     term: int  # of the group `number`
     number: int  # of the last group that the rows have
     seq: int  # of the last history entry ever written

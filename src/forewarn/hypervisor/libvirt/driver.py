@@ -335,7 +335,11 @@ class LibvirtDriver:
         return self._definitions.kept_vms()
 
     def changes(self) -> AsyncGenerator[DomainChange, None]:
-        """Yield each change that a host reports about a VM or itself; see `LibvirtHosts.watch`."""
+        """Yield each change that a host reports about a VM or itself, from now on until it is closed.
+
+        Includes what this driver does itself. An unreachable host raises nothing, and is tried again every five
+        seconds.
+        """
         return self._hosts.watch()
 
     async def close(self) -> None:

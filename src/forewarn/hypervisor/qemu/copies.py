@@ -21,7 +21,7 @@ class QemuDefinitionCopies:
         return QemuInstance("", vm, self._directory)
 
     def instances(self) -> list[QemuInstance]:
-        """Return all VMs of which there is a copy, as `instance` does, sorted by name; [] if there are none."""
+        """Return all VMs of which there is a copy, as if on a host without a name, sorted by name; may be []."""
         return [self.instance(path.stem) for path in sorted(self._directory.glob(f"*{DEFINITION_SUFFIX}"))]
 
     def keep(self, instance: QemuInstance) -> None:

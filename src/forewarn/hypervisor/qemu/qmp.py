@@ -146,7 +146,7 @@ async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_tim
 
 @asynccontextmanager
 async def connect_monitor(socket: Path, name: str, *, timeout_s: float) -> AsyncIterator[Monitor]:
-    """Connect as `open_monitor` does, and disconnect when the block is left; an async context manager.
+    """Connect to the monitor on this socket; disconnect when the block is left. An async context manager.
 
     `socket` is QEMU's, `name` says in errors which VM it is, `timeout_s` limits each command in real time. Raises
     MonitorNotListening if the socket is missing or refuses connections, Refused without permission for it,
