@@ -96,7 +96,7 @@ class AgentReport:
     now: float  # the server's time, in POSIX seconds
     silent_s: float | None  # real seconds since the endpoint's last answer; None: no answer yet
     problems: tuple[str, ...]  # sentences: of endpoint, journal and readiness board, then `open_problems`
-    events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # as `events_with_schedule` returns them
+    events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # open ones, oldest first, with their open steps
     waits: tuple[tuple[str, str], ...] = ()  # (key of an event, what it waits for)
 
 

@@ -30,7 +30,7 @@ class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
-    """Running replays and recent ones, oldest first."""
+    """Running replays, and ended ones among the 10,000 newest requests; oldest first."""
 
     replays: tuple[ReplayView, ...]
 

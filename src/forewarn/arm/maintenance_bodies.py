@@ -91,7 +91,7 @@ class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resource_groups: tuple[str, ...] | None = None  # their names
     os_types: tuple[str, ...] | None = None  # Linux or Windows
     locations: tuple[str, ...] | None = None  # Azure regions
-    tag_settings: TagSettingsBody | None = None
+    tag_settings: TagSettingsBody | None = None  # tags that VMs must have
 
 
 class AssignmentPropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -106,7 +106,7 @@ class AssignmentBody(_ReadOnlyMembers, frozen=True, kw_only=True):
     """The body that creates an assignment of a maintenance configuration."""
 
     location: str | None = None  # stored and shown, without effect
-    properties: AssignmentPropertiesBody | None = None
+    properties: AssignmentPropertiesBody | None = None  # None: an empty one, which is rejected later
 
 
 def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceConfiguration:

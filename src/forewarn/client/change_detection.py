@@ -60,7 +60,7 @@ class ObservedDocument:
     """A received document and the circumstances in which it was received."""
 
     incarnation: int  # the document's number
-    events: tuple[Event, ...]
+    events: tuple[Event, ...]  # in its order, without unusable ones
     unusable: tuple[str, ...] = ()  # one text for each unusable element: its event's id, "" if not readable
     epoch: str = ""  # from the ETag; "" if the server gives none
     date: float | None = None  # the service's time when it was received, POSIX seconds; None: unknown

@@ -132,7 +132,7 @@ class StatePart(_BusMessage, frozen=True):
 
     join_id: str  # as in the request
     index: int  # as in the request
-    facts: tuple[HostFact, ...]
+    facts: tuple[HostFact, ...]  # those of this part
 
 
 class DenialReason(StrEnum):

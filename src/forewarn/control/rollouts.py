@@ -248,7 +248,9 @@ class RolloutService:
         A running one publishes the next events of its wave, or waits until the wave has settled, or stops after too
         many failures or without a maintenance window left, or completes; one that has ended withdraws its scheduled
         events and is closed once no event is live. While `acts_are_due`, a rollout whose events ended waits for up to
-        ten seconds of lab time, so that it is checked once for many events that end together.
+        ten seconds of lab time, so that it is checked once for many events that end together. Before that it begins due
+        visits of the standing order, unless rollouts are on hold, performs due health checks, and finishes lifting a
+        hold.
         """
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
             await standing.reconcile()  # a visit that it begins is a change of its own

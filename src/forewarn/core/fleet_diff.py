@@ -54,12 +54,12 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str  # the name of the file, for messages
     hosts_added: tuple[Host, ...] = ()  # as they would be
-    hosts_changed: tuple[HostChange, ...] = ()
+    hosts_changed: tuple[HostChange, ...] = ()  # before and after, with what differs
     hosts_removed: tuple[Host, ...] = ()  # as they are
     hosts_kept: tuple[Host, ...] = ()  # not in the file, but not to be removed
     added: tuple[Vm, ...] = ()  # as they would be
     resurrected: tuple[Vm, ...] = ()  # were deleted, and are added again
-    changed: tuple[VmChange, ...] = ()
+    changed: tuple[VmChange, ...] = ()  # before and after, with what differs
     removed: tuple[Vm, ...] = ()  # as they are
     kept: tuple[Vm, ...] = ()  # not in the file, but not to be removed
     stay_deleted: tuple[Vm, ...] = ()  # in the file, but deleted earlier

@@ -47,7 +47,7 @@ class RolloutWave:
     A gate starts the events of one host together, when all of them are ready.
     """
 
-    planned: tuple[PlannedEvent, ...] = ()
+    planned: tuple[PlannedEvent, ...] = ()  # (): there is nothing to publish now
     gates: tuple[Gate, ...] = ()  # at most one per host; (): this work needs none
     shortages: tuple[BudgetShortage, ...] = ()  # what other VMs wait for, the first in each group of a budget
 

@@ -154,7 +154,7 @@ class HeatMap(BaseView, frozen=True, kw_only=True):
 
     vms_per_cell: int  # 1 unless the map has more than MAX_CELLS VMs; the last cell of an area may have fewer
     cell_px: int  # the size of a cell on a wide screen
-    areas: tuple[HeatMapArea, ...]
+    areas: tuple[HeatMapArea, ...]  # scopes, or larger parts of the fleet, in its order
 
     @property
     def looks(self) -> list[tuple[str, str]]:

@@ -216,7 +216,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     vms: tuple[str, ...]  # names
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
     published_at: float  # lab time, as the next four
-    not_before: float
+    not_before: float  # that of documents
     approved_at: float | None  # None: not approved
     approved_by: str  # "": nobody
     started_at: float | None  # None: not started

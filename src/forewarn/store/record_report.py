@@ -48,7 +48,7 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
     term: int  # of the lease; it grows with each holder
     number: int  # of the last group
     log_groups: int  # how many groups the log has
-    standbys: tuple[StandbyServer, ...]
+    standbys: tuple[StandbyServer, ...]  # PostgreSQL servers that follow this one
     problems: tuple[str, ...]  # sentences; empty: all is well
     warnings: tuple[str, ...]  # sentences about what is allowed, and may lose data
 

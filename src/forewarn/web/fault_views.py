@@ -79,7 +79,7 @@ class FaultsView(BaseView, frozen=True, kw_only=True):
 
     faults: tuple[FaultView, ...]  # oldest first, also those that a storm has set
     storms: tuple[StormView, ...]  # random schedules of faults that are not all set yet; oldest first
-    kinds: tuple[FaultKindView, ...]
+    kinds: tuple[FaultKindView, ...]  # all that can be set
 
 
 class ClearedFaultsView(BaseView, frozen=True, kw_only=True):

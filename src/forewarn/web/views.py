@@ -188,7 +188,7 @@ class VmWithEvents(VmView, frozen=True, kw_only=True):
 class FleetView(BaseView, frozen=True, kw_only=True):
     """Hosts, VMs and the VMs' scopes, as far as the caller may see them and asked for them."""
 
-    hosts: tuple[HostView, ...]
+    hosts: tuple[HostView, ...]  # sorted by name, ignoring case
     scopes: tuple[ScopeSummaryView, ...]  # each once
     vms: tuple[VmView, ...]  # in the order they were added
 

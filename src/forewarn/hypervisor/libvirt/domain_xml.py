@@ -78,8 +78,8 @@ class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int  # virtual ones; 1: the XML does not say it
     cpu_model: str = ""  # or a mode such as host-passthrough; "": not named
     is_windows: bool = False  # as libosinfo's metadata says
-    disks: tuple[DomainDisk, ...] = ()
-    interfaces: tuple[DomainInterface, ...] = ()
+    disks: tuple[DomainDisk, ...] = ()  # in the order of the XML
+    interfaces: tuple[DomainInterface, ...] = ()  # in the order of the XML
 
 
 def parse_domain(xml: str) -> DomainDefinition:
