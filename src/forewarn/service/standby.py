@@ -41,9 +41,9 @@ class Standby:
 
     `fingerprint` is that of this node's secrets; "" checks nothing. `lease` is the lease as it was read last, None
     before the first time; `problem` is a sentence if the last look failed, and `clock_difference_s` is how far this
-    machine's clock is ahead of the server's. `number` is that of the last group in the copy. `reaches_record` is whether
-    the last look found the record, also if the copy could not be written then; `free_bytes` is the space on the copy's
-    disk, None if it is not known. `real_time` and `monotonic` return seconds.
+    machine's clock is ahead of the server's. `number` is that of the last group in the copy. `reaches_record` is
+    whether the last look found the record, also if the copy could not be written then; `free_bytes` is the space on the
+    copy's disk, None if it is not known. `real_time` and `monotonic` return seconds.
     """
 
     def __init__(
