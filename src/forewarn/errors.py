@@ -44,6 +44,8 @@ class Remedy(StrEnum):
     EXPLAIN_EVENT = "explain-event"  # see the explanation of the event; field: event (its id)
     EXPLAIN_REMOVED_VM = "explain-removed-vm"  # see when and why it was removed; field: vm (its name)
     ALLOW_SHORT_NOTICE = "allow-short-notice"  # or give more notice; field: minimum (a duration in words)
+    SHORT_NOTICE_IN_FILE = "short-notice-in-file"  # or give more notice, in a rollout file; field: minimum
+    GIVE_MORE_NOTICE = "give-more-notice"  # a short notice is not possible; field: minimum (a duration in words)
     GIVE_NOTICE = "give-notice"  # a short notice was allowed, but no length was given
     REPAIR_HOST = "repair-host"  # field: host (its name)
     FAIL_HOST = "fail-host"  # if it has failed; field: host (its name)
@@ -124,6 +126,8 @@ _PLAIN_REMEDIES: dict[Remedy, str] = {
     Remedy.EXPLAIN_EVENT: "the explanation of event {event} says what happens",
     Remedy.EXPLAIN_REMOVED_VM: "the explanation of VM {vm} says when and why",
     Remedy.ALLOW_SHORT_NOTICE: "give {minimum} or more, or allow a shorter notice for testing",
+    Remedy.SHORT_NOTICE_IN_FILE: "give {minimum} or more, or write short_notice = true to test with less",
+    Remedy.GIVE_MORE_NOTICE: "give {minimum} or more, or none for the minimum",
     Remedy.GIVE_NOTICE: "give the notice",
     Remedy.REPAIR_HOST: "repair host {host} first",
     Remedy.FAIL_HOST: "if it has failed, mark host {host} as failed first",

@@ -90,6 +90,22 @@ def test_the_plan_names_vms_without_a_polling_handler(api: Any) -> None:
         ("[rollout]\neverything = true\n[[waves]]\nvms = 0\n", "line 4 of the rollout file: wave 'canary' is empty"),
         ("[rollout]\neverything = true\n[[waves]]\nvms = -1\n", "line 4 of the rollout file: wave 'canary' has -1 VMs"),
         ("[rollout]\neverything = true\n[[waves]]\ntag = 'no'\n", "line 4 of the rollout file: wave 'canary' is empty"),
+        (
+            "[rollout]\neverything = true\n[[waves]]\nshare = 60\n[[waves]]\nname = 'b'\nshare = 50\n",
+            "line 7 of the rollout file: the shares make 110 %",
+        ),
+        (
+            "[rollout]\neverything = true\n[[waves]]\nvms = 1\nshare = 50\n",
+            "line 5 of the rollout file: wave 'canary' has several sizes",
+        ),
+        (
+            "[rollout]\neverything = true\n[[waves]]\nname = 'a'\nvms = 1\n[[waves]]\nname = 'A'\nvms = 1\n",
+            "line 7 of the rollout file: two waves are called 'A'",
+        ),
+        (
+            "[rollout]\neverything = true\nnotice = '1m'\n",
+            "or write short_notice = true to test with less",
+        ),
         ("[rollout]\neverything = true\n[windows]\nopen = ['x']\n", "line 4 of the rollout file: 'x' is not a maint"),
         (
             "[rollout]\neverything = true\n[windows]\nopen = ['2020-01-01T00:00 1h']\n",

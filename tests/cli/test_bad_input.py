@@ -66,7 +66,8 @@ USAGE = {
         ("rollout start", "rollout plan", "rollout start --scope db --all-hosts"),
         "a rollout has one target: give one of --host, --all-hosts, --scope, --tag, --location and --everything",
     ),
-    "rollout show --watch": "--watch needs a rollout: give one of those that `forewarn rollout show` lists",
+    "rollout show --watch": "no rollout is named: give the id of one, which `forewarn rollout list` shows",
+    "rollout start a.toml --file b.toml": "two rollout files are given, a.toml and b.toml: give only one of them",
 }
 
 

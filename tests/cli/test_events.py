@@ -10,6 +10,7 @@ from typing import Any
 
 from forewarn.cli.event import changed_events, removed_event_ids
 from forewarn.cli.formatting import waiting_reason
+from forewarn.cli.request_output import _awaits_approval
 
 
 def test_an_empty_list_says_what_to_do_next(lab: Any) -> None:
@@ -145,3 +146,10 @@ def test_a_started_event_shows_what_the_hypervisor_reports_about_it() -> None:
         acts = [done, {"vm": "db", "ok": None, "note": note}]
         event = view("A", status="started", verb="migrate", acts=acts, waits_for=None)
         assert waiting_reason(event, now=0.0) == text
+
+
+def test_no_approval_is_offered_for_a_recommendation_which_nothing_starts() -> None:
+    """Spec §14.4."""
+    assert _awaits_approval({"approved_at": None, "kind": "Preempt"})
+    assert not _awaits_approval({"approved_at": 1.0, "kind": "Preempt"})
+    assert not _awaits_approval({"approved_at": None, "kind": "SpotRebalanceRecommendation"})

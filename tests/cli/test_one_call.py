@@ -40,7 +40,7 @@ COMMANDS = [
     "rollout start --all-hosts --impact update --no-wait",
     "rollout start --scope db --impact update --no-wait",
     "rollout plan --everything --canary 1",
-    "rollout show",
+    "rollout list",
     "budget set all --at-most 2",
     "budget list",
     "clock show",

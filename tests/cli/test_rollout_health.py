@@ -34,7 +34,7 @@ def test_checks_are_tried_from_a_file_and_the_exit_code_says_whether_all_are_goo
     bad = lab("rollout", "check", write(tmp_path, FIGURES.replace(">= 0", "< 0")))
     assert bad.exit_code == 1
     assert "bad" in bad.stdout
-    assert lab.json("rollout", "show")["rollouts"] == []
+    assert lab.json("rollout", "list")["rollouts"] == []
 
 
 def test_a_rollout_that_has_paused_itself_says_why(lab: Any, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 def test_all_rollouts_are_held_and_released_with_one_command_each(lab: Any) -> None:
     lab.good("rollout", "start", "--scope", "db")
     assert "All rollouts are on hold." in lab.good("rollout", "hold", "--reason", "an incident")
-    shown = lab("rollout", "show")
+    shown = lab("rollout", "list")
     assert "all rollouts are on hold: an incident" in " ".join(shown.stderr.split())
     assert "an incident" in shown.stderr
     assert "lift that hold first" in lab.refused("rollout", "hold", "--reason", "another")
     assert lab.good("rollout", "lift-hold") == "The hold on all rollouts is lifted.\n"
-    assert lab("rollout", "show").stderr == ""
+    assert lab("rollout", "list").stderr == ""
 
 
 def test_a_hold_is_printed_as_json(lab: Any) -> None:

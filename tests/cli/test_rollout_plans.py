@@ -33,7 +33,7 @@ def test_a_plan_shows_waves_vms_times_and_vms_without_a_handler(lab: Any, file: 
     assert "rest" in text
     assert "not poll for events" in text
     assert "If nobody approves, it is over in" in text
-    assert lab.json("rollout", "show")["rollouts"] == []
+    assert lab.json("rollout", "list")["rollouts"] == []
 
 
 def test_a_plan_as_json_is_the_same_by_file_and_by_options(lab: Any, file: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_rollout_starts_from_a_file_and_shows_its_wave(lab: Any, file: Path) -
 def test_bad_input_is_answered_with_a_sentence(lab: Any, file: Path, arguments: list[str], message: str) -> None:
     words = [str(file) if word == "FILE" else word for word in arguments]
     assert message in " ".join(lab.refused("rollout", "start", *words).split())
-    assert lab.json("rollout", "show")["rollouts"] == []
+    assert lab.json("rollout", "list")["rollouts"] == []
 
 
 def test_a_mistake_in_a_file_is_named_with_its_line(lab: Any, file: Path) -> None:
@@ -108,3 +108,7 @@ def test_a_plan_in_a_pipe_fits_into_100_columns(lab: Any) -> None:
     table = text[text.index("WAVE") :]
     assert max(map(len, table.splitlines())) <= 100
     assert "earliest  at once" in table
+
+
+def test_a_rollout_starts_from_a_file_that_is_named_without_an_option(lab: Any, file: Path) -> None:
+    assert "wave 1 of 2: canary" in " ".join(lab.good("rollout", "start", str(file), "--no-wait").split())

@@ -19,7 +19,7 @@ def test_a_rollout_shows_its_windows(lab: Any) -> None:
     text = lab.good("rollout", "start", "--scope", "db", *options)
     shown = "wed 02:00 4h Europe/Berlin; not on 2099-12-24; at the latest Thu 2099-12-31 23:00 CET"
     assert shown in " ".join(text.split())
-    (rollout,) = lab.json("rollout", "show")["rollouts"]
+    (rollout,) = lab.json("rollout", "list")["rollouts"]
     assert rollout["windows"] == shown
 
 
@@ -39,7 +39,7 @@ def test_a_deadline_may_be_a_duration_from_now(lab: Any) -> None:
 )
 def test_wrong_windows_are_answered_with_a_sentence(lab: Any, options: list[str], message: str) -> None:
     assert message in " ".join(lab.refused("rollout", "start", "--scope", "db", *options).split())
-    assert lab.json("rollout", "show")["rollouts"] == []
+    assert lab.json("rollout", "list")["rollouts"] == []
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if " start " in line or " plan " in line])

@@ -48,7 +48,7 @@ def test_a_rollout_that_is_followed_in_a_pipe_prints_its_id_first(lab: Any) -> N
     first, *_, last_title = [
         line for line in lab.good("rollout", "start", "--scope", "db", "--wait").splitlines() if "over" in line
     ]
-    (rollout,) = lab.json("rollout", "show")["rollouts"]
+    (rollout,) = lab.json("rollout", "list")["rollouts"]
     assert first == f"Rollout {rollout['id']}: update over availability set db  running"
     assert last_title == f"Rollout {rollout['id']}: update over availability set db  completed"
 
@@ -61,7 +61,7 @@ def test_a_rollout_that_is_followed_with_json_prints_one_document(lab: Any) -> N
 def test_a_rollout_over_all_hosts_names_them(lab: Any) -> None:
     view = lab.json("rollout", "start", "--all-hosts", "--no-wait")
     assert sorted(view["hosts"]) == ["h1", "h2", "h3"]
-    assert "3 hosts" not in lab.good("rollout", "show")
+    assert "3 hosts" not in lab.good("rollout", "list")
     assert "h1, h2, h3" in lab.good("rollout", "show", view["id"][:8])
 
 
@@ -94,7 +94,7 @@ def test_vms_that_an_ended_rollout_left_out_no_longer_wait(lab: Any) -> None:
 
 
 def test_without_rollouts_the_list_says_how_to_start_one(lab: Any) -> None:
-    assert "forewarn rollout start --all-hosts" in lab.good("rollout", "show")
+    assert "forewarn rollout start --all-hosts" in lab.good("rollout", "list")
 
 
 @pytest.mark.parametrize(

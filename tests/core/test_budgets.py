@@ -118,7 +118,7 @@ def test_a_vm_that_is_out_already_needs_no_budget() -> None:
         ({"max_vms": 1, "per": "scope:web"}, "a budget per tag needs the name of the tag, and only such a budget"),
         ({"max_vms": 1, "per": "tag:ap"}, "no VM has the tag 'ap': did you mean 'app'?"),
         ({"max_vms": 1, "tag": "app=wbe"}, "no VM has the tag 'app' with value 'wbe': did you mean 'web'?"),
-        ({"max_vms": 1, "tag": "app"}, "'app' selects no VMs: write a tag and its value like app=web"),
+        ({"max_vms": 1, "tag": "app"}, "'app' selects no VMs: write a tag and its value like team=shop"),
         ({"max_vms": 1, "location": "mars"}, "no VM is in location 'mars': known locations are 'northeurope'"),
         ({"max_vms": 1, "name": "a b"}, "'a b' is no name for a budget: use up to 60 letters"),
     ],

@@ -135,7 +135,7 @@ def about_maintenance(do: Commands) -> None:
     do("clock", "advance", "2m")
     do("events", "--all")
     rollout = do("rollout", "start", "--scope", "web", "--impact", "update", "--no-wait")["id"]
-    do("rollout", "show")
+    do("rollout", "list")
     do("rollout", "show", rollout)
     do("rollout", "pause", rollout)
     do("rollout", "resume", rollout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from forewarn.api.rollout_checks import NewCheck, check_from_table, check_of
 from forewarn.core.access import Right
-from forewarn.core.health import MAX_CHECKS, CheckKind, HealthCheck, parse_condition
+from forewarn.core.health import MAX_CHECKS, CheckKind, HealthCheck, InvalidCheck, parse_condition
 from forewarn.core.request import Rollout, RolloutImpact, WaveSpec
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.rollout_file import RolloutFile, parse_deadline, read_rollout_file
@@ -219,10 +219,25 @@ def _checks_from_file(context: RequestContext, file: RolloutFile) -> tuple[Healt
         if "condition" in table:
             with file.located("checks", index, "condition"):
                 _rejecting(parse_condition, table["condition"])
-        with file.located("checks", index):
+        try:
             checks.append(check_from_table(table))
             checks[:] = prober.require_usable(checks)
+        except Rejected as error:
+            with file.located("checks", index, _wrong_key(error, table)):
+                raise
     return tuple(checks)
+
+
+def _wrong_key(error: Rejected, table: Mapping[str, Any]) -> str:
+    """Return the key of a table [[checks]] that an error is about, also one that is missing."""
+    source = next((key for key in reversed(list(table)) if key in list(CheckKind)), "name")
+    if not isinstance(error.__cause__, InvalidCheck):
+        return source if table.get("name") else "name"  # an unknown figure, several sources, or an address or command
+    field = error.__cause__.field
+    return source if field == "url" else _KEYS_BY_FIELD.get(field, field)
+
+
+_KEYS_BY_FIELD = {"exit_status": "exit", "interval_s": "interval", "timeout_s": "timeout"}
 
 
 def _impact(text: str) -> RolloutImpact:

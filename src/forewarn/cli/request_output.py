@@ -162,7 +162,7 @@ def _print_hints(call: Invocation, events: list[JsonObject]) -> None:
     first = (pending or events)[0]
     shown = call.output.short_id(first["id"])
     hints = [(f"forewarn explain {shown}", "what has happened, and why")]
-    if pending and not first["approved_at"]:
+    if pending and _awaits_approval(first):
         hints.append((f"forewarn approve {shown}", "let it start now"))
     call.output.print_hints(hints)
 
@@ -225,4 +225,9 @@ def _progress_line(call: Invocation, events: list[JsonObject]) -> RenderableType
         dim(more),
     )
     approve = f"   forewarn approve {call.output.short_id(first['id'])}"
-    return join_text(line, dim(approve)) if scheduled and not first["approved_at"] else line
+    return join_text(line, dim(approve)) if scheduled and _awaits_approval(first) else line
+
+
+def _awaits_approval(event: JsonObject) -> bool:
+    """Whether an approval would have an effect: a recommendation has no impact, so nothing starts it."""
+    return not event["approved_at"] and event["kind"] != "SpotRebalanceRecommendation"

@@ -39,23 +39,30 @@ def rollout() -> None:
 rollout.add_command(standing_order)
 
 
+@rollout.command("list")
+@service_command
+def list_rollouts(call: Invocation) -> None:
+    """Show all open rollouts and recent ones.
+
+    \f
+    Oldest first. Prints a table, or a sentence if there are none.
+    """
+    _print_rollouts(call, call.api.get("rollouts"))
+
+
 @rollout.command()
-@click.argument("rollout_id", metavar="[ROLLOUT]", required=False, shell_complete=rollout_ids)
+@click.argument("rollout_id", metavar="ROLLOUT", required=False, shell_complete=rollout_ids)
 @click.option("--watch", is_flag=True, help="Wait until it is over.")
 @service_command
 def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
-    """Show all rollouts, or one, by its id or a unique beginning of it.
+    """Show one rollout and its events, by its id or its beginning.
 
     \f
-    `rollout_id` None: all open and recent ones, oldest first; else one with its events. With `watch` follows it to its
-    end. Returns the exit code: 1 if it was followed and did not complete without failures, else 0. Raises Rejected for
-    `watch` without a rollout, NotFound, or Refused if several ids begin so.
+    With `watch` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
+    failures, else 0. Raises Rejected without a rollout, NotFound, or Refused if several ids begin so.
     """
     if rollout_id is None:
-        if watch:
-            raise Rejected("--watch needs a rollout: give one of those that `forewarn rollout show` lists")
-        _print_rollouts(call, call.api.get("rollouts"))
-        return 0
+        raise Rejected("no rollout is named: give the id of one, which `forewarn rollout list` shows")
     view = call.api.get("rollouts", rollout_id)
     if watch:
         return wait_for_rollout(call, view["id"])

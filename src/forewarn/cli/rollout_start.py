@@ -86,6 +86,7 @@ def _rollout_options(command: _Command) -> _Command:
 
 
 @rollout.command()
+@click.argument("path", metavar="[FILE]", required=False, type=click.Path(dir_okay=False))
 @_rollout_options
 @click.option(
     "--file", "file", type=click.Path(dir_okay=False), metavar="FILE", help="Read the whole rollout from this file."
@@ -93,17 +94,19 @@ def _rollout_options(command: _Command) -> _Command:
 @dry_run_option
 @wait_option
 @service_command
-def start(call: Invocation, wait: bool, dry_run: bool, file: str | None, **options: Any) -> int:
+def start(call: Invocation, wait: bool, dry_run: bool, path: str | None, file: str | None, **options: Any) -> int:
     """Start a rollout, described by options or by a file.
 
     \f
     `options` are those of `_OPTIONS`: exactly one target, and impact, waves, windows and notice; None, False and () are
-    left out. `file` is the path of a rollout file, which describes everything. With `dry_run` only prints a preview;
-    with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
+    left out. `path` or `file` is the path of a rollout file, which describes everything. With `dry_run` only prints a
+    preview; with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
     failures, else 0. Raises Rejected for several targets, both max_failures and keep_going, wrong waves or windows, a
-    file that cannot be read and options beside it; NotFound; Refused if a VM has no host to move to.
+    file that cannot be read, two files and options beside one; NotFound; Refused if a VM has no host to move to.
     """
-    body = _body(call, file, options)
+    if path is not None and file is not None:
+        raise Rejected(f"two rollout files are given, {path} and {file}: give only one of them")
+    body = _body(call, path if file is None else file, options)
     if dry_run:
         show_preview(call, call.api.post("rollouts", "preview", body=body))
         return 0

@@ -28,7 +28,7 @@ from forewarn.core.standing_order import (
     retry_after_s,
 )
 from forewarn.duration import duration_text
-from forewarn.errors import Refused, Rejected, full_message
+from forewarn.errors import Refused, Rejected, Remedy, full_message
 from forewarn.store.interface import STANDING_ORDER_NAME, AppliedCommit
 
 
@@ -97,7 +97,12 @@ class StandingOrderService:
         hosts = self._host_names()
         if not hosts:
             raise Refused("a standing order visits hosts, and the fleet has none: add hosts first")
-        self._requests.plan(_rollout_over(order, hosts[0]), who=order.who, notice_s=order.notice_s)
+        try:
+            self._requests.plan(_rollout_over(order, hosts[0]), who=order.who, notice_s=order.notice_s)
+        except Rejected as error:
+            if error.remedy_code is Remedy.ALLOW_SHORT_NOTICE:  # visits are no tests: they always give the minimum
+                error.remedy_code = Remedy.GIVE_MORE_NOTICE
+            raise
         return len(hosts)
 
     async def set_order(self, order: StandingOrder) -> StandingOrder:

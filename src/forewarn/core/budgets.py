@@ -98,7 +98,7 @@ def make_budget(
         raise Rejected(f"a budget counts VMs per {known}, not per {per!r}: choose one of these") from None
     tag_name, separator, tag_value = tag.strip().partition("=")
     if tag.strip() and not (tag_name and separator):
-        raise Rejected(f"{tag!r} selects no VMs: write a tag and its value like app=web")
+        raise Rejected(f"{tag!r} selects no VMs: write a tag and its value like team=shop")
     return Budget(
         name=name.strip(),
         max_vms=max_vms,
@@ -134,7 +134,7 @@ def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) 
     if (budget.per is BudgetGrouping.TAG) != bool(budget.per_tag):
         raise Rejected("a budget per tag needs the name of the tag, and only such a budget: write it like tag:app")
     if budget.tag_value and not budget.tag:
-        raise Rejected(f"the tag value {budget.tag_value!r} belongs to no tag: write it like app=web")
+        raise Rejected(f"the tag value {budget.tag_value!r} belongs to no tag: write it like team=shop")
     if len(others) >= MAX_BUDGETS:
         raise Rejected(f"there are {MAX_BUDGETS} budgets, the most there can be: remove one first")
     locations: set[str] = set()

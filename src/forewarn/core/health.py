@@ -127,8 +127,16 @@ class CheckResult(NamedTuple):
     value: float | None = None  # that was compared; None: there is none
 
 
+class InvalidCheck(ValueError):
+    """A health check that cannot be used; `field` is the name of the field of HealthCheck that is wrong."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 def make_check(fields: HealthCheck) -> HealthCheck:
-    """Return this check with its defaults filled in; raises ValueError if it cannot be used.
+    """Return this check with its defaults filled in; raises InvalidCheck if it cannot be used.
 
     The message is a sentence for people. It is wrong if a field of its kind is missing or one of another kind is set,
     or if its name, condition, interval, timeout or a limit is out of range. A figure without a condition must be 0.
@@ -136,7 +144,7 @@ def make_check(fields: HealthCheck) -> HealthCheck:
     """
     title = f"check {fields.name!r}"
     if not fields.name.strip() or len(fields.name) > 60 or not fields.name.isprintable():
-        raise ValueError(f"{title} needs a name of at most 60 printable characters: give one")
+        raise InvalidCheck(f"{title} needs a name of at most 60 printable characters: give one", "name")
     _require_fields_of_kind(title, fields)
     if fields.kind is CheckKind.FIGURE and not fields.condition:
         fields = msgspec.structs.replace(fields, condition="== 0")
@@ -144,42 +152,46 @@ def make_check(fields: HealthCheck) -> HealthCheck:
         try:
             parse_condition(fields.condition)
         except ValueError as error:
-            raise ValueError(f"{title}: {error}") from None
+            raise InvalidCheck(f"{title}: {error}", "condition") from None
     shortest = _MIN_FIGURE_INTERVAL_S if fields.kind is CheckKind.FIGURE else _MIN_INTERVAL_S
     if not shortest <= fields.interval_s <= _MAX_INTERVAL_S:
-        raise ValueError(
+        raise InvalidCheck(
             f"{title} has the interval {duration_text(fields.interval_s)}: give one from "
-            f"{duration_text(shortest)} to {duration_text(_MAX_INTERVAL_S)}"
+            f"{duration_text(shortest)} to {duration_text(_MAX_INTERVAL_S)}",
+            "interval_s",
         )
     if not 0 < fields.timeout_s <= _MAX_TIMEOUT_S:
-        raise ValueError(
+        raise InvalidCheck(
             f"{title} has the timeout {duration_text(fields.timeout_s)}: give one of at most "
-            f"{duration_text(_MAX_TIMEOUT_S)}"
+            f"{duration_text(_MAX_TIMEOUT_S)}",
+            "timeout_s",
         )
     for name in ("bad_limit", "unclear_limit", "error_limit"):
         if not 1 <= getattr(fields, name) <= _MAX_LIMIT:
-            raise ValueError(f"{title} has {name} {getattr(fields, name)}: give a number from 1 to {_MAX_LIMIT}")
+            text = f"{title} has {name} {getattr(fields, name)}: give a number from 1 to {_MAX_LIMIT}"
+            raise InvalidCheck(text, name)
     return fields
 
 
 def _require_fields_of_kind(title: str, check: HealthCheck) -> None:
-    """Raise ValueError if a field is missing that the kind needs, or one is set that it does not have."""
+    """Raise InvalidCheck if a field is missing that the kind needs, or one is set that it does not have."""
     needed, optional = _FIELDS_OF_KIND[check.kind]
     of_kinds = {name for pair in _FIELDS_OF_KIND.values() for names in pair for name in names}
     set_fields = {name for name in of_kinds if getattr(check, name) != _DEFAULTS[name]}
     for name in sorted(set_fields - {*needed, *optional}):
-        raise ValueError(f"{title} asks {_KIND_TITLES[check.kind]}, which has no {name!r}: leave it out")
+        raise InvalidCheck(f"{title} asks {_KIND_TITLES[check.kind]}, which has no {name!r}: leave it out", name)
     for name in needed:
         if name not in set_fields:
-            raise ValueError(f"{title} asks {_KIND_TITLES[check.kind]} and has no {name!r}: give one")
+            raise InvalidCheck(f"{title} asks {_KIND_TITLES[check.kind]} and has no {name!r}: give one", name)
     if check.url and not check.url.startswith(("http://", "https://")):
-        raise ValueError(f"{title} has the address {check.url!r}: give one that starts with http:// or https://")
+        text = f"{title} has the address {check.url!r}: give one that starts with http:// or https://"
+        raise InvalidCheck(text, "url")
     if not 100 <= check.status <= 599:
-        raise ValueError(f"{title} expects status {check.status}: give one from 100 to 599")
+        raise InvalidCheck(f"{title} expects status {check.status}: give one from 100 to 599", "status")
     if check.exit_status not in range(256):
-        raise ValueError(f"{title} expects exit status {check.exit_status}: give one from 0 to 255")
+        raise InvalidCheck(f"{title} expects exit status {check.exit_status}: give one from 0 to 255", "exit_status")
     if check.command and (not check.command[0] or any("\0" in part for part in check.command)):
-        raise ValueError(f"{title} has a command that cannot be run: give a program and its arguments")
+        raise InvalidCheck(f"{title} has a command that cannot be run: give a program and its arguments", "command")
 
 
 # The fields that a kind needs, and those that it may have besides name, interval, timeout and limits.
@@ -208,13 +220,13 @@ _DEFAULTS: dict[str, object] = {
 
 
 def require_distinct_checks(checks: Sequence[HealthCheck]) -> None:
-    """Raise ValueError if there are more than MAX_CHECKS (20) checks, or two have the same name."""
+    """Raise ValueError if there are more than MAX_CHECKS (20) checks, InvalidCheck for two of one name."""
     if len(checks) > MAX_CHECKS:
         raise ValueError(f"a rollout has at most {MAX_CHECKS} checks, and {len(checks)} are given: leave some out")
     names = [check.name.casefold() for check in checks]
     for check in checks:
         if names.count(check.name.casefold()) > 1:
-            raise ValueError(f"two checks have the name {check.name!r}: give each its own")
+            raise InvalidCheck(f"two checks have the name {check.name!r}: give each its own", "name")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Rollout files: a rollout described in TOML, read with the line of each mistake (spec §13.1).
 
 [rollout]
-tag = "app=web"
+tag = "team=shop"
 impact = "update"
 settle = "10m"
 
@@ -29,7 +29,7 @@ from typing import Any
 
 from forewarn.core.rollout import InvalidRollout
 from forewarn.duration import parse_duration
-from forewarn.errors import Rejected
+from forewarn.errors import Rejected, Remedy
 from forewarn.protocol.dates import parse_date
 from forewarn.tomlfile import TomlLineIndex, TomlPath, error_line, index_lines
 from forewarn.wording import did_you_mean
@@ -96,6 +96,8 @@ class RolloutFile:
         except InvalidRollout as error:
             raise _at_line(self.lines.line_of(_file_path(error.path)), str(error)) from error
         except Rejected as error:
+            if error.remedy_code is Remedy.ALLOW_SHORT_NOTICE:
+                error.remedy_code = Remedy.SHORT_NOTICE_IN_FILE
             error.args = (_line_text(self.lines.line_of(path), str(error)),)
             raise
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import accumulate
 
 from msgspec.structs import replace
 
@@ -260,7 +261,9 @@ def require_valid_waves(rollout: Rollout, vms: Sequence[Vm]) -> None:
     for index, spec in enumerate(rollout.waves):
         _require_valid_wave(spec, index, is_last=index == len(rollout.waves) - 1)
         if spec.name.casefold() in names:
-            raise InvalidRollout(f"two waves are called {spec.name!r}: give each a name of its own", ("waves", index))
+            raise InvalidRollout(
+                f"two waves are called {spec.name!r}: give each a name of its own", ("waves", index, "name")
+            )
         names.add(spec.name.casefold())
         if spec.tag and not any(has_tag(vm, spec.tag) for vm in vms):
             raise InvalidRollout(
@@ -269,9 +272,11 @@ def require_valid_waves(rollout: Rollout, vms: Sequence[Vm]) -> None:
                 ("waves", index, "tag"),
             )
     if (total := sum(spec.share for spec in rollout.waves)) > 100:
+        sums = accumulate(spec.share for spec in rollout.waves)
+        first = next(index for index, so_far in enumerate(sums) if so_far > 100)
         raise InvalidRollout(
             f"the shares make {total:g} %, and there are only 100 %: each is in addition to the ones before",
-            ("waves",),
+            ("waves", first, "share"),
         )
 
 
@@ -288,7 +293,8 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
         text = f"wave {spec.name!r} has a share of {spec.share:g} %: give more than 0 and at most 100"
         raise InvalidRollout(text, (*path, "share"))
     if (spec.vms > 0) + (spec.share > 0) + bool(spec.tag) > 1:
-        raise InvalidRollout(f"wave {spec.name!r} has several sizes: give vms, share or tag, not several", path)
+        key = "tag" if spec.tag else "share"  # the last of them
+        raise InvalidRollout(f"wave {spec.name!r} has several sizes: give vms, share or tag, not several", (*path, key))
     if spec.is_rest and not is_last:
         text = f"wave {spec.name!r} takes all the rest, so no wave may follow: give it vms, share or tag"
         raise InvalidRollout(text, path)

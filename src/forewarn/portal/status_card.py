@@ -44,9 +44,9 @@ class EventStatusCard(BaseView, frozen=True, kw_only=True):
 def may_approve_event(context: RequestContext, event: Event) -> bool:
     """Whether the event awaits approval, and the user has the right to approve it, over each of its VMs.
 
-    Raises NotFound if it awaits approval and the user may not see it.
+    A recommendation has no impact, and awaits none. Raises NotFound if it awaits approval and the user may not see it.
     """
-    if event.status is not EventState.SCHEDULED or event.approved_at is not None:
+    if event.status is not EventState.SCHEDULED or event.approved_at is not None or not event.rules.has_impact:
         return False
     return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
 
@@ -70,7 +70,7 @@ def event_status_card(context: RequestContext, event: Event, *, others: int = 0)
         state=event_state(event),
         text=_status_sentence(event, wait.text if wait else ""),
         starts_at=wait.until if wait else None,
-        needs_approval=wait is not None and wait.reason is WaitReason.NOTICE,
+        needs_approval=event.rules.has_impact and wait is not None and wait.reason is WaitReason.NOTICE,
         started_at=event.started_at if event.is_live else None,
         may_approve=may_approve_event(context, event),
         may_withdraw=_may_withdraw_event(context, event),

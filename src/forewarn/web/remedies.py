@@ -61,7 +61,7 @@ _WORDINGS: dict[Remedy, _Wording] = {
         "choose one on the Timeline page",
     ),
     Remedy.LIST_ROLLOUTS: _Wording(
-        "`forewarn rollout show` lists them", "GET /forewarn/v1/rollouts lists them", "choose one on the Rollouts page"
+        "`forewarn rollout list` lists them", "GET /forewarn/v1/rollouts lists them", "choose one on the Rollouts page"
     ),
     Remedy.LIST_BUDGETS: _Wording(
         "`forewarn budget list` lists them", "GET /forewarn/v1/budgets lists them", "the Rollouts page shows them"
@@ -100,7 +100,7 @@ _WORDINGS: dict[Remedy, _Wording] = {
         "choose one of the list",
     ),
     Remedy.LIST_EXPLAINABLE: _Wording(
-        "`forewarn fleet show`, `forewarn events --all` and `forewarn rollout show` list them",
+        "`forewarn fleet show`, `forewarn events --all` and `forewarn rollout list` list them",
         "GET /forewarn/v1/fleet, /forewarn/v1/events?all=true and /forewarn/v1/rollouts list them",
         "start at the Fleet page",
     ),
@@ -118,6 +118,16 @@ _WORDINGS: dict[Remedy, _Wording] = {
         "give {minimum} or more, or say --short-notice to test with less",
         "give {minimum} or more, or set short_notice to test with less",
         "give {minimum} or more, or allow a shorter notice for testing",
+    ),
+    Remedy.SHORT_NOTICE_IN_FILE: _Wording(
+        "give {minimum} or more, or write short_notice = true to test with less",
+        "give {minimum} or more, or write short_notice = true to test with less",
+        "give {minimum} or more, or write short_notice = true to test with less",
+    ),
+    Remedy.GIVE_MORE_NOTICE: _Wording(
+        "give {minimum} or more with --notice, or omit it",
+        "give {minimum} or more as notice_s, or leave it out",
+        "give {minimum} or more, or leave it empty",
     ),
     Remedy.GIVE_NOTICE: _Wording("give it with --notice", "give it as notice_s", "fill in the notice"),
     Remedy.REPAIR_HOST: _Wording(
