@@ -38,7 +38,8 @@ class StandingOrderService:
     The order is stored with its visits. A visit is stored with the id of its request before the request is made, so a
     crash in between neither forgets nor repeats it. `new_id` returns a new GUID at each call. A visit that cannot
     publish its events is given up, so that it does not keep other hosts waiting. `order` is the present one, or None.
-    `held_until` (lab time) is when rollouts were last released from a hold.
+    `held_until` (lab time) is when rollouts were last released from a hold. `requests` starts and aborts the rollouts
+    of visits, `budgets` says whether a host can fit into them; both and `transactions` are those of the control plane.
     """
 
     def __init__(

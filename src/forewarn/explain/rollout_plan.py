@@ -61,9 +61,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     never_started: int  # VMs that would get no event before it ends, from any rollout; 0 if the plan is cut
     without_handler: int  # VMs that do not poll for events
     sentences: tuple[str, ...]  # the summary for people
-    hold: str = (
-        ""  # why all rollouts are on hold now, in which case the times assume that they are not; "": they are not
-    )
+    hold: str = ""  # why all rollouts are on hold now, although its times assume that they are not; "": they are not
     waits_for: tuple[str, ...] = ()  # what keeps it from its end, in clauses, such as a budget; () if nothing does
     shared: dict[str, int] = {}  # other rollouts that do the same work, by id, and how many of its VMs they serve
     why: str = ""  # why VMs never start, as a clause; "": not known, or all start
