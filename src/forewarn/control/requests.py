@@ -203,9 +203,9 @@ class RequestService:
 
         The receipt has a new request and the events with such maintenance, those approved before included; the
         reconciler starts them. VMs without one are passed over. Raises Refused if none of them has one, Rejected
-        without VMs. A `key` gives the request its id; whether a request with it exists, the caller has checked before
-        (`RequestKeys`). `resource` is the id of the Azure resource that the caller named, if the request is to be found
-        by it later.
+        without VMs, Conflict if an event changes all the time. A `key` gives the request its id; whether a request with
+        it exists, the caller has checked before (`RequestKeys`). `resource` is the id of the Azure resource that the
+        caller named, if the request is to be found by it later.
         """
 
         async def attempt() -> RequestReceipt:

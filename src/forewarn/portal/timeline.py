@@ -59,7 +59,7 @@ class TimelineQuery(StrictBody, frozen=True, kw_only=True):
     """
 
     span: str = ""  # the length of the window, such as 1h, which is the default
-    at: str = ""  # the centre of the window, see `parse_instant`; "": the current time, which the page then follows
+    at: str = ""  # the centre, in ISO 8601 or POSIX seconds; "": the current time, which the page then follows
     scope: str = ""  # a name or id; "": all, as in the next three
     vm: str = ""  # a name, `group/name` or key
     rollout: str = ""  # an id or its beginning
