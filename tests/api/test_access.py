@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forewarn.auth.client_secrets import secret_matches
+from forewarn.core.fleet import Orchestration
 from forewarn.store.sqlite import SqliteStore
+from tests.support.world import a_host, a_vm
 
 GROUP = "/subscriptions/sub/resourceGroups/lab"
 COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
@@ -126,6 +129,21 @@ def test_a_role_over_an_availability_set_is_rejected(api: Any) -> None:
     status, code, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "bot", "over": "web"})
     assert (status, code) == (400, "Rejected")
     assert "would apply to none of its VMs" in message
+
+
+def test_a_role_over_a_flexible_scale_set_is_rejected(api_of: Callable[..., Any]) -> None:
+    """Spec §14.5: the ids of its VMs are not below that of the set."""
+    api = api_of(
+        vms=[a_vm("flex_0a1b2c3d", scale_set="flex", orchestration=Orchestration.FLEXIBLE)], hosts=[a_host("h1")]
+    )
+    api.post("/access/clients", {"id": "bot"})
+    refused = api.refused("POST", "/access/grants", {"role": "Reader", "to": "bot", "over": "flex"})
+    assert refused == (
+        400,
+        "Rejected",
+        "a role over flexible scale set 'flex' would apply to none of its VMs: grant it over them or their group",
+    )
+    assert grant(api, "bot", "flex_0a1b2c3d")["over"] == f"{COMPUTE}/virtualMachines/flex_0a1b2c3d"
 
 
 def test_a_role_is_granted_to_a_vm_and_to_an_external_user(api: Any) -> None:

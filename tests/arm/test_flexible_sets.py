@@ -18,7 +18,8 @@ COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
 VMS, SETS = f"{COMPUTE}/virtualMachines", f"{COMPUTE}/virtualMachineScaleSets"
 FLEX, POOL = f"{SETS}/flex", f"{SETS}/pool"
 FIRST, SECOND = "flex_0a1b2c3d", "flex_9f8e7d6c"
-EVENTS = "providers/Microsoft.Maintenance/scheduledevents"
+MAINTENANCE = "providers/Microsoft.Maintenance"
+EVENTS = f"{MAINTENANCE}/scheduledevents"
 
 
 @pytest.fixture
@@ -194,8 +195,13 @@ def test_a_right_over_a_flexible_set_alone_is_no_right_over_its_vms(flexible: An
         ("POST", f"{FLEX}/delete", {"instanceIds": [FIRST]}),
         ("POST", f"{FLEX}/delete", {"instanceIds": ["*"]}),
         ("PATCH", FLEX, {"tags": {"a": "b"}}),
+        ("PUT", f"{FLEX}/{MAINTENANCE}/applyUpdates/default", None),
+        ("PUT", f"{FLEX}/{MAINTENANCE}/configurationAssignments/a", {}),
+        ("DELETE", f"{FLEX}/{MAINTENANCE}/configurationAssignments/a", None),
     ):
         assert over_set.refused(method, path, body)[:2] == (403, "AuthorizationFailed"), path
+    approver = flexible.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, FLEX)
+    assert approver.refused("POST", f"{FLEX}/{EVENTS}", {"value": ["E"]})[:2] == (403, "AuthorizationFailed")
     over_first = flexible.holding(Role.OPERATOR, f"{VMS}/{FIRST}")
     assert over_first.refused("POST", f"{FLEX}/delete", {"instanceIds": [FIRST, SECOND]})[0] == 403
     assert over_first.call("POST", f"{FLEX}/delete", {"instanceIds": [FIRST]}).status == 202

@@ -18,7 +18,7 @@ from forewarn.core.faults import Fault, FaultKind
 from forewarn.errors import NotFound
 from forewarn.metadata import CalledAddressIdentity, PublishedScope
 from forewarn.metadata.fault_quota import SharedFaultQuota
-from forewarn.protocol.document import Document
+from forewarn.protocol.document import Document, EventNotice, Kind, NoticeStatus
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.workers.channel import PEER_GONE, WorkerChannel
@@ -258,6 +258,40 @@ def test_a_fleet_is_sent_in_batches_and_a_change_replaces_the_older_state() -> N
         owner.open()
         connection = await VmConnection.connect(owner)
         assert await connection.poll() == 2
+        await connection.close()
+
+    run_scenario(scenario)
+
+
+def test_a_worker_shows_a_vm_of_a_narrow_scope_only_its_own_events_and_passes_on_any_approval() -> None:
+    """Spec §14.6: also with a cached response, and an approval of an event that the VM does not see."""
+
+    async def scenario(owner: Owner, worker: Worker) -> None:
+        await start_worker(owner)
+        notices = tuple(
+            EventNotice(
+                id=name,
+                status=NoticeStatus.SCHEDULED,
+                kind=Kind.REBOOT,
+                resources=resources,
+                not_before=1_800_000_000.0,
+            )
+            for name, resources in (("OWN", ("WEB",)), ("E", ("db",)))
+        )
+        shown = replace(view(3), document=Document(incarnation=3, notices=notices), is_narrow=True)
+        owner.channel.send_latest(("scope", "s"), encode_message(scope_message(shown)))
+        await owner.applied()
+        connection = await VmConnection.connect(owner)
+        for _ in range(3):
+            connection.ask()
+            answer = json.loads((await connection.answer())[1])
+            assert answer["DocumentIncarnation"] == 3
+            assert [event["EventId"] for event in answer["Events"]] == ["OWN"]
+        connection.ask(APPROVE)
+        request = await owner.next(ApproveRequest)
+        assert (request.vm, request.event_ids) == ("web", ("E",))
+        owner.send(RequestDone(request.id))
+        assert (await connection.answer())[0] == 200
         await connection.close()
 
     run_scenario(scenario)

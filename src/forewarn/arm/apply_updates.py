@@ -23,13 +23,15 @@ from forewarn.arm.routing import (
     SCALE_SET_PATH,
     SUBSCRIPTION_PATH,
     VM_PATH,
+    ArmAuthorizer,
     ArmCall,
     ArmHandler,
     ArmResponse,
     ArmRoute,
     allow_listing,
+    require_on_resource,
 )
-from forewarn.arm.targets import all_instances, find_instance, find_vm, parse_arm_body
+from forewarn.arm.targets import all_instances, authorize_scale_set, find_instance, find_vm, parse_arm_body
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
@@ -294,11 +296,15 @@ def _one(find: Callable[[RequestContext, ArmCall], Vm]) -> VmsFinder:
     return lambda context, call: [find(context, call)]
 
 
-def _routes_of(path: str, noun: str, find: VmsFinder) -> tuple[ArmRoute, ...]:
+def _routes_of(
+    path: str, noun: str, find: VmsFinder, authorize: ArmAuthorizer = require_on_resource
+) -> tuple[ArmRoute, ...]:
     one = f"{path}/{_APPLY_UPDATES}/{{update}}"
     return (
         ArmRoute("GET", f"{path}/{_UPDATES}", _list_updates_handler(find), summary=f"lists pending updates of {noun}"),
-        ArmRoute("PUT", one, _apply_handler(find), Right.OPERATE, summary=f"starts pending updates of {noun} now"),
+        ArmRoute(
+            "PUT", one, _apply_handler(find), Right.OPERATE, authorize, summary=f"starts pending updates of {noun} now"
+        ),
         ArmRoute("GET", one, _show_handler(find), summary=f"shows how updates of {noun} are applied"),
     )
 
@@ -307,7 +313,7 @@ _RUN_PATH = f"{CONFIGURATION_PATH}/{_APPLY_UPDATES}/{{update}}"
 
 ROUTES: tuple[ArmRoute, ...] = (
     *_routes_of(VM_PATH, "a VM", _one(find_vm)),
-    *_routes_of(SCALE_SET_PATH, "a scale set", all_instances),
+    *_routes_of(SCALE_SET_PATH, "a scale set", all_instances, authorize_scale_set),
     *_routes_of(INSTANCE_PATH, "an instance", _one(find_instance)),
     ArmRoute("PUT", _RUN_PATH, cancel_run, Right.OPERATE, summary="cancels a run of a maintenance configuration"),
     ArmRoute("GET", _RUN_PATH, show_run, summary="shows a run of a maintenance configuration"),

@@ -12,12 +12,14 @@ from forewarn.arm.routing import (
     AVAILABILITY_SET_PATH,
     SCALE_SET_PATH,
     VM_PATH,
+    ArmAuthorizer,
     ArmCall,
     ArmHandler,
     ArmResponse,
     ArmRoute,
+    require_on_resource,
 )
-from forewarn.arm.targets import ArmEmptyBody, all_instances, find_vm, parse_arm_body
+from forewarn.arm.targets import ArmEmptyBody, all_instances, authorize_scale_set, find_vm, parse_arm_body
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.resource_ids import scope_resource_id
@@ -130,19 +132,19 @@ def _find_event(context: RequestContext, is_own_scope: ScopePredicate, name: str
     return event  # also one that was approved before, so that a retry is harmless (spec §5.2)
 
 
-def _event_routes(path: str, find: ScopeFinder) -> tuple[ArmRoute, ...]:
+def _event_routes(path: str, find: ScopeFinder, authorize: ArmAuthorizer = require_on_resource) -> tuple[ArmRoute, ...]:
     one_path, many_path = f"{path}/{_EVENTS_SEGMENT}/{{event}}/acknowledge", f"{path}/{_EVENTS_SEGMENT}"
     return (
         ArmRoute("GET", many_path, _list_handler(find), right=Right.READ, summary="lists the events that its VMs see"),
-        ArmRoute("POST", one_path, _approve_one_handler(find), right=Right.APPROVE, summary="approves an event"),
+        ArmRoute("POST", one_path, _approve_one_handler(find), Right.APPROVE, authorize, "approves an event"),
         ArmRoute(
-            "POST", many_path, _approve_many_handler(find), right=Right.APPROVE, summary="approves events, all or none"
+            "POST", many_path, _approve_many_handler(find), Right.APPROVE, authorize, "approves events, all or none"
         ),
     )
 
 
 ROUTES: tuple[ArmRoute, ...] = (
     *_event_routes(VM_PATH, _scope_of_vm),
-    *_event_routes(SCALE_SET_PATH, _scopes_of_scale_set),
+    *_event_routes(SCALE_SET_PATH, _scopes_of_scale_set, authorize_scale_set),
     *_event_routes(AVAILABILITY_SET_PATH, _scope_of_availability_set),
 )

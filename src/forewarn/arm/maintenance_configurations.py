@@ -27,13 +27,22 @@ from forewarn.arm.routing import (
     SCALE_SET_PATH,
     SUBSCRIPTION_PATH,
     VM_PATH,
+    ArmAuthorizer,
     ArmCall,
     ArmHandler,
     ArmResponse,
     ArmRoute,
     allow_listing,
+    require_on_resource,
 )
-from forewarn.arm.targets import ArmEmptyBody, all_instances, find_instance, find_vm, parse_arm_body
+from forewarn.arm.targets import (
+    ArmEmptyBody,
+    all_instances,
+    authorize_scale_set,
+    find_instance,
+    find_vm,
+    parse_arm_body,
+)
 from forewarn.arm.update_body import merge_patch
 from forewarn.core.access import Right
 from forewarn.core.maintenance_configuration import ConfigurationAssignment, MaintenanceConfiguration
@@ -242,14 +251,21 @@ def _find_assignment(context: RequestContext, call: ArmCall) -> ConfigurationAss
 
 
 def _assignment_routes(
-    path: str, noun: str, require_target: TargetCheck, *, is_filtered: bool = False
+    path: str,
+    noun: str,
+    require_target: TargetCheck,
+    authorize: ArmAuthorizer = require_on_resource,
+    *,
+    is_filtered: bool = False,
 ) -> tuple[ArmRoute, ...]:
     one = f"{path}/{_ASSIGNMENTS}/{{assignment}}"
     put = _put_assignment_handler(require_target, is_filtered=is_filtered)
     routes = [
         ArmRoute("GET", one, show_assignment, summary=f"shows an assignment to {noun}"),
-        ArmRoute("PUT", one, put, Right.OPERATE, summary=f"assigns a configuration to {noun}"),
-        ArmRoute("DELETE", one, delete_assignment, Right.OPERATE, summary=f"deletes an assignment to {noun}"),
+        ArmRoute("PUT", one, put, Right.OPERATE, authorize, summary=f"assigns a configuration to {noun}"),
+        ArmRoute(
+            "DELETE", one, delete_assignment, Right.OPERATE, authorize, summary=f"deletes an assignment to {noun}"
+        ),
     ]
     if is_filtered:
         change = _patch_assignment_handler()
@@ -295,7 +311,7 @@ _CONFIGURATION_ROUTES: tuple[ArmRoute, ...] = (
 ROUTES: tuple[ArmRoute, ...] = (
     *_CONFIGURATION_ROUTES,
     *_assignment_routes(VM_PATH, "a VM", find_vm),
-    *_assignment_routes(SCALE_SET_PATH, "a scale set", all_instances),
+    *_assignment_routes(SCALE_SET_PATH, "a scale set", all_instances, authorize_scale_set),
     *_assignment_routes(INSTANCE_PATH, "an instance", find_instance),
     *_assignment_routes(GROUP_PATH, "a resource group", _require_group, is_filtered=True),
     *_assignment_routes(SUBSCRIPTION_PATH, "a subscription", _require_subscription, is_filtered=True),

@@ -169,7 +169,7 @@ def require_uniform(context: RequestContext, call: ArmCall) -> None:
     if not vms or not vms[0].is_standalone:
         return
     below = call.path.split("/")[9:]  # after /subscriptions/…/virtualMachineScaleSets/NAME
-    if below[:1] == ["virtualMachines"] and len(below) > 1:
+    if len(below) > 1 and below[0].casefold() == "virtualmachines":
         del below[1]  # the id of the instance
     operation = ".".join(["VirtualMachineScaleSets", *below, call.method])
     group = vms[0].resource.rpartition("/providers/")[0]
@@ -181,20 +181,23 @@ def require_uniform(context: RequestContext, call: ArmCall) -> None:
     )
 
 
-def _flexible_vm_resources(context: RequestContext, resource: str) -> list[str]:
-    """The resource ids of all VMs of a flexible scale set, readable or not; empty for any other set."""
-    vms = context.directory.unfiltered.vms_within(resource)
+def _flexible_vm_resources(context: RequestContext, call: ArmCall) -> list[str]:
+    """The resource ids of all VMs of the path's flexible set, readable or not; empty for any other set."""
+    vms = context.directory.unfiltered.vms_within(_scale_set_id(call))
     return [vm.resource for vm in vms] if vms and vms[0].is_standalone else []
 
 
 def authorize_scale_set(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raises Forbidden unless the caller has the right over the set, and over each VM of a flexible set.
 
-    The ids of a flexible set's VMs are not below its own, so the right over the set does not include them.
+    The call is for a scale set, or something below it that concerns its VMs. The ids of a flexible set's VMs are not
+    below its own, so the right over the set does not include them.
     """
     context.require(right, call.resource)
-    if not context.principal.may_all(right, _flexible_vm_resources(context, call.resource)):
-        raise Forbidden(f"{context.caller_name} does not have the right to {right} over every VM of {call.resource}")
+    if not context.principal.may_all(right, _flexible_vm_resources(context, call)):
+        raise Forbidden(
+            f"{context.caller_name} does not have the right to {right} over every VM of {_scale_set_id(call)}"
+        )
 
 
 def authorize_instances(context: RequestContext, call: ArmCall, right: Right) -> None:
@@ -204,7 +207,7 @@ def authorize_instances(context: RequestContext, call: ArmCall, right: Right) ->
     In a flexible set, the right over each named VM is needed, or else over the set and all its VMs.
     """
     ids = _instance_ids_in_body(call)
-    if _flexible_vm_resources(context, call.resource):
+    if _flexible_vm_resources(context, call):
         if not ids or ALL_INSTANCES in ids:
             authorize_scale_set(context, call, right)
         group = call.resource.rpartition("/virtualMachineScaleSets/")[0]
