@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from forewarn.cli.output import Output
 from forewarn.cli.service_banner import print_service
+from forewarn.lab.vms.layout import LAB_MARKER
 
 ENDPOINT = ("web-0", "http://127.0.0.1:8254")
 
@@ -73,3 +76,22 @@ def test_the_banner_says_how_to_get_a_link_to_the_portal_unless_it_has_one(link:
     info = {"version": "1", "lab": True, "counts": counts, "listeners": [], "workers": [], "console": console}
     print_service(output, {**info, "pid": 1, "data": "/d", "identity_on_loopback": False, "endpoints": []}, link)
     assert ("get a link that opens the portal" in shown.getvalue()) == is_hinted
+
+
+def test_the_banner_of_a_lab_with_real_vms_says_that_its_end_removes_it(tmp_path: Path) -> None:
+    (tmp_path / LAB_MARKER).touch()
+    output = Output()
+    shown = io.StringIO()
+    output.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
+    counts = {"vms": 2, "scopes": 2, "hosts": 2, "events": 0}
+    info = {"version": "1", "lab": True, "counts": counts, "listeners": [], "workers": [], "console": None}
+    rest = {
+        "data": str(tmp_path),
+        "identity_on_loopback": False,
+        "endpoints": [{"vm": ENDPOINT[0], "url": ENDPOINT[1]}],
+    }
+    for pid, command in ((1, "`forewarn lab down`"), (os.getpid(), "Ctrl-C")):
+        print_service(output, {**info, **rest, "pid": pid})
+        assert f"{command} ends the guests, and removes the lab with all its data." in shown.getvalue()
+    assert "forewarn vm console web-0" in shown.getvalue()
+    assert "all data is kept" not in shown.getvalue()

@@ -73,7 +73,13 @@ def vms(call: Invocation, detach: bool, slirp: bool, console: str | None) -> Non
     except BaseException:
         _remove(new)
         raise
-    _remove(new)
+    ended = _remove(new)
+    if call.output.is_terminal:
+        call.output.print_line(_removed_text(ended))
+
+
+def _removed_text(ended: int) -> str:
+    return f"Nothing is left of the lab: {count_noun(ended, 'guest')} stopped."
 
 
 @lab.command()
@@ -89,15 +95,16 @@ def down(call: Invocation) -> None:
     """
     with require_server_extra("lab down"):
         old = _lab(call, taps=os.geteuid() == 0)
-    if not old.marker_file.exists():
-        call.output.print_note(f"{old.directory} has no lab with real VMs")
-    elif (pid := running_pid(old.directory)) is not None:
+    has_lab = old.marker_file.exists()
+    if has_lab and (pid := running_pid(old.directory)) is not None:
         stop_service(call, pid, _STOP_TIMEOUT_S)
     ended = _remove(old)
     if call.output.as_json:
         call.output.print_json({"guests": ended, "data": str(old.directory)})
+    elif has_lab:
+        call.output.print_line(_removed_text(ended))
     else:
-        call.output.print_line(f"Nothing is left of the lab: {count_noun(ended, 'guest')} stopped.")
+        call.output.print_line(f"{old.directory} has no lab with real VMs: there is nothing to remove.")
 
 
 def _lab(call: Invocation, *, taps: bool) -> VmLab:

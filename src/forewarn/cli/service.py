@@ -154,7 +154,7 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
         return
     try:
         pending = run_service(settings, announce, new_store=new_store)
-        if call.output.is_terminal:
+        if call.output.is_terminal and command != "lab vms":  # that removes its data next
             left = "it had not started yet" if pending is None else f"{count_noun(pending, 'event')} pending"
             call.output.print_line(f"stopped; all data is kept, {left}")
             print_running_supervisors(call.output, live_supervisor_pids(settings.directory))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from forewarn.cli.api_client import JsonObject
 from forewarn.cli.formatting import count_noun
@@ -11,6 +12,11 @@ from forewarn.cli.output import Output, bold, dim
 _MAX_VMS_SHOWN = 16
 _EVENTS_TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 _PORTAL_HINT = ("forewarn portal", "get a link that opens the portal in a browser, signed in")
+_REAL_VM_STEPS = [  # of a lab with real VMs
+    ("forewarn restart web-0 --wait", "restart a guest, which sees the event and approves it"),
+    ("forewarn rollout start --host host-1 --impact migrate --wait", "move the guests of a host while they run"),
+    ("forewarn vm console web-0", "see what a guest prints; Ctrl-] leaves its console"),
+]
 _AZURE_HINT = ('eval "$(forewarn env)"', "make az and Azure's SDKs in a shell use this service")
 
 
@@ -32,14 +38,24 @@ def print_service(output: Output, info: JsonObject, link: str = "") -> None:
         return
     print_status(output, info, link)
     if output.is_terminal:
+        from forewarn.lab.vms.layout import LAB_MARKER  # needs the extra `server`, which other commands do without
+
+        has_real_vms = (Path(info["data"]) / LAB_MARKER).exists()
         endpoints = [(each["vm"], each["url"]) for each in info["endpoints"]]
-        hints = _first_steps(endpoints, info["counts"]["vms"])
+        hints = _REAL_VM_STEPS if has_real_vms else _first_steps(endpoints, info["counts"]["vms"])
         if info["console"]:
-            hints += [_AZURE_HINT] if link else [_PORTAL_HINT, _AZURE_HINT]
+            hints = [*hints, *([] if link else [_PORTAL_HINT]), _AZURE_HINT]
         output.print_hints(hints)
         output.print_line()
-        stop = "Ctrl-C" if info["pid"] == os.getpid() else "`forewarn down`"
-        output.print_line(dim(f"{stop} stops it; all data is kept."))
+        output.print_line(dim(_stop_text(is_here=info["pid"] == os.getpid(), has_real_vms=has_real_vms)))
+
+
+def _stop_text(*, is_here: bool, has_real_vms: bool) -> str:
+    """Return how the service is stopped, and what stays; `is_here`: it runs in this process."""
+    if has_real_vms:
+        command = "Ctrl-C" if is_here else "`forewarn lab down`"
+        return f"{command} ends the guests, and removes the lab with all its data."
+    return f"{'Ctrl-C' if is_here else '`forewarn down`'} stops it; all data is kept."
 
 
 def print_status(output: Output, info: JsonObject, link: str = "") -> None:

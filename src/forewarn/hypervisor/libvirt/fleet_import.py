@@ -169,7 +169,8 @@ def render_settings(hosts: Iterable[ImportedHost]) -> str:
 
 def _facts(vm: ImportedVm) -> Iterable[str]:
     definition = vm.definition
-    yield f"{definition.cpus} CPUs, {definition.memory_mib} MiB, {'running' if vm.is_running else 'off'}"
+    cpus = "1 CPU" if definition.cpus == 1 else f"{definition.cpus} CPUs"
+    yield f"{cpus}, {definition.memory_mib} MiB, {'running' if vm.is_running else 'off'}"
     for interface in definition.interfaces:
         parts = (
             interface.mac,

@@ -22,6 +22,7 @@ HOSTS = ("host-1", "host-2")
 GUESTS = ("web-0", "web-1")
 _MEMORY_MIB = 96
 _DISK_MIB = 16
+LAB_MARKER = "lab-vms"  # the name of the file that marks the data directory of a lab with real VMs
 _SLIRP_PORT = 8253  # where guests without taps are served, on loopback
 _HOST_MEMORY_MIB = 1024
 _NEW_DIRECTORY = "The directory was empty before.\n"  # in the marker
@@ -44,7 +45,7 @@ class VmLab:
 
         Where it exists, everything of the lab may be removed. `write` creates it.
         """
-        return self.directory / "lab-vms"
+        return self.directory / LAB_MARKER
 
     def is_in_new_directory(self) -> bool:
         """Return whether the directory was empty before the lab was written; False without a lab."""
