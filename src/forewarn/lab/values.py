@@ -232,9 +232,10 @@ class LabVm:
     def document(self, version: str = NEWEST_VERSION) -> dict[str, Any]:
         """The document of its scope now, decoded from JSON, as it would receive it without faults.
 
-        Its keys are those of the api-version, such as DocumentIncarnation and Events. This does not count as a poll.
-        With the enablement "on-request", its incarnation is 0 before the first poll, which would receive 1. Raises
-        KeyError for an unknown api-version.
+        Its keys are those of the api-version, such as DocumentIncarnation and Events. This does not count as a poll. It
+        has all events of the scope, also if the VM has narrow delivery and receives only its own. With the enablement
+        "on-request", its incarnation is 0 before the first poll, which would receive 1. Raises KeyError for an unknown
+        api-version.
         """
 
         def query(service: LabService) -> bytes:

@@ -34,7 +34,7 @@ class QemuInstance:
 
     @property
     def name(self) -> str:
-        """The VM and its host, for messages."""
+        """The VM and its host, for messages: `VM 'web' on host 'h1'`."""
         return f"VM {self.vm!r} on host {self.host!r}"
 
     @property
