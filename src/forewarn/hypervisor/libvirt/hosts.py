@@ -26,7 +26,7 @@ class LibvirtHosts:
     """Connections to hosts, by the fleet's names of them, which ignore case.
 
     None is opened before it is needed. `on_open` is called with the host's name and the session, in a thread, whenever
-    a connection was opened.
+    a connection was opened. `changes` has what the hosts report about VMs and themselves.
     """
 
     def __init__(self, hosts: Mapping[str, LibvirtHost], on_open: Callable[[str, LibvirtSession], None]) -> None:
