@@ -28,7 +28,7 @@ def automatic() -> models.ScheduledEventsPolicy:
 
 def test_every_vm_is_listed_however_many_pages_it_takes(compute: Any, console: WebService) -> None:
     fleet = console.service.api("GET", "/fleet").json["vms"]
-    alone = {(vm["resource_group"], vm["name"]) for vm in fleet if not vm["scale_set"]}
+    alone = {(vm["resource_group"], vm["name"]) for vm in fleet if vm["orchestration"] != "Uniform"}
     listed = {(vm.id.split("/")[4], vm.name) for vm in compute.virtual_machines.list_all()}
     assert listed == alone
 
