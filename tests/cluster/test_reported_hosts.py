@@ -31,6 +31,9 @@ class ListingHypervisor(SimulatedHypervisor):
         self.size_mib: dict[str, int] = {}
         self.incompatible_hosts: dict[str, frozenset[str]] = {}
         self.silent_hosts: frozenset[str] = frozenset()
+        self.vm_cpus: dict[str, str] = {}
+        self.unfit_cpus: set[str] = set()  # that its host cannot run
+        self.comparisons: list[str] = []
         self.observed_hosts = (host,)
         self.observe_interval_s = 30.0
         self.listings = 0
@@ -40,6 +43,11 @@ class ListingHypervisor(SimulatedHypervisor):
         """Let the host list these VMs, and report that."""
         self.machines = machines
         self._changed.put_nowait(self.host)
+
+    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+        assert host == self.host
+        self.comparisons.append(cpu)
+        return cpu not in self.unfit_cpus
 
     async def observe(self, host: str) -> HostObservation:
         self.listings += 1
@@ -90,6 +98,24 @@ def test_moves_go_to_a_host_whose_node_reports_enough_memory() -> None:
             await world.active.control.guests.approve(WEB.key, (event_id,))
             await world.wait_until(lambda: any(event.acts for event in world.store.events()))
             assert [act.to_host for event in world.store.events() for act in event.acts] == ["h3"]
+
+    run_cluster(scenario, vms=[WEB], hosts=HOSTS)
+
+
+def test_live_migrations_go_to_a_host_whose_node_can_run_the_cpu_of_the_vm() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        async with listing_nodes(world) as hypervisors:
+            for host in hypervisors:
+                hypervisors[host].free_mib = {host: 4000}
+            hypervisors["h2"].unfit_cpus = {"Skylake"}
+            hypervisors["h1"].vm_cpus = {"web": "Skylake", "db": "Skylake", "old": "Nehalem"}
+            hints = world.active.control.transactions.destination_hints
+            unfit = frozenset({"h2"})
+            await world.wait_until(lambda: hints().incompatible == {"web": unfit, "db": unfit})
+            await asyncio.sleep(30)
+            assert sorted(hypervisors["h3"].comparisons) == ["Nehalem", "Skylake"], "each is compared once"
+            hypervisors["h1"].vm_cpus = {}
+            await world.wait_until(lambda: hints().incompatible == {})
 
     run_cluster(scenario, vms=[WEB], hosts=HOSTS)
 

@@ -50,6 +50,7 @@ class ClusterControl:
     ) -> None:
         self._bus, self._subjects, self._session, self._name = bus, subjects, session, name
         self._term: ActiveTerm = term or OnlyService()
+        self._comparing: asyncio.Task[None] | None = None  # of CPUs
         self._control: ControlPlane
         self._publisher: MetadataPublisher
         self._backend: MetadataBackend
@@ -97,9 +98,13 @@ class ClusterControl:
     async def start(self) -> None:
         """Answer host nodes from now on, also if the bus is out of reach. Refused if it does not permit it."""
         await self.streams.start()
+        self._comparing = asyncio.create_task(self.hypervisor.compare_cpus())
 
     async def close(self) -> None:
         """Stop answering host nodes; the bus stays open."""
+        if self._comparing is not None:
+            self._comparing.cancel()
+            await asyncio.gather(self._comparing, return_exceptions=True)
         await self.streams.close()
 
     def describe_nodes(self) -> list[dict[str, Any]]:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from forewarn.cluster.bus import BusMessage
-from forewarn.cluster.host_reports import answer_listing
+from forewarn.cluster.host_reports import answer_comparison, answer_listing
 from forewarn.cluster.messages import (
     ActOrder,
+    CompareCpus,
     HostFact,
     ListVms,
     OrderRefused,
@@ -48,9 +49,10 @@ class HostActs:
     """Carries out orders; `on_order` handles the messages of `act.<host>`. It needs a running event loop.
 
     `show` gets the scopes that come with an order, before it is carried out, so that a VM that arrives here never sees
-    an older document than on its source. `host` is the name of this host; its VMs are listed on request. Orders for the
-    same act or step that arrive meanwhile share its answer. `hypervisor` performs the acts; `terms` remembers the
-    highest term that gave an order: orders of an older one are refused, and counted in `refused_for_term`.
+    an older document than on its source. `host` is the name of this host; its VMs are listed, and its CPU compared, on
+    request. Orders for the same act or step that arrive meanwhile share its answer. `hypervisor` performs the acts;
+    `terms` remembers the highest term that gave an order: orders of an older one are refused, and counted in
+    `refused_for_term`.
     """
 
     def __init__(
@@ -75,6 +77,9 @@ class HostActs:
             return
         if isinstance(order, ListVms):
             self._spawn(answer_listing(self._hypervisor, self._host, message))
+            return
+        if isinstance(order, CompareCpus):
+            self._spawn(answer_comparison(self._hypervisor, self._host, order, message))
             return
         refusal = self._check_term(order)
         if refusal is not None:

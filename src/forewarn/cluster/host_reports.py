@@ -1,6 +1,6 @@
-"""What a host node reports about its host: free memory, and its VMs as the platform lists them.
+"""What a host node reports about its host: free memory, CPUs, and its VMs as the platform lists them.
 
-The active node chooses destinations by the first, and finds changes that no act explains by the second.
+The active node chooses destinations by the first two, and finds changes that no act explains by the third.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import logging
 from contextlib import aclosing
 
 from forewarn.cluster.bus import BusMessage
-from forewarn.cluster.messages import HostCapacity, VmListing, encode_bus_message
+from forewarn.cluster.messages import CompareCpus, CpuComparison, HostCapacity, VmListing, encode_bus_message
 from forewarn.errors import ForewarnError, full_message
-from forewarn.hypervisor.capacity import CapacityHypervisor
+from forewarn.hypervisor.capacity import CapacityHypervisor, CpuHypervisor
 from forewarn.hypervisor.interface import Hypervisor, ObservingHypervisor
 
 log = logging.getLogger(__name__)
 _CAPACITY_REPORTS = 15  # a capacity that has not changed is in every 15th report, for an active node that is new
+_MAX_CPUS = 32  # different ones in a report, which must fit into a message
 _FOLLOW_AGAIN_S = 5.0  # real time, after the platform's changes could not be followed
 
 
@@ -29,6 +30,7 @@ class HostReports:
 
     def __init__(self, hypervisor: Hypervisor, host: str) -> None:
         self._capacity = hypervisor if isinstance(hypervisor, CapacityHypervisor) else None
+        self._cpus = hypervisor if isinstance(hypervisor, CpuHypervisor) else None
         self._observing = observing_hypervisor(hypervisor)
         self._host = host.casefold()
         self._last: HostCapacity | None = None
@@ -45,7 +47,11 @@ class HostReports:
         known = self._capacity
         free = {name.casefold(): mib for name, mib in known.free_mib.items()}
         is_silent = self._host in {name.casefold() for name in known.silent_hosts}
-        found = HostCapacity(free.get(self._host), dict(known.vm_mib), is_silent)
+        vm_cpus = {} if self._cpus is None else dict(self._cpus.vm_cpus)
+        cpus = tuple(sorted(set(vm_cpus.values()))[:_MAX_CPUS])
+        needed = {vm: cpus.index(cpu) for vm, cpu in vm_cpus.items() if cpu in cpus}
+        compares_cpus = self._cpus is not None and self._host in free  # before, its own CPU is not known
+        found = HostCapacity(free.get(self._host), dict(known.vm_mib), is_silent, cpus, needed, compares_cpus)
         self._reports_since += 1
         if found == self._last and self._reports_since < _CAPACITY_REPORTS:
             return None
@@ -74,6 +80,14 @@ def observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
     if isinstance(hypervisor, ObservingHypervisor) and hypervisor.observe_interval_s > 0:
         return hypervisor
     return None
+
+
+async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareCpus, message: BusMessage) -> None:
+    """Answer a request to compare CPUs of VMs elsewhere with this host's; True for those not known."""
+    fits = [True] * len(request.cpus)
+    if isinstance(hypervisor, CpuHypervisor):
+        fits = [await hypervisor.can_run_cpu(host, cpu) for cpu in request.cpus]
+    message.respond(encode_bus_message(CpuComparison(tuple(fits))))
 
 
 async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage) -> None:

@@ -173,6 +173,9 @@ class HostCapacity(msgspec.Struct, frozen=True, array_like=True):
     free_mib: int | None = None  # memory for more VMs; None: not known
     vm_mib: dict[str, int] = {}  # by the VM's name
     is_silent: bool = False  # the platform there did not answer when it was last looked at
+    cpus: tuple[str, ...] = ()  # different CPUs that running VMs need, in the words of their driver
+    vm_cpus: dict[str, int] = {}  # VM's name → which of `cpus` it needs; without VMs that any host can run
+    compares_cpus: bool = False  # the node answers `CompareCpus`
 
 
 class SeenReport(_BusMessage, frozen=True):
@@ -219,6 +222,18 @@ class VmListing(_BusMessage, frozen=True):
     text: str = ""  # for people: why not
 
 
+class CompareCpus(_BusMessage, frozen=True):
+    """From the active node, a request to the node of a host: can VMs with these CPUs be migrated there?"""
+
+    cpus: tuple[str, ...]  # as in `HostCapacity.cpus` of other hosts
+
+
+class CpuComparison(_BusMessage, frozen=True):
+    """The reply to `CompareCpus`."""
+
+    fits: tuple[bool, ...]  # in the order of the request; True also if that is not known
+
+
 class OrderReport(_BusMessage, frozen=True):
     """The reply to `ActOrder`: how the act or step is going."""
 
@@ -236,8 +251,8 @@ class OrderRefused(_BusMessage, frozen=True):
 ToActive: TypeAlias = JoinRequest | StatePartRequest | VmCall | SeenReport
 FromActive: TypeAlias = JoinAccepted | StatePart | NodeDenied | VmCallReply | SeenReply | Heartbeat | HostUpdate
 
-ToHost: TypeAlias = ActOrder | ListVms
-FromHost: TypeAlias = OrderReport | OrderRefused | VmListing
+ToHost: TypeAlias = ActOrder | ListVms | CompareCpus
+FromHost: TypeAlias = OrderReport | OrderRefused | VmListing | CpuComparison
 
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: dict[object, Any] = {
@@ -294,8 +309,8 @@ def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
     `payload` is its bytes on the bus.
     """
     reply = _decode(FromHost, payload)
-    if isinstance(reply, VmListing):
-        raise Rejected("a reply on the bus lists VMs, and is none to an order")
+    if isinstance(reply, VmListing | CpuComparison):
+        raise Rejected("a reply on the bus is none to an order")
     return cast("OrderReport | OrderRefused", reply)
 
 
@@ -307,6 +322,14 @@ def decode_vm_listing(payload: bytes) -> VmListing:
     reply = _decode(FromHost, payload)
     if not isinstance(reply, VmListing):
         raise Rejected("a reply on the bus is none to a request to list VMs")
+    return reply
+
+
+def decode_cpu_comparison(payload: bytes) -> CpuComparison:
+    """Return the reply of a host node to `CompareCpus`. Rejected if it is none."""
+    reply = _decode(FromHost, payload)
+    if not isinstance(reply, CpuComparison):
+        raise Rejected("a reply on the bus is none to a request to compare CPUs")
     return reply
 
 

@@ -150,11 +150,15 @@ class RemoteHypervisor:
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """An empty mapping: nodes do not compare their CPUs.
+        """Hosts that cannot run the CPU of a VM, by the VM's name, as their nodes have compared it.
 
-        A host that cannot run a VM refuses to receive it.
+        A VM without an entry fits everywhere, as far as is known.
         """
-        return {}
+        return self._reported.incompatible_hosts()
+
+    async def compare_cpus(self) -> None:
+        """Let nodes compare their CPUs with those that VMs on other hosts need, until cancelled."""
+        await self._reported.compare_cpus()
 
     @property
     def silent_hosts(self) -> frozenset[str]:

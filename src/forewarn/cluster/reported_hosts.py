@@ -1,7 +1,8 @@
 """What host nodes report about their hosts, for the control plane.
 
-Free memory comes with the nodes' reports. Their VMs are asked for when they are needed, because an old listing would
-look like a change by somebody else after an act.
+Free memory comes with the nodes' reports, and so do the CPUs that VMs need, which the nodes of the other hosts compare
+with theirs. Their VMs are asked for when they are needed, because an old listing would look like a change by somebody
+else after an act.
 """
 
 from __future__ import annotations
@@ -12,18 +13,27 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from msgspec.structs import replace
 
 from forewarn.cluster.bus import Bus, NoAnswer, Subjects, request_repeatedly
-from forewarn.cluster.messages import HostCapacity, ListVms, VmListing, decode_vm_listing, encode_bus_message
+from forewarn.cluster.messages import (
+    CompareCpus,
+    HostCapacity,
+    ListVms,
+    VmListing,
+    decode_cpu_comparison,
+    decode_vm_listing,
+    encode_bus_message,
+)
 from forewarn.cluster.node_registry import JoinedNode
 from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected, Unavailable
 
 OBSERVE_INTERVAL_S = 30.0  # real time, between comparisons of all VMs of a host with the fleet
 _LISTING_S = 10.0  # real time: how long a listing is waited for
+_COMPARISON_S = 3.0  # real time: how long a comparison of CPUs is waited for
 _LOOK_S = 1.0  # real time, between looks at the reports
 
 
 class ReportedHosts:
-    """Memory and VMs of the hosts whose nodes have joined.
+    """Memory, CPUs and VMs of the hosts whose nodes have joined.
 
     `nodes` returns those nodes, in any order; it asks them over `bus`. A node that is silent, or of an earlier release,
     is waited for: that is no finding about its host.
@@ -31,6 +41,8 @@ class ReportedHosts:
 
     def __init__(self, bus: Bus, subjects: Subjects, nodes: Callable[[], Iterable[JoinedNode]]) -> None:
         self._bus, self._subjects, self._nodes = bus, subjects, nodes
+        self._fits: dict[tuple[str, str, int], dict[str, bool]] = {}  # `_process` of a node → whether it can run a CPU
+        self._incompatible: dict[str, frozenset[str]] = {}  # VM's name → hosts
 
     def capacities(self) -> dict[str, HostCapacity]:
         """Return what hosts have free, by name, as their nodes reported it; without unknown ones.
@@ -38,6 +50,56 @@ class ReportedHosts:
         A new dict.
         """
         return {node.host: node.capacity for node in self._nodes() if node.capacity is not None}
+
+    def incompatible_hosts(self) -> dict[str, frozenset[str]]:
+        """Return the hosts that cannot run the CPU of a VM, by the VM's name; without VMs that fit everywhere.
+
+        As far as `compare_cpus` has found out.
+        """
+        return self._incompatible
+
+    async def compare_cpus(self) -> None:
+        """Let the nodes of hosts compare their CPUs with those that VMs on other hosts need; never ends.
+
+        A CPU is compared once with each process of a node. A node that does not answer is asked again.
+        """
+        while True:
+            reported = [(node, node.capacity) for node in self._nodes() if node.capacity is not None]
+            needed = {cpu for _, capacity in reported for cpu in capacity.cpus}
+            processes = {_process(node) for node, _ in reported}
+            self._fits = {process: fits for process, fits in self._fits.items() if process in processes}
+            for node, capacity in reported if needed else ():
+                unknown = needed - self._fits.get(_process(node), {}).keys()
+                if unknown and capacity.compares_cpus:
+                    await self._compare(node, tuple(sorted(unknown)))
+            self._incompatible = self._find_incompatible(reported)
+            await asyncio.sleep(_LOOK_S)
+
+    def _find_incompatible(self, reported: list[tuple[JoinedNode, HostCapacity]]) -> dict[str, frozenset[str]]:
+        unfit: dict[str, set[str]] = {}  # CPU → hosts that cannot run it
+        for node, _ in reported:
+            for cpu, fits in self._fits.get(_process(node), {}).items():
+                if not fits:
+                    unfit.setdefault(cpu, set()).add(node.host)
+        found: dict[str, frozenset[str]] = {}
+        for node, capacity in reported if unfit else ():
+            for vm, index in capacity.vm_cpus.items():
+                hosts = unfit.get(capacity.cpus[index], set()) - {node.host}
+                if hosts:
+                    found[vm] = frozenset(hosts)
+        return found
+
+    async def _compare(self, node: JoinedNode, cpus: tuple[str, ...]) -> None:
+        if node.is_silent(asyncio.get_running_loop().time()):
+            return
+        subject, request = self._subjects.act(node.host), encode_bus_message(CompareCpus(cpus))
+        try:
+            payload = await request_repeatedly(self._bus, subject, request, within_s=_COMPARISON_S)
+            comparison = decode_cpu_comparison(payload)
+        except (NoAnswer, Rejected):
+            return
+        known = self._fits.setdefault(_process(node), {})
+        known |= dict(zip(cpus, comparison.fits, strict=False))
 
     def observed_hosts(self) -> tuple[str, ...]:
         """Return the names of the hosts whose nodes can list their VMs.
@@ -80,3 +142,8 @@ class ReportedHosts:
             return decode_vm_listing(await request_repeatedly(self._bus, subject, request, within_s=_LISTING_S))
         except (NoAnswer, Rejected):
             return None
+
+
+def _process(node: JoinedNode) -> tuple[str, str, int]:
+    """What tells a process of a node from others; while it runs, its host keeps its CPU."""
+    return node.host, node.info.id, node.info.boot

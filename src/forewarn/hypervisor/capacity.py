@@ -41,6 +41,21 @@ class CapacityHypervisor(Protocol):
         """Names of the hosts that did not answer when they were last looked at."""
 
 
+@runtime_checkable
+class CpuHypervisor(Protocol):
+    """A hypervisor that knows which CPUs its running VMs need, and compares CPUs with its hosts.
+
+    A CPU is a text in the words of its driver, which the hypervisors of all hosts must understand.
+    """
+
+    @property
+    def vm_cpus(self) -> Mapping[str, str]:
+        """The CPU that each running VM needs, by the VM's name; without VMs that any host can run."""
+
+    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+        """Return whether a VM with this CPU can be migrated live to the host; True if that is not known."""
+
+
 def destination_hints(hypervisor: Hypervisor, unreachable_hosts: frozenset[str]) -> DestinationHints:
     """Return what is known about destinations now: memory, CPUs, and which hosts do not answer.
 

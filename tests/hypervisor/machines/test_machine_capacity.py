@@ -62,7 +62,11 @@ def test_a_silent_host_is_unknown_until_it_answers_and_what_its_vms_need_stays_k
 
 def test_hosts_with_another_cpu_are_incompatible_with_running_vms_only(site: MachineSite) -> None:
     site.behaviour.cpus |= {"host-1": "EPYC", "host-2": "Haswell", "host-3": "EPYC"}
-    assert asyncio.run(refreshed(site)).incompatible_hosts == {"web-1": {"host-2"}}
+    monitor = asyncio.run(refreshed(site))
+    assert monitor.incompatible_hosts == {"web-1": {"host-2"}}
+    assert monitor.vm_cpus == {"web-1": "EPYC"}
+    hosts = ("host-1", "host-2", "unknown")
+    assert [asyncio.run(monitor.can_run_cpu(host, "EPYC")) for host in hosts] == [True, False, True]
 
 
 def test_a_host_that_cannot_compare_cpus_counts_as_compatible(site: MachineSite) -> None:

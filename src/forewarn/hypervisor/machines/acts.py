@@ -389,6 +389,15 @@ class MachineHypervisor:
         return self._capacity.incompatible_hosts
 
     @property
+    def vm_cpus(self) -> Mapping[str, str]:
+        """The CPU that each running VM needs, by name; without VMs that any host can run."""
+        return self._capacity.vm_cpus
+
+    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+        """Return whether a VM with this CPU can be migrated live to the host; True if that is not known."""
+        return await self._capacity.can_run_cpu(host, cpu)
+
+    @property
     def silent_hosts(self) -> frozenset[str]:
         """Names of the hosts that did not answer when their capacity was last looked at."""
         return self._capacity.silent_hosts

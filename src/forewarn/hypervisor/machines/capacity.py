@@ -20,15 +20,16 @@ log = logging.getLogger(__name__)
 class HostCapacityMonitor:
     """What is known about the free memory of a driver's hosts, and about what VMs need.
 
-    `free_mib` is by host, in MiB, `vm_mib` and `incompatible_hosts` by the VM's name; all are empty until `run` or
-    `refresh` has looked. A host that did not answer the last time is in `silent_hosts`, and its free memory is not
-    known. What VMs need stays known. `interval_s` is real time.
+    `free_mib` is by host, in MiB, `vm_mib`, `vm_cpus` and `incompatible_hosts` by the VM's name; all are empty until
+    `run` or `refresh` has looked. `vm_cpus` has the CPUs that can be compared. A host that did not answer the last time
+    is in `silent_hosts`, and its free memory is not known. What VMs need stays known. `interval_s` is real time.
     """
 
     def __init__(self, driver: MachineDriver, *, interval_s: float) -> None:
         self.free_mib: dict[str, int] = {}
         self.vm_mib: dict[str, int] = {}
         self.incompatible_hosts: dict[str, frozenset[str]] = {}
+        self.vm_cpus: dict[str, str] = {}
         self._driver = driver
         self._interval_s = interval_s
         self._silent: set[str] = set()
@@ -106,15 +107,21 @@ class HostCapacityMonitor:
         A CPU that does not even fit the host where it runs cannot be compared, so it excludes no host.
         """
         found: dict[str, frozenset[str]] = {}
+        comparable: dict[str, str] = {}
         for host, cpus in list(self._cpus.items()):
             for vm, cpu in cpus.items():
                 if host not in self._silent and not await self._fits(host, cpu):
                     continue
+                comparable[vm] = cpu
                 others = [other for other in self._cpu_models if other != host and other not in self._silent]
                 unfit = [other for other in others if not await self._fits(other, cpu)]
                 if unfit:
                     found[vm] = frozenset(unfit)
-        self.incompatible_hosts = found
+        self.incompatible_hosts, self.vm_cpus = found, comparable
+
+    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+        """Return whether the host can run a VM with this CPU; True if it cannot say so, or is not known yet."""
+        return host not in self._cpu_models or await self._fits(host, cpu)
 
     async def _fits(self, host: str, cpu: str) -> bool:
         key = (host, self._cpu_models[host], cpu)
