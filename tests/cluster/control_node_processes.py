@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -140,7 +141,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 def _value(condition: Callable[[], Any]) -> Any:
     try:
         return condition()
-    except OSError:  # the process is not there now
+    except (OSError, http.client.HTTPException):  # the process is not there now, or has just ended
         return None
 
 

@@ -190,6 +190,7 @@ def test_a_record_that_has_lost_groups_which_a_node_knows_is_reported(
         client = world.broker.connect("client")
         request = JoinRequest(NodeInfo("node-h2", 1, "0.2.0"), "h2", number, record_id)
         await client.request("forewarn.ask.h2", encode_bus_message(request), timeout_s=5)
+        assert world.term.losses == ([("the node of host h2", 8)] if is_reported else [])
 
     with caplog.at_level(logging.ERROR):
         run_cluster(scenario, vms=[WEB], hosts=HOSTS)

@@ -34,6 +34,9 @@ class NextTerm:
     record_number = 0
     record_id = ""
 
+    def note_lost_commits(self, by: str, known: int) -> None:
+        raise AssertionError(f"nothing was lost, but {by} knows {known}")
+
 
 def test_a_suspended_control_node_does_not_refuse_approvals_that_the_active_one_accepts() -> None:
     """It does not know that the VM was moved to another host since."""

@@ -18,6 +18,7 @@ from forewarn.errors import Refused, Rejected
 from forewarn.store import SqliteStore, restore_backup
 from forewarn.store.digests import copy_digests, snapshot_digests
 from forewarn.store.following import CopyFollower, RebuildReason
+from forewarn.store.lost_commits import read_lost_commits
 from forewarn.store.record import (
     LEASE_S,
     LeaseRow,
@@ -112,6 +113,13 @@ def test_a_copy_with_groups_that_the_record_has_lost_is_built_again(site: Site) 
     site.follow()
     site.server.promote(lost=1)
     assert site.follow() == [RebuildReason.LOST_GROUPS]
+    lost = read_lost_commits(site.path, site.record.read_lease().record_id)
+    assert lost is not None
+    assert (lost.known, lost.found) == (site.server.number + 1, site.server.number)
+    assert lost.text.startswith(f"PostgreSQL has lost commits: the copy had group {lost.known}, and the record ended")
+    assert site.follow() == []
+    assert read_lost_commits(site.path, "renewed") is None
+    assert read_lost_commits(site.path, lost.record_id) is None, "a loss before the renewal is forgotten"
 
 
 def test_a_copy_with_other_groups_than_the_record_is_built_again(site: Site) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -116,6 +116,10 @@ class ChangingTerm:
     is_held: bool = True
     record_number: int = 0
     record_id: str = ""
+    losses: list[tuple[str, int]] = field(default_factory=list)  # commits that somebody knows and the record does not
+
+    def note_lost_commits(self, by: str, known: int) -> None:
+        self.losses.append((by, known))
 
 
 class RunningNode:

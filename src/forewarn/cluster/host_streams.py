@@ -80,6 +80,9 @@ class ActiveTerm(Protocol):
     def record_id(self) -> str:
         """The id of the record, another one after its epochs were renewed; "" if the store has no record."""
 
+    def note_lost_commits(self, by: str, known: int) -> None:
+        """Note that somebody (`by`, for people) knows a commit, number `known`, that the record does not have."""
+
 
 class OnlyService:
     """The term of a service without a lease, which is the only one on its bus."""
@@ -88,6 +91,9 @@ class OnlyService:
     is_held = True
     record_number = 0
     record_id = ""
+
+    def note_lost_commits(self, by: str, known: int) -> None:
+        """Do nothing: the store has no record."""
 
 
 class FleetFacts(Protocol):
@@ -345,6 +351,7 @@ class HostStreams:
                 host,
                 request.record_number,
             )
+            term.note_lost_commits(f"the node of host {host}", request.record_number)
 
     def _state_of(self, host: str) -> Iterator[tuple[str, bytes]]:
         for scope in self._fleet.scopes_on(host):

@@ -19,6 +19,7 @@ _KNOWN_HELP = "1 if this control node knows which node is active, itself or anot
 _REACHABLE_HELP = "1 if the last call of this control node to the record in PostgreSQL succeeded."
 _COPY_HELP = "The number of the last group of writes in this control node's copy of the record."
 _FOLLOWS_HELP = "1 if this control node can bring its copy of the record up to date; 0 if not, as on a full disk."
+_LOST_HELP = "1 if this control node knows that PostgreSQL has lost acknowledged commits; 0 after a renewal."
 _CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind."
 
 
@@ -34,6 +35,7 @@ class ControlNodeFigures:
     record_is_reachable: bool = False  # the last call succeeded
     copy_number: int = 0  # of the last group in its copy
     copy_follows: bool = False  # the copy could be brought up to date when that was tried last
+    has_lost_commits: bool = False  # the record is known to have lost some
     clock_difference_s: float = 0.0  # how far its clock is ahead of the record's server
 
 
@@ -68,4 +70,5 @@ class ControlNodeMetrics(Collector):
         yield GaugeMetricFamily("forewarn_record_reachable", _REACHABLE_HELP, value=figures.record_is_reachable)
         yield GaugeMetricFamily("forewarn_copy_number", _COPY_HELP, value=figures.copy_number)
         yield GaugeMetricFamily("forewarn_copy_follows", _FOLLOWS_HELP, value=figures.copy_follows)
+        yield GaugeMetricFamily("forewarn_record_lost_commits", _LOST_HELP, value=figures.has_lost_commits)
         yield GaugeMetricFamily("forewarn_clock_difference_seconds", _CLOCK_HELP, value=figures.clock_difference_s)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from forewarn.cluster.bus import Bus
 from forewarn.errors import ForewarnError
 from forewarn.service.doctor import DoctorCheck
+from forewarn.service.node_roles import can_take_over
 from forewarn.web.dependencies import ControlNodeView
 from forewarn.web.node_views import NodeView, nodes_view
 
@@ -67,7 +68,7 @@ def _check_nodes(name: str, nodes: Sequence[NodeView]) -> Iterator[DoctorCheck]:
             yield DoctorCheck(
                 name=node.name, ok=False, text=node.problem, remedy="`forewarn node list` shows all nodes"
             )
-    ready = [node for node in nodes if node.name != name and node.role == "standby" and not node.problem]
+    ready = [node for node in nodes if node.name != name and can_take_over(node.role, node.problem)]
     near = [node for node in ready if node.behind <= _MAX_BEHIND]
     if near:
         names = ", ".join(f"{node.name} ({node.behind} behind)" for node in near)

@@ -11,10 +11,12 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 
+import msgspec
 from msgspec.structs import replace
 
 from forewarn import __version__
@@ -25,6 +27,7 @@ from forewarn.metrics.control_node_metrics import ControlNodeFigures
 from forewarn.service.node_roles import (
     NodeRole,
     StandbyView,
+    can_take_over,
     clock_problem,
     forwarding_target,
     name_conflict,
@@ -36,6 +39,7 @@ from forewarn.service.node_roles import (
 from forewarn.service.standby import Standby, TakenLease
 from forewarn.service.wiring import ServiceStorage, write_service_entry
 from forewarn.store.lease import HeldLease, LeaseState
+from forewarn.store.lost_commits import LostCommits, tells_of_lost_commits
 from forewarn.store.record import MustStop, NodeRow, SharedRecord
 from forewarn.store.replicated import ReplicatedStore
 
@@ -43,6 +47,7 @@ log = logging.getLogger(__name__)
 MUST_START_AGAIN_EXIT = 4  # status of a process that was deposed: its supervisor starts it again
 _PROGRESS_LIMIT_S = 10.0  # of real time: the lease is not renewed while the event loop is stuck for longer
 _BEAT_S = 0.5
+_LOST_COMMITS_NAME = "lost-commits"  # of the saved value: the losses that the history has
 _ABANDON_AFTER_S = 2.0  # when it stops: how long to wait for a record that does not answer
 
 
@@ -110,6 +115,7 @@ class ControlNode:
         self._looked = asyncio.Event()
         self._is_becoming_active: asyncio.Task[None] | None = None
         self._wake_reconciler: Callable[[], None] = lambda: None
+        self._write_entry: Callable[[str], Awaitable[None]]  # to the history; set before `_store`
         self._listeners: list[Callable[[Sequence[NodeRow]], None]] = []
 
     @property
@@ -152,10 +158,10 @@ class ControlNode:
     def problem(self) -> str:
         """Why this node is not active, or cannot become it, or cannot write; "" if all is well."""
         standby = self._standby
-        space = space_problem(standby.free_bytes)
+        space, lost = space_problem(standby.free_bytes), "" if standby.lost is None else standby.lost.text
         if self.held is not None:
-            return self.held.explanation or space
-        return standby.problem or clock_problem(standby.clock_difference_s) or space or self._failure
+            return self.held.explanation or space or lost
+        return standby.problem or clock_problem(standby.clock_difference_s) or space or self._failure or lost
 
     @property
     def clock_difference_s(self) -> float:
@@ -174,6 +180,7 @@ class ControlNode:
             takeovers=self.takeovers,
             knows_active=self.held is not None or bool(self.target),
             record_is_reachable=self.may_act() if self.held is not None else self._standby.reaches_record,
+            has_lost_commits=self._standby.lost is not None,
             copy_follows=self.held is not None or not self._standby.problem,
             copy_number=self.number,
             clock_difference_s=self._standby.clock_difference_s,
@@ -243,7 +250,7 @@ class ControlNode:
         if self.role not in (NodeRole.ACTIVE, NodeRole.SUSPENDED):
             raise Refused(f"control node {self.name} is not active, but {self.role}: there is nothing to resign")
         fresh_s = 3 * self._timing.describe_s + 2.0
-        others = [n for n in self.nodes if n.name != self.name and n.role == NodeRole.STANDBY and not n.status]
+        others = [n for n in self.nodes if n.name != self.name and can_take_over(n.role, n.status)]
         if not any(node.seen_s_ago <= fresh_s for node in others):
             raise Refused(
                 f"no other control node can take over from {self.name}: start one first, or stop this one to end the "
@@ -339,7 +346,7 @@ class ControlNode:
             log.warning("%s", text)
             self.takeovers += 1
             self._wake_reconciler = control.reconciler.wake
-            self._store = store
+            self._store, self._write_entry = store, partial(write_service_entry, control)
             self.role = NodeRole.ACTIVE
             self._follow_lease()
             await self._leaving.wait()
@@ -376,6 +383,7 @@ class ControlNode:
             try:
                 await self._describe()
                 self._leave_full_disk()
+                await self._report_lost_commits()
             except Refused as error:
                 log.error("%s", error)
 
@@ -387,6 +395,32 @@ class ControlNode:
         with suppress(Refused):  # nobody else can take over: `problem` says what to do
             self.resign()
             log.error("this control node resigns: %s", problem)
+
+    def note_lost_commits(self, by: str, known: int) -> None:
+        """Remember that somebody knows a group of writes that the record does not have.
+
+        `by` says who, for people; `known` is the number of that group. Does nothing unless this node is active.
+        """
+        if self.held is not None:
+            lease = self.held.lease
+            lost = LostCommits(record_id=lease.record_id, by=by, known=known, found=max(self.number, lease.number))
+            self._standby.note_lost_commits(lost)
+
+    async def _report_lost_commits(self) -> None:
+        """Write an entry of the history about each loss of commits that a control node knows, once."""
+        store = self._store
+        found = {
+            status for status in (self.problem, *(row.status for row in self._nodes)) if tells_of_lost_commits(status)
+        }
+        if store is None or not found or not self.may_act():
+            return
+        reported = set(msgspec.json.decode(store.load(_LOST_COMMITS_NAME) or b"[]", type=list[str]))
+        for text in sorted(found - reported):
+            log.error("%s", text)
+            await self._write_entry(text)
+            reported.add(text)
+            with suppress(Unavailable):
+                await store.save(_LOST_COMMITS_NAME, msgspec.json.encode(sorted(reported)))
 
     async def _describe(self) -> None:
         """Store what this node is, and read what the others are. Raises Refused if another node has this name."""

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from forewarn.store.lost_commits import tells_of_lost_commits
 from forewarn.store.record import LEASE_S, LeaseRow, NodeRow
 
 MAX_CLOCK_DIFFERENCE_S = 2.0  # from the clock of the record's server
@@ -76,6 +77,11 @@ def space_problem(free_bytes: int | None) -> str:
         f"the disk of its copy has {free_bytes / (1024 * 1024):.1f} MiB free, so it leaves control to other nodes: "
         "free some space"
     )
+
+
+def can_take_over(role: str, problem: str) -> bool:
+    """Return whether a node with this role and problem ("": none) is a standby that can take over."""
+    return role == NodeRole.STANDBY and (not problem or tells_of_lost_commits(problem))
 
 
 def forwarding_target(lease: LeaseRow | None, own_url: str) -> str:

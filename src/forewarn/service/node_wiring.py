@@ -96,6 +96,10 @@ class LeaseTerm:
         """The id of the record, as it was when this node took the lease."""
         return self._lease.record_id
 
+    def note_lost_commits(self, by: str, known: int) -> None:
+        """Remember and show that `by` knows a commit, number `known`, that the record does not have."""
+        self._node.note_lost_commits(by, known)
+
 
 class ControlNodeProcess:
     """A control node with its sockets and apps, which its process has in every role.
@@ -131,7 +135,7 @@ class ControlNodeProcess:
             settings.name,
             port.advertised_url,
             record,
-            Standby(directory.database, record, fingerprint=self._fingerprint, real_time=real_time),
+            Standby(directory.database, record, name=settings.name, fingerprint=self._fingerprint, real_time=real_time),
             self._run_service,
             end=end,
             timing=timing,

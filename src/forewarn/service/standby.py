@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from forewarn.errors import ForewarnError, Refused
 from forewarn.service.cluster_secrets import FINGERPRINT_NAME, require_same_secrets
 from forewarn.store import sqlite_file
 from forewarn.store.following import CopyFollower
+from forewarn.store.lost_commits import LostCommits, read_lost_commits, write_lost_commits
 from forewarn.store.record import LEASE_S, LeaseRow, MustStop, RecordUnavailable, SharedRecord
 from forewarn.store.replicated import LeaseGuard, ReplicatedStore
 
@@ -39,11 +40,12 @@ class TakenLease(NamedTuple):
 class Standby:
     """Follows the record with the copy at `path`, and takes the lease when it is asked to.
 
-    `fingerprint` is that of this node's secrets; "" checks nothing. `lease` is the lease as it was read last, None
-    before the first time; `problem` is a sentence if the last look failed, and `clock_difference_s` is how far this
-    machine's clock is ahead of the server's. `number` is that of the last group in the copy. `reaches_record` is
-    whether the last look found the record, also if the copy could not be written then; `free_bytes` is the space on the
-    copy's disk, None if it is not known. `real_time` and `monotonic` return seconds.
+    `name` is that of this node, and `fingerprint` that of its secrets; "" checks nothing. `lease` is the lease as it
+    was read last, None before the first time; `problem` is a sentence if the last look failed, and
+    `clock_difference_s` is how far this machine's clock is ahead of the server's. `number` is that of the last group in
+    the copy. `reaches_record` is whether the last look found the record, also if the copy could not be written then;
+    `free_bytes` is the space on the copy's disk, None if it is not known; `lost` are commits that the record has lost.
+    `real_time` and `monotonic` return seconds.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Standby:
         path: Path,
         record: SharedRecord,
         *,
+        name: str = "",
         fingerprint: str = "",
         real_time: Callable[[], float] = read_real_time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -61,7 +64,8 @@ class Standby:
         self.number = 0  # of the last group in the copy
         self.reaches_record = False
         self.free_bytes: int | None = None
-        self._path, self._record = path, record
+        self.lost: LostCommits | None = None  # commits that the record is known to have lost
+        self._path, self._record, self._name = path, record, name
         self._fingerprint = fingerprint
         self._real_time, self._monotonic = real_time, monotonic
         self._follower: CopyFollower | None = None
@@ -138,11 +142,20 @@ class Standby:
 
         def open_copy() -> ReplicatedStore:
             self._close_follower()
-            return ReplicatedStore.open_copy(
-                self._path, self._record, taken.lease, guard=guard, clock=clock, on_stop=on_stop
+            name = f"control node {self._name}"
+            store = ReplicatedStore.open_copy(
+                self._path, self._record, taken.lease, guard=guard, clock=clock, on_stop=on_stop, name=name
             )
+            self.lost = read_lost_commits(self._path, taken.lease.record_id)
+            return store
 
         return await self._call(open_copy)
+
+    def note_lost_commits(self, lost: LostCommits) -> None:
+        """Remember commits that the record has lost, durably if the disk permits it; blocks shortly."""
+        self.lost = self.lost or lost
+        with suppress(OSError):
+            write_lost_commits(self._path, lost)
 
     def forget_lease(self) -> None:
         """Forget the lease, and when another node was active: this one was, until now."""
@@ -177,8 +190,9 @@ class Standby:
     def _follow(self) -> LeaseRow:
         self.free_bytes = _free_bytes(self._path)
         if self._follower is None:
-            self._follower = CopyFollower(self._path, self._record)
+            self._follower = CopyFollower(self._path, self._record, f"control node {self._name}")
         lease = self._follower.follow()
+        self.lost = read_lost_commits(self._path, lease.record_id)
         self.number = self._follower.position.number
         if self._fingerprint:
             self._check_secrets()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from forewarn.errors import Refused
 from forewarn.store import sqlite_file
+from forewarn.store.lost_commits import LostCommits, write_lost_commits
 from forewarn.store.record import LeaseRow, LogPruned, RecordGroup, RecordMismatch, RecordSnapshot, SharedRecord
 from forewarn.store.row_changes import apply_changes, set_last_seq, upsert_sql
 from forewarn.store.schema import REVISION, REVISIONS
@@ -83,10 +84,12 @@ class CopyFollower:
     is the file of the copy; `rebuilt` has why it was built again, once for each time.
     """
 
-    def __init__(self, path: Path, record: SharedRecord) -> None:
+    def __init__(self, path: Path, record: SharedRecord, name: str = "the copy") -> None:
         self._path = path
+        self._name = name  # whose copy it is, for people
         self._record = record
         self.rebuilt: list[RebuildReason] = []  # why the copy was built again, each time
+        self._found = 0  # the number of the last group in the record, as it was read last
         self._opened: sqlite3.Connection | None = None
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
             self._open()
@@ -105,6 +108,7 @@ class CopyFollower:
         or Refused. It opens a closed copy again.
         """
         lease = self._record.read_lease()
+        self._found = lease.number
         with sqlite_file.file_errors_as_unavailable(self._path, "written"):
             if self._opened is None:  # an earlier attempt to build it has failed
                 self._open()
@@ -187,6 +191,10 @@ class CopyFollower:
 
     def _rebuild(self, reason: RebuildReason) -> None:
         self.rebuilt.append(reason)
+        if reason is RebuildReason.LOST_GROUPS:
+            position = self.position
+            lost = LostCommits(record_id=position.record_id, by=self._name, known=position.number, found=self._found)
+            write_lost_commits(self._path, lost)  # before the copy that shows it is gone
         self.close()
         build_copy(self._path, self._record)
         self._opened = sqlite_file.connect_copy_writer(self._path)

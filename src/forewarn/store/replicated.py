@@ -194,16 +194,18 @@ class ReplicatedStore(SqliteStore):
         guard: LeaseGuard,
         clock: Callable[[], float],
         on_stop: Callable[[MustStop], None],
+        name: str = "the copy",
     ) -> ReplicatedStore:
         """Bring the copy at `path` up to the lease that this node has taken, and return the store; blocks.
 
-        `record` stays the caller's; the store has a connection of its own. Writes raise Unavailable while `guard` does
-        not let them, and after WRITE_LIMIT_S without an answer, although they may be saved later. `clock` returns lab
-        time. `on_stop` is called, once and on the writer's thread, if this process must end. Raises RecordUnavailable
-        if the record cannot be reached, Unavailable for file errors, Rejected or Refused if the file or the record
-        cannot be used, RecordMismatch if another node writes. Starts a writer thread, which `close` ends.
+        `record` stays the caller's; the store has a connection of its own. `name` says whose copy it is, for people.
+        Writes raise Unavailable while `guard` does not let them, and after WRITE_LIMIT_S without an answer, although
+        they may be saved later. `clock` returns lab time. `on_stop` is called, once and on the writer's thread, if this
+        process must end. Raises RecordUnavailable if the record cannot be reached, Unavailable for file errors,
+        Rejected or Refused if the file or the record cannot be used, RecordMismatch if another node writes. Starts a
+        writer thread, which `close` ends.
         """
-        follower = CopyFollower(path, record)
+        follower = CopyFollower(path, record, name)
         try:
             position = follower.follow_to(lease)
         finally:

@@ -1,0 +1,71 @@
+"""Remembers, beside a copy, that its record has lost commits, until its epochs are renewed.
+
+That happens if a standby of PostgreSQL was promoted without the last commits, or a backup was restored. VMs may have
+seen more than the record knows, so it must be said until `forewarn store renew` has given every scope a new epoch.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_SUFFIX = ".lost-commits"  # of the file beside the copy
+_BEGINNING = "PostgreSQL has lost commits: "
+
+
+class LostCommits(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of writes that somebody knew, and that the record does not have any more. Stored as JSON."""
+
+    record_id: str  # of the record
+    by: str  # who knew it, for people: "control node c1"
+    known: int  # the number of the last group that it knew
+    found: int  # the number of the last group that the record had; not below `known`: others, under the same numbers
+
+    @property
+    def text(self) -> str:
+        """What has happened and what to do, for people. The same for the same loss."""
+        place = f"the record ended at group {self.found}" if self.found < self.known else "the record has another one"
+        return (
+            f"{_BEGINNING}{self.by} had group {self.known}, and {place}; VMs may have seen more than it knows: stop "
+            "all control nodes and run `forewarn store renew`"
+        )
+
+
+def tells_of_lost_commits(text: str) -> bool:
+    """Return whether the problem of a node is only that it knows of lost commits.
+
+    It can take over all the same.
+    """
+    return text.startswith(_BEGINNING)
+
+
+def write_lost_commits(copy: Path, lost: LostCommits) -> None:
+    """Remember a loss beside the copy, durably, unless one of the same record is known. Raises OSError."""
+    if read_lost_commits(copy, lost.record_id) is not None:
+        return
+    draft = copy.with_name(copy.name + _SUFFIX + ".new")
+    with draft.open("wb") as file:
+        file.write(msgspec.json.encode(lost) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(copy.with_name(copy.name + _SUFFIX))
+
+
+def read_lost_commits(copy: Path, record_id: str) -> LostCommits | None:
+    """Return the loss that is remembered beside a copy of this record; None if there is none.
+
+    One of another record, which was renewed since, is forgotten, and so is a file that cannot be read.
+    """
+    path = copy.with_name(copy.name + _SUFFIX)
+    try:
+        lost = msgspec.json.decode(path.read_bytes(), type=LostCommits)
+    except (OSError, msgspec.DecodeError):
+        return None
+    if lost.record_id == record_id:
+        return lost
+    with suppress(OSError):
+        path.unlink()
+    return None
