@@ -281,7 +281,7 @@ _OPERATIONS = (
 async def list_provider_operations(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the operations of Microsoft.Maintenance that this service has, by their names on Azure.
 
-    The body is `{"value": [...]}`, the same for every caller.
+    The body is `{"value": [...]}`, the same for every caller; each has name, display and isDataAction.
     """
     names = [(resource, verb) for resource, verbs in _OPERATIONS for verb in verbs]
     return ArmResponse(body={"value": [_operation_json(resource, verb) for resource, verb in names]})
