@@ -260,6 +260,14 @@ def test_a_rollout_in_waves_shows_its_plan_as_a_diagram_and_a_calendar(portal: P
     assert re.findall(r'<tr class="wave-(\w+)">', page.html) == ["done", "done"]
 
 
+def test_the_page_of_a_rollout_names_the_budget_that_it_waits_for(portal: PortalUser) -> None:
+    portal.api.post("/budgets", {"name": "all", "max_vms": 1})
+    portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
+    portal.world.settle()
+    page = portal.get(f"/portal/rollouts/{start(portal)}")
+    assert re.search(r'Waits: the budget "all" allows 1 of \d VMs out of service at once, and db is\.', page.text)
+
+
 def test_a_rollout_with_one_wave_shows_no_plan(portal: PortalUser) -> None:
     assert "wave-diagram" not in portal.get(f"/portal/rollouts/{start(portal)}").html
 

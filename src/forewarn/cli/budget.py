@@ -101,5 +101,6 @@ def _rows(budgets: list[JsonObject]) -> Iterator[list[Cell]]:
             if group is None:
                 yield [bold(view["name"]), view["text"], "", "", "no VM is counted"]
                 continue
-            used = f"{group['out']} of {group['limit']} ({count_noun(group['vms'], 'VM')})"
+            reserved = f", {group['reserved']} reserved" if group["reserved"] else ""
+            used = f"{group['out']} of {group['limit']}{reserved} ({count_noun(group['vms'], 'VM')})"
             yield [bold(view["name"]), view["text"], group["title"], used, join_names(group["out_vms"], 3)]
