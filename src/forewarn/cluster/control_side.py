@@ -96,7 +96,10 @@ class ClusterControl:
         return self.streams
 
     async def start(self) -> None:
-        """Answer host nodes from now on, also if the bus is out of reach. Refused if it does not permit it."""
+        """Answer host nodes from now on, also if the bus is out of reach. Refused if it does not permit it.
+
+        Also begins to let them compare their CPUs with those that VMs need, in the background.
+        """
         await self.streams.start()
         self._comparing = asyncio.create_task(self.hypervisor.compare_cpus())
 

@@ -68,7 +68,8 @@ class HostActs:
 
         One that takes longer is answered as under way, and continues. An order of an older term is refused, and counted
         in `refused_for_term`. A message that is no order is logged, and gets no answer. A request to list VMs is
-        answered with them, or with the reason why they cannot be listed.
+        answered with them, or with the reason why they cannot be listed; one to compare CPUs with whether each can run
+        here.
         """
         try:
             order = decode_to_host(message.payload)

@@ -83,7 +83,10 @@ def observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
 
 
 async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareCpus, message: BusMessage) -> None:
-    """Answer a request to compare CPUs of VMs elsewhere with this host's; True for those not known."""
+    """Answer a request to compare CPUs of VMs elsewhere with this host's; True for those not known.
+
+    `host` is the name of this host, `message` the request to answer. `request` is its content.
+    """
     fits = [True] * len(request.cpus)
     if isinstance(hypervisor, CpuHypervisor):
         fits = [await hypervisor.can_run_cpu(host, cpu) for cpu in request.cpus]

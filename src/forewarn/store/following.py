@@ -81,7 +81,8 @@ class CopyFollower:
     The constructor opens the copy, and builds it if there is none; `follow` brings it up to date. Both block, and raise
     RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the file is of another
     program or its directory is missing, Refused if it is a store of its own or the record is of a newer release. `path`
-    is the file of the copy; `rebuilt` has why it was built again, once for each time.
+    is the file of the copy; `rebuilt` has why it was built again, once for each time. `name` says in messages whose
+    copy it is.
     """
 
     def __init__(self, path: Path, record: SharedRecord, name: str = "the copy") -> None:
