@@ -13,9 +13,11 @@ from collections.abc import Callable
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from threading import Thread
+from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from forewarn.errors import Rejected, Unavailable
+from forewarn.store.group_gathering import GroupGathering
 from forewarn.store.sqlite_file import StoreFileDisplaced
 
 MAX_GROUP_SIZE = 512  # writes in one transaction: limits how long the first of them waits
@@ -37,6 +39,10 @@ class _WriteJob(NamedTuple):
 
 class GroupReplication(Protocol):
     """Commits a group of writes to a record before the copy is committed. Called on the writer thread."""
+
+    @property
+    def number(self) -> int:
+        """The number of the last group that the record has; a group that changes nothing there has none."""
 
     def begin(self) -> None:
         """Called after BEGIN; raises Unavailable if no group may be written now."""
@@ -85,6 +91,7 @@ class WriterThread:
         self._unqueued: list[_WriteJob] = []  # of the current iteration of the event loop
         self._queues_on: asyncio.AbstractEventLoop | None = None  # the loop that will call `_queue_writes`
         self._queue: SimpleQueue[list[_WriteJob] | None] = SimpleQueue()
+        self._gathering = GroupGathering()  # without a record, no group waits
         self._is_open = True
         self.failures = 0  # writes that failed because of the file or the record
         self._thread = Thread(target=self._run, name=f"writer of {name}", daemon=True)
@@ -144,25 +151,45 @@ class WriterThread:
 
     def _run(self) -> None:
         while jobs := self._take_jobs():
+            began_at, number = monotonic(), self._record_number
             outcomes = self._commit_group(jobs)
             self.failures += sum(isinstance(error, Unavailable) for _, error in outcomes)
             _answer_jobs(jobs, outcomes)
+            if self._record_number != number:
+                self._gathering.answered(len(jobs), began_at, monotonic())
+
+    @property
+    def _record_number(self) -> int:
+        return 0 if self._replication is None else self._replication.number
 
     def _take_jobs(self) -> list[_WriteJob]:
-        """Wait for a write and return all that are queued; return an empty list after `finish`."""
+        """Wait for a write and return all that are queued; return an empty list after `finish`.
+
+        A copy of a record also waits for callers that were just answered, see `GroupGathering`.
+        """
         jobs: list[_WriteJob] = []
         queued = self._queue.get()
         while queued is not None:
             jobs += queued
             if len(jobs) > MAX_GROUP_SIZE - _MAX_QUEUED_TOGETHER:
                 return jobs  # more might be too many
-            try:
-                queued = self._queue.get_nowait()
-            except Empty:
+            queued = self._next_jobs(len(jobs))
+            if queued == []:
                 return jobs
         if jobs:
             self._queue.put(None)  # ends the thread after these jobs
         return jobs
+
+    def _next_jobs(self, taken: int) -> list[_WriteJob] | None:
+        """Return more jobs for a group that has `taken` already, [] if there are none; None after `finish`."""
+        try:
+            return self._queue.get_nowait()
+        except Empty:
+            wait_s = 0.0 if self._replication is None else self._gathering.wait_s(taken, monotonic())
+        try:
+            return self._queue.get(timeout=wait_s) if wait_s > 0 else []
+        except Empty:
+            return []
 
     def _commit_group(self, jobs: list[_WriteJob]) -> list[WriteOutcome]:
         try:

@@ -1,0 +1,57 @@
+"""How long a group of writes to a record waits for more writes.
+
+A commit to a record takes nearly as long for one write as for many: the time of its round trips, and of the disks of
+two servers. Callers that were just answered often write again: VMs that approve one after the other, a reconciler that
+starts their events. If the next group does not wait for them, those that were queued meanwhile commit first, and each
+group has only a part of the callers.
+"""
+
+from __future__ import annotations
+
+_FROM_CALLERS = 8  # fewer are never waited for
+_MAX_WAIT_S = 0.1  # also after a commit that took longer, such as one that waited for a server
+_MAX_PAUSE = 16  # groups
+
+
+class GroupGathering:
+    """Decides how long a group waits for the callers of the group before it.
+
+    Times are monotonic, in seconds. Call `wait_s` whenever a group could be committed, and `answered` after it was. A
+    group waits until it has most of the writes that were under way when the last one was answered, but at most as long
+    after that as the last one took, and never longer than 0.1 s: a write that comes after the beginning of a commit
+    waits that long, too. If the callers did not come back, the next group does not wait; if that happens again and
+    again, the next 2, 4, 8 and 16.
+    """
+
+    def __init__(self) -> None:
+        self._last_size = 0  # writes in the last group
+        self._wait_until = 0.0
+        self._expected: int | None = None  # writes that were under way when it was answered; None: not known yet
+        self._has_waited = False  # the group that is next
+        self._pause = 0  # groups that do not wait
+        self._next_pause = 1
+
+    def wait_s(self, queued: int, now: float) -> float:
+        """Return for how many seconds a group with `queued` writes should wait for another; 0.0: not at all."""
+        if self._expected is None:
+            self._expected = self._last_size + queued
+        if self._pause or self._expected < _FROM_CALLERS or self._has_enough(queued):
+            return 0.0
+        wait_s = max(0.0, self._wait_until - now)
+        self._has_waited |= wait_s > 0
+        return wait_s
+
+    def answered(self, size: int, began_at: float, now: float) -> None:
+        """Note that a group of `size` writes, whose commit began at `began_at`, was answered now."""
+        if self._pause:
+            self._pause -= 1
+        elif self._has_waited and self._has_enough(size):
+            self._next_pause = 1
+        elif self._has_waited:
+            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _MAX_PAUSE)
+        self._last_size, self._expected, self._has_waited = size, None, False
+        self._wait_until = now + min(now - began_at, _MAX_WAIT_S)
+
+    def _has_enough(self, size: int) -> bool:
+        """Whether most of the expected writes are there: some callers always end."""
+        return self._expected is not None and size >= self._expected - self._expected // 8
