@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from forewarn.cluster.messages import PROTOCOL
+from forewarn.cluster.bus import Subjects
+from forewarn.cluster.messages import HEARTBEAT_INTERVAL_S, PROTOCOL
 from forewarn.control.fleet import FleetChange
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Refused
@@ -271,3 +272,43 @@ def test_a_vm_that_is_removed_is_unknown_at_its_node() -> None:
         assert node.node.frontend.callers.vm_at("10.0.0.3") is None
 
     run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
+def test_a_node_that_gets_heartbeats_of_its_own_takes_those_for_all_only_in_doubt() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        node = await world.start_node("h1")
+        heartbeats = node.node._heartbeats
+        await world.wait_until(lambda: not heartbeats.is_subscribed)
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            assert node.node.silent_s() < 0.5
+            assert not heartbeats.is_subscribed
+        await world.active.kill()
+        await world.wait_until(lambda: heartbeats.is_subscribed)
+        assert node.node.silent_s() < 1.2
+        await world.start_control()
+        await world.wait_until(lambda: not heartbeats.is_subscribed)
+        assert not node.node.follower.is_joining
+        assert (await world.poll(node, "web-0")).status == 200
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
+def test_heartbeats_of_nodes_that_have_joined_are_spread_over_the_interval() -> None:
+    hosts = [a_host(f"h{number}") for number in range(10)]
+    times: dict[str, list[float]] = {}
+
+    async def scenario(world: ClusterWorld) -> None:
+        loop = asyncio.get_running_loop()
+        for host in hosts:
+            await world.start_node(host.name)
+        await asyncio.sleep(1.0)
+        bus = world.broker.connect("watcher")
+        for host in hosts:
+            times[Subjects().host(host.name)] = []
+            await bus.subscribe(Subjects().host(host.name), lambda message: times[message.subject].append(loop.time()))
+        await asyncio.sleep(2.0)
+        assert {len(seen) for seen in times.values()} <= {7, 8, 9}
+        assert len({round(seen[0] % HEARTBEAT_INTERVAL_S, 3) for seen in times.values()}) >= 8
+
+    run_cluster(scenario, vms=[a_vm("web-0", host="h0", address="10.0.0.1")], hosts=hosts)

@@ -139,7 +139,7 @@ class Subjects:
         return f"{self.prefix}.heartbeat"
 
     def host(self, host: str) -> str:
-        """From the active node to the node of this host: `HostUpdate`."""
+        """From the active node to the node of this host: `HostUpdate`, and `Heartbeat` once it has joined."""
         return f"{self.prefix}.host.{subject_token(host)}"
 
     def ask(self, host: str) -> str:

@@ -16,12 +16,14 @@ from typing import Any
 
 from forewarn.clock import Clock, SystemClock
 from forewarn.cluster.bus import Bus, BusMessage, NoAnswer, NoResponders, Subjects, request_repeatedly
+from forewarn.cluster.heartbeat_subscription import HeartbeatSubscription
 from forewarn.cluster.host_acts import HostActs, TermMemory
 from forewarn.cluster.host_backend import HostBackend
 from forewarn.cluster.host_facts import HostFacts
 from forewarn.cluster.host_reports import HostReports
 from forewarn.cluster.host_server import HostServer
 from forewarn.cluster.messages import (
+    HEARTBEAT_INTERVAL_S,
     SEEN_INTERVAL_S,
     DenialReason,
     FromActive,
@@ -60,6 +62,7 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.05  # while it asks for the state
 _FOLLOWING_TICK_S = 0.25  # while it follows the stream
 _SILENT_S = 1.0  # without a heartbeat; then the active node counts as silent
+_IN_DOUBT_S = 3 * HEARTBEAT_INTERVAL_S  # without a heartbeat; then another node may be active
 _REQUEST_S = 2.0  # of one join or part request
 _DRAIN_S = 5.0
 _LEAVE_S = 1.0
@@ -108,6 +111,8 @@ class HostNode:
         self.is_serving = False
         self.config = config
         self._bus, self._config, self._subjects = bus, config, config.subjects
+        self._own_subject = config.subjects.host(config.host)
+        self._heartbeats = HeartbeatSubscription(bus, config.subjects, self._on_message)
         self._metrics_sockets = metrics_sockets
         self._on_serving = on_serving
         self.acts = HostActs(hypervisor, terms, host=config.host, show=self.show)
@@ -133,9 +138,10 @@ class HostNode:
         Unavailable if a worker fails to start.
         """
         self._network_listeners.bind()
+        await self._heartbeats.begin()
         unsubscribe = [
-            await self._bus.subscribe(self._subjects.heartbeat, self._on_message),
-            await self._bus.subscribe(self._subjects.host(self._config.host), self._on_message),
+            self._heartbeats.close,
+            await self._bus.subscribe(self._own_subject, self._on_message),
             await self._bus.subscribe(self._subjects.act(self._config.host), self.acts.on_order),
             self._bus.subscribe_doubts(lambda reason: self._do(self.follower.on_doubt(reason, self._loop.time()))),
         ]
@@ -199,6 +205,9 @@ class HostNode:
         if isinstance(received, Heartbeat):
             self._check_clock(received.now)
             self._do(self.follower.on_heartbeat(received, now))
+            is_heard = self.follower.silent_s(now) <= 0  # it is not of an older term
+            if message.subject == self._own_subject and is_heard and not self.follower.is_joining:
+                self._heartbeats.leave()
         elif isinstance(received, HostUpdate):
             self._do(self.follower.on_update(received, now))
 
@@ -304,6 +313,8 @@ class HostNode:
             self._tick()
             if self._bus.problem and self.follower.position is None:
                 self._finish(Refused(self._bus.problem))
+            if not self._heartbeats.is_subscribed and (self.follower.is_joining or self.silent_s() > _IN_DOUBT_S):
+                self._spawn(self._heartbeats.resume())
             self._check_silence()
 
     def _tick(self) -> None:

@@ -57,6 +57,7 @@ from forewarn.workers.request_handling import perform_request, vm_of_request
 
 log = logging.getLogger(__name__)
 MAX_PART_BYTES = 256 * 1024  # of facts in one message; a single fact may be larger
+_HEARTBEAT_SLICES = 25  # parts of the interval, in each of which other hosts get their heartbeat
 _LEFT_S = 60.0  # how long a host may ask about a VM that has left it
 _Placements = frozenset[tuple[str, str]]  # pairs of host key and VM key
 
@@ -277,12 +278,23 @@ class HostStreams:
             self._bus.publish(self._subjects.host(host), encode_bus_message(update))
 
     async def _send_heartbeats(self) -> None:
+        """Send a heartbeat for all nodes, and one to each that has joined, spread over the interval."""
         while True:
-            if self._term.is_held:
-                self._bus.publish(self._subjects.heartbeat, encode_bus_message(self._heartbeat()))
-            now = self._loop.time()
-            self._left = {pair: at for pair, at in self._left.items() if now - at < _LEFT_S}
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            began_at = self._loop.time()
+            self._publish_heartbeat([self._subjects.heartbeat])
+            self._left = {pair: at for pair, at in self._left.items() if began_at - at < _LEFT_S}
+            hosts = list(self._streams)
+            slices = max(1, min(_HEARTBEAT_SLICES, len(hosts)))
+            for number in range(slices):
+                self._publish_heartbeat([self._subjects.host(host) for host in hosts[number::slices]])
+                ends_at = began_at + HEARTBEAT_INTERVAL_S * (number + 1) / slices
+                await asyncio.sleep(max(0.0, ends_at - self._loop.time()))
+
+    def _publish_heartbeat(self, subjects: Iterable[str]) -> None:
+        if self._term.is_held:
+            payload = encode_bus_message(self._heartbeat())
+            for subject in subjects:
+                self._bus.publish(subject, payload)
 
     def _heartbeat(self) -> Heartbeat:
         term = self._term

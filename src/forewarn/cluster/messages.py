@@ -54,7 +54,10 @@ class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(_BusMessage, frozen=True):
-    """From the active node to all, every HEARTBEAT_INTERVAL_S: it holds the lease."""
+    """From the active node, every HEARTBEAT_INTERVAL_S: it holds the lease.
+
+    It goes to all nodes, and, at another time, to each node that has joined, on the stream of its host.
+    """
 
     source: StreamSource  # its term, and the session of its process
     name: str = ""  # of the control node, for people
