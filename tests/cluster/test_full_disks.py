@@ -20,6 +20,7 @@ from tests.support.small_disk import SmallDisk, why_disks_are_unavailable
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.timeout(900),  # for a machine that is busy with other things
     pytest.mark.skipif(
         nats_program() is None or not is_installed(),
         reason="NATS or PostgreSQL is not installed: run tests/cluster/install_servers.sh",
