@@ -22,6 +22,7 @@ from forewarn.core.windows import next_start
 from forewarn.protocol.document import Document, Kind
 from forewarn.store.interface import AppliedCommit, Store
 from tests.properties.budget_checks import BudgetChecker
+from tests.properties.health_checks import HealthChecker
 
 _DOCUMENT_CHANGES = {
     EntryKind.PUBLISHED,
@@ -54,6 +55,7 @@ class CommitChecker:
         self._store: Store
         self.current_hold: Callable[[], RolloutHold | None] = lambda: None
         self.budgets = BudgetChecker(self._report)
+        self.health = HealthChecker(self._report)
 
     def follow(self, store: Store, resumed_at: float | None) -> None:
         """Check the commits of a new process on this store; the state that earlier ones left is known."""
@@ -61,11 +63,13 @@ class CommitChecker:
         self.resumed_at = resumed_at
         self.hosts = {host.name for host in store.hosts()}
         self.budgets.read(store)
+        self.health.read(store)
         store.subscribe(self._check_commit)
 
     def _check_commit(self, applied: AppliedCommit) -> None:
         commit = applied.commit
         self.budgets.check(commit)
+        self.health.check(commit)
         self.hosts = (self.hosts | {host.name for host in commit.hosts}) - {host.name for host in commit.removed_hosts}
         for request in commit.requests:
             self._check_wave(request)

@@ -36,6 +36,7 @@ from tests.properties.commit_checks import CommitChecker
 from tests.properties.crashing_stores import CrashingMemoryStore, CrashingStore, CrashingWorld, FailurePlan, ProcessDied
 from tests.properties.random_fleets import SmallFleet, small_fleets
 from tests.properties.resting_state_checks import LIVE, assert_all_over, assert_at_rest
+from tests.support.fake_prober import FakeProber
 from tests.support.world import a_host
 
 T = TypeVar("T")
@@ -70,7 +71,8 @@ class ControlMachine(RuleBasedStateMachine):
     )
     def begin(self, fleet: SmallFleet, settle_s: float, max_operations: int) -> None:
         policy = Policy(enablement=self.enablement, max_user_operations=max_operations, settle_s=settle_s)
-        self.world = CrashingWorld(self.new_store(), policy=policy)
+        self.prober = FakeProber()
+        self.world = CrashingWorld(self.new_store(), policy=policy, prober=self.prober)
         self.checker = CommitChecker(policy)
         self.checker.current_hold = lambda: self.world.control.rollouts.hold
         self.checker.budgets.current = lambda: self.world.control.budgets.budgets()

@@ -27,6 +27,10 @@ def assert_at_rest(world: World) -> None:
         _check_gate(world, gate_id)
     for scope_id in world.store.scope_ids():
         _check_idleness(world, scope_id)
+    for request in world.store.requests(open_only=True):
+        if request.rollout is not None and request.rollout.has_paused_itself:
+            left = world.store.events(request_id=request.id, statuses=[EventState.SCHEDULED])
+            assert not left, f"§13.5 a bad check withdraws what has not started: {request}"
     for event in world.store.events(statuses=[EventState.SCHEDULED]):
         assert not _is_overdue(world, event), f"§6.2 each starts at its own NotBefore at the latest: {event}"
     for event in world.store.events(statuses=[EventState.STARTED]):

@@ -143,8 +143,6 @@ class RolloutService:
             hold = self.hold
             if hold is None:
                 raise Refused("rollouts are not on hold: there is nothing to lift")
-            if self.standing_order is not None:
-                self.standing_order.held_until = self._now()
             await self._save_hold(replace(hold, is_lifted=True))
             await self._write_hold_entry(EntryKind.RESUMED, f"the hold on all rollouts is lifted ({hold.reason})", who)
         return hold
@@ -252,10 +250,12 @@ class RolloutService:
         visits of the standing order, unless rollouts are on hold, performs due health checks, and finishes lifting a
         hold.
         """
+        did = False
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
-            await standing.reconcile()  # a visit that it begins is a change of its own
+            did = await standing.reconcile(is_hold_lifted=self._stored_hold is not None)
         self._check_unblocked(acts_are_due)
-        did = await self.health.reconcile() if self.health.open_rollouts else False
+        if self.health.open_rollouts:
+            did |= await self.health.reconcile()
         async with self._hold_lock:
             did |= await self._finish_lifting()
         if self._calendars.has_changed:

@@ -38,8 +38,8 @@ class StandingOrderService:
     The order is stored with its visits. A visit is stored with the id of its request before the request is made, so a
     crash in between neither forgets nor repeats it. `new_id` returns a new GUID at each call. A visit that cannot
     publish its events is given up, so that it does not keep other hosts waiting. `order` is the present one, or None.
-    `held_until` (lab time) is when rollouts were last released from a hold. `requests` starts and aborts the rollouts
-    of visits, `budgets` says whether a host can fit into them; both and `transactions` are those of the control plane.
+    `requests` starts and aborts the rollouts of visits, `budgets` says whether a host can fit into them; both and
+    `transactions` are those of the control plane.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StandingOrderService:
         self._visit_ids = _visit_ids(self.order)
         self._must_look = True  # a visit may have changed or ended, or a host was added or removed
         self._check_at: float | None = None  # lab time at which visits under way are looked at in any case
-        self.held_until = 0.0  # lab time; until then rollouts were on hold, and a visit could publish nothing
+        self._held_until = 0.0  # lab time at which a hold was lifted that the stored order does not know yet
 
     def warning(self) -> str:
         """Return for people, with numbers, why the order cannot visit all hosts in time; "" if it can.
@@ -117,7 +117,7 @@ class StandingOrderService:
         self.check_order(order)
         async with self._lock:
             if self._stored is not None:
-                order = replace(order, visits=self._stored.visits)
+                order = replace(order, visits=self._stored.visits, held_until=self._stored.held_until)
             await self._save(order)
         text = f"standing order: visit every host within {duration_text(order.within_s)} ({order.impact})"
         await self._write_entry(text, order.who)
@@ -136,12 +136,15 @@ class StandingOrderService:
         await self._write_entry("standing order removed", who)
         return order
 
-    async def reconcile(self) -> bool:
+    async def reconcile(self, *, is_hold_lifted: bool = False) -> bool:
         """Note visits that have ended, and begin those that are due; return whether anything was done.
 
-        Does nothing, and returns False, if no visit is due and none may have changed. What it did is durable. Raises
+        `is_hold_lifted`: a hold on all rollouts has just been lifted, before which visits could publish nothing. Does
+        nothing, and returns False, if no visit is due and none may have changed. What it did is durable. Raises
         Unavailable.
         """
+        if is_hold_lifted:
+            self._held_until, self._must_look = self._now(), True
         due_at = self.next_due_at()
         if not self._must_look and (due_at is None or due_at > self._now()):
             return False
@@ -167,6 +170,7 @@ class StandingOrderService:
     async def _look_at_hosts(self, order: StandingOrder) -> bool:
         hosts = self._host_names()
         now = self._now()
+        order = replace(order, held_until=max(order.held_until, self._held_until))
         visits = {host: await self._follow_visit(order, order.visit(host)) for host in hosts if host in order.visits}
         order = replace(order, visits=visits)
         for host in next_visits(order, hosts, now):
@@ -176,7 +180,7 @@ class StandingOrderService:
             if visit.request_id and self._store.request(visit.request_id) is None:
                 visits[host] = await self._begin_visit(order, host, visit)
                 did = True
-        await self._save_if_changed(order)
+        did |= await self._save_if_changed(order)
         self._check_at = now + retry_after_s(order) if self._visit_ids else None
         return did
 
@@ -201,14 +205,14 @@ class StandingOrderService:
                 await self._requests.change_state(request.id, RolloutState.ABORTED, who="the standing order")
             return visit
         if rollout.progress is RolloutState.PAUSED:
-            return replace(visit, is_paused=visit.is_paused or self._idle_since(visit) is not None)
+            return replace(visit, is_paused=visit.is_paused or self._idle_since(order, visit) is not None)
         if visit.is_paused:
             return replace(visit, is_paused=False, asked_at=now)
         latest = now - retry_after_s(order)
         excess = self._budgets.excess_text(request.id)
         if rollout.progress is not RolloutState.RUNNING or not (excess or (visit.asked_at or 0.0) <= latest):
             return visit
-        idle_since = self._idle_since(visit)
+        idle_since = self._idle_since(order, visit)
         if idle_since is None or not (excess or idle_since <= latest):
             return visit
         waits = excess or "; ".join(self._budgets.wait_texts(request.id))
@@ -218,13 +222,13 @@ class StandingOrderService:
             return visit  # somebody ended it at this moment
         return given_up(visit, waits or f"it published no event for {duration_text(now - idle_since)}", now)
 
-    def _idle_since(self, visit: HostVisit) -> float | None:
+    def _idle_since(self, order: StandingOrder, visit: HostVisit) -> float | None:
         """Return the lab time since which a visit could have published events; None if one is planned or live."""
         events = self._store.events(request_id=visit.request_id)
         if self._store.planned(request_id=visit.request_id) or any(event.is_live for event in events):
             return None
         ended = [event.over_at for event in events if event.over_at is not None]
-        return max(visit.asked_at or 0.0, self.held_until, *ended)
+        return max(visit.asked_at or 0.0, order.held_until, *ended)
 
     async def _begin_visit(self, order: StandingOrder, host: str, visit: HostVisit) -> HostVisit:
         """Request the rollout of a visit; if that is refused, the visit is over and says why."""

@@ -55,6 +55,7 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
     at_once: int = 1  # how many hosts may be visited at the same time
     visits: dict[str, HostVisit] = {}  # by host name; a host that is missing was never visited
     is_removed: bool = False  # it only remembers its visits, for the next order
+    held_until: float = 0  # when the last hold on all rollouts was lifted: until then, a visit could publish nothing
 
     def visit(self, host: str) -> HostVisit:
         """Return what is known about the host of this name; an empty one if nothing is."""
