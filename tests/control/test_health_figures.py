@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from forewarn.control.fleet import FleetChange
 from forewarn.control.health_figures import measure_figure
 from forewarn.control.rollout_plan import plan_rollout
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck, OwnFigure
@@ -165,3 +166,134 @@ def test_a_plan_performs_no_health_check(world: World) -> None:
     plan = world.do(plan_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
     assert [len(wave.vms) for wave in plan.waves] == [2]
     assert not plan.is_cut
+
+
+def deliver(world: World, *names: str) -> None:
+    """Give these VMs the documents of their scopes, as polls do."""
+    for vm in map(world.vm, names):
+        scope = world.scope(vm.name)
+        given = [
+            EventDelivery(
+                event_id=event.id,
+                scope_id=vm.scope_id,
+                vm=vm.key,
+                status=event.status,
+                version="2020-07-01",
+                incarnation=scope.incarnation,
+                at=world.now,
+            )
+            for event in scope.live_events()
+        ]
+        polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=world.now, version="2020-07-01")
+        world.do(world.store.record_observations([polled], given))
+
+
+def measured(world: World, request: MaintenanceRequest) -> tuple[CheckOutcome, float | None]:
+    """What the figure of the rollout's only check is now."""
+    rollout = rollout_of(world, request)
+    health = world.control.rollouts.health
+    found = world.do(health._measure(rollout.checks[0], rollout, request.id))
+    return found.outcome, found.value
+
+
+def wait(world: World, seconds: float) -> None:
+    world.do(world.control.lab_clock.advance(seconds, without_polls=True))
+
+
+def test_a_notice_is_delivered_if_any_vm_of_the_scope_was_given_it_before_the_start(world: World) -> None:
+    request = start(world, figure(OwnFigure.UNDELIVERED, "< 9"))
+    deliver(world, "web-1")
+    world.advance(16 * 60)
+    assert measured(world, request) == (CheckOutcome.GOOD, 0)
+
+
+def test_a_notice_that_was_first_given_after_the_start_is_undelivered(world: World) -> None:
+    request = start(world, figure(OwnFigure.UNDELIVERED, "< 9"))
+    world.advance(15 * 60)
+    deliver(world, "web-0", "web-1")
+    world.advance(60)
+    assert measured(world, request) == (CheckOutcome.GOOD, 1)
+
+
+def test_an_event_that_has_not_started_is_not_undelivered(world: World) -> None:
+    request = start(world, figure(OwnFigure.UNDELIVERED, "< 9"))
+    world.advance(14 * 60)
+    assert measured(world, request) == (CheckOutcome.GOOD, 0)
+
+
+def test_a_withdrawn_event_is_not_undelivered(world: World) -> None:
+    request = start(world, figure(OwnFigure.UNDELIVERED, "< 9"))
+    (event,) = world.events()
+    world.do(world.control.requests.withdraw(event.id, who="ann"))
+    world.settle()
+    assert measured(world, request) == (CheckOutcome.GOOD, 0)
+
+
+def test_a_notice_given_to_one_scope_does_not_count_for_another_on_the_host() -> None:
+    """Two VMs of different scopes on one host: a delivery to one does not count for the other."""
+    vms = [a_vm("web", host="h0"), a_vm("db", host="h0")]
+    with closing(World(hosts=[a_host("h0")], vms=vms, prober=FakeProber())) as world:
+        check = figure(OwnFigure.UNDELIVERED, "< 9")
+        rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",), checks=(check,))
+        request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
+        world.settle()
+        deliver(world, "web")
+        world.advance(16 * 60)
+        assert measured(world, request) == (CheckOutcome.GOOD, 1)
+        assert world.store.measurements(request.id)[-1].text == "1 (db)"
+
+
+def test_a_vm_that_polls_after_its_maintenance_is_back(world: World) -> None:
+    poll(world, "web-0", "web-1")
+    request = start(world, figure(OwnFigure.NOT_BACK))
+    (event,) = world.events()
+    world.approve("web-0", event.id)
+    wait(world, 60)
+    assert measured(world, request)[0] is CheckOutcome.UNCLEAR
+    poll(world, "web-0")
+    assert measured(world, request) == (CheckOutcome.GOOD, 0)
+    wait(world, 600)
+    assert rollout_of(world, request).progress is RolloutState.RUNNING
+
+
+def test_a_vm_that_does_not_poll_for_five_minutes_is_not_back(world: World) -> None:
+    poll(world, "web-0", "web-1")
+    request = start(world, figure(OwnFigure.NOT_BACK))
+    (event,) = world.events()
+    world.approve("web-0", event.id)
+    wait(world, 30 + 299)
+    assert measured(world, request)[0] is CheckOutcome.UNCLEAR
+    wait(world, 2)
+    assert measured(world, request) == (CheckOutcome.BAD, 1)
+
+
+def test_a_vm_that_never_polled_is_not_awaited(world: World) -> None:
+    request = start(world, figure(OwnFigure.NOT_BACK))
+    (event,) = world.events()
+    world.do(world.control.requests.approve(event.id, who="op"))
+    world.settle()
+    wait(world, 600)
+    assert measured(world, request) == (CheckOutcome.GOOD, 0)
+
+
+def test_a_vm_that_was_removed_after_its_maintenance_is_not_awaited(world: World) -> None:
+    poll(world, "web-0", "web-1")
+    request = start(world, figure(OwnFigure.NOT_BACK, "< 9"))
+    (event,) = world.events()
+    world.approve("web-0", event.id)
+    wait(world, 400)
+    assert measured(world, request) == (CheckOutcome.GOOD, 1)
+    world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("web-0"),)), who="ann"))
+    assert measured(world, request) == (CheckOutcome.GOOD, 0)
+
+
+def test_a_resumed_rollout_does_not_wait_for_vms_from_before(world: World) -> None:
+    poll(world, "web-0", "web-1")
+    request = start(world, figure(OwnFigure.NOT_BACK))
+    (event,) = world.events()
+    world.approve("web-0", event.id)
+    wait(world, 400)
+    assert rollout_of(world, request).why == "check 'figure' is bad: 1 is not == 0 (web-0)"
+    resume(world, request)
+    assert measured(world, request) == (CheckOutcome.GOOD, 0)
+    assert rollout_of(world, request).progress is RolloutState.RUNNING

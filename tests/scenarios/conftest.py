@@ -27,6 +27,7 @@ import msgspec
 import pytest
 
 from forewarn.control.fleet import FleetChange
+from forewarn.core.budgets import make_budget
 from forewarn.core.decision import Policy
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host, Vm
@@ -186,6 +187,21 @@ class ScenarioPlayer:
         found = self.world.store.measurements(self._request(names[0]).id)
         latest = {m.check: f"{m.check} is {m.outcome}: {m.text}" for m in found}
         return [f"{len(found)} measurements", *latest.values()]
+
+    def do_hold(self, names: list[str], _facts: Facts) -> list[str]:
+        """Hold all rollouts; the words are the reason."""
+        self.world.do(self.world.control.rollouts.set_hold(" ".join(names), who="ops"))
+        return []
+
+    def do_lift_hold(self, _names: list[str], _facts: Facts) -> list[str]:
+        self.world.do(self.world.control.rollouts.lift_hold(who="ops"))
+        return []
+
+    def do_budget(self, names: list[str], facts: Facts) -> list[str]:
+        """`budget all max_vms=1`, with `per=location`: what may be out of service at once."""
+        budget = make_budget(names[0], max_vms=int(facts["max_vms"]), per=facts.get("per", "everything"))
+        self.world.do(self.world.control.budgets.set_budget(budget, who="ops"))
+        return []
 
     def do_add(self, names: list[str], facts: Facts) -> list[str]:
         added = tuple(_with(a_vm(name), facts) for name in names)
