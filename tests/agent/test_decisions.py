@@ -357,6 +357,19 @@ def test_a_shared_step_is_undone_once_when_both_events_go_together() -> None:
     assert settled.step_run.text == "undone with event E1"
 
 
+@pytest.mark.parametrize("ended_at", [None, NOW], ids=["being undone", "undone"])
+def test_a_new_event_does_not_reuse_a_step_that_is_undone_for_the_events_that_share_it(ended_at: float | None) -> None:
+    state = StepState.BEGUN if ended_at is None else StepState.DONE
+    undo = run("drain", state, StepPhase.UNDO, begun_at=NOW - 1, ended_at=ended_at)
+    first = record(run("drain", begun_at=NOW - 9), undo, plan=("drain",), **GONE)
+    second = record(run("drain", holder="E1", begun_at=NOW - 5), key="E2", plan=("drain",), **GONE)
+    action = next(each for each in actions_for(first, second, record(key="E3", plan=("drain",))) if each.key == "E3")
+    if ended_at is None:
+        assert action == WaitUntil(key="E3", until=None, reason="drain is running for event E1")
+    else:
+        assert action == StartStep(key="E3", step=DRAIN, phase=StepPhase.DO)
+
+
 def test_an_event_that_comes_before_the_undo_of_a_step_reuses_the_step() -> None:
     gone = record(run("drain"), plan=("drain",), **GONE)
     reused = actions_for(record(key="E0", plan=("drain",)), gone)[0]

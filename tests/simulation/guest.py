@@ -65,6 +65,12 @@ class Machine:
             self.report("an agent undoes a step only once", f"{self.name}: {name} for {context.key}")
         self.in_effect.pop(name, None)
 
+    def must_be_undone(self) -> set[str]:
+        """Return the steps in effect that the agent is able to undo."""
+        if self.has_crashed and not self.settings.checks_know:
+            return set()
+        return set(self.in_effect) - {NOTIFY}
+
     def reboot(self) -> None:
         """End what does not survive a reboot."""
         self.has_crashed = True

@@ -132,7 +132,8 @@ def _end_step_after_reboot(record: EventRecord, name: str, run: StepRun | None, 
 
 def _begin_step_action(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> AgentAction:
     others = _other_events_with_step(record, step, snapshot)
-    sharing = next((other for other in others if _is_step_done_for(other, step, snapshot)), None)
+    in_effect = (other for other in others if not _is_undone_with_another(other, others, step))
+    sharing = next((other for other in in_effect if _is_step_done_for(other, step, snapshot)), None)
     if sharing is not None:
         return _reuse_step(record, sharing, step, snapshot)
     scheduled = remaining_schedule(record, snapshot)[0]
@@ -238,6 +239,23 @@ def _is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnaps
     run = other.step_run(step.name)
     is_done = run is not None and run.state is StepState.DONE and other.step_run(step.name, StepPhase.UNDO) is None
     return is_done and not is_undone_by_reboot(other, step, snapshot)
+
+
+def _is_undone_with_another(other: EventRecord, others: list[EventRecord], step: StepConfig) -> bool:
+    """True if this event's run of the step is, or was, undone for another event with which it shares the run.
+
+    Its own record does not say so yet. An undo that ended before the run began concerns an earlier run.
+    """
+    run = other.step_run(step.name)
+    assert run is not None  # as for all of `_other_events_with_step`
+    shared = (each for each in others if each.holder_of(step.name) == other.holder_of(step.name))
+    undos = (each.step_run(step.name, StepPhase.UNDO) for each in shared)
+    return any(
+        undo is not None
+        and undo.state is not StepState.SKIPPED
+        and (undo.ended_at is None or undo.ended_at > run.begun_at)
+        for undo in undos
+    )
 
 
 def _is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
