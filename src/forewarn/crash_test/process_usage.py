@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,32 +23,45 @@ class ProcessUsage:
     processes: int  # how many
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadTimes:
+    """What the kernel has counted for one thread since its start."""
+
+    id: int
+    ran_ns: int  # nanoseconds on a CPU
+    waited_ns: int  # nanoseconds in which it was ready to run, and had no CPU
+
+
 class StarvationMeter:
     """Measures how long a program could not go on because other programs had taken the CPUs.
 
     The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. What processes
-    waited that started and ended between two measurements is not seen.
+    waited that started and ended between two measurements is not seen. `read_threads` yields the threads of a process.
     """
 
-    def __init__(self) -> None:
-        self._measured: dict[str, tuple[int, int]] = {}  # thread id: nanoseconds that it ran, and waited
+    def __init__(self, read_threads: Callable[[int], Iterable[ThreadTimes]] | None = None) -> None:
+        self._read_threads = read_threads or _read_threads
+        self._measured: dict[int, ThreadTimes] = {}  # by thread id
 
     def measure(self, pids: Iterable[int]) -> float:
         """Return how many seconds the thread that waited longest has waited for a CPU since the last call.
 
         Only threads count that ran for less than a quarter of the time in which they wanted to: one that computes
-        without a pause always waits, but goes on. Returns 0.0 if there is none, and if the kernel counts no waits.
+        without a pause always waits, but goes on. Waits for the program's own threads do not count: what all of them
+        ran is subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
         """
         before, self._measured = self._measured, {}
-        longest = 0
+        longest = total = 0
         for pid in pids:
-            for thread, (ran, waited) in _read_threads(pid):
-                self._measured[thread] = ran, waited
-                ran_before, waited_before = before.get(thread, (0, 0))
-                ran, waited = max(0, ran - ran_before), max(0, waited - waited_before)
+            for thread in self._read_threads(pid):
+                self._measured[thread.id] = thread
+                earlier = before.get(thread.id, ThreadTimes(id=thread.id, ran_ns=0, waited_ns=0))
+                ran = max(0, thread.ran_ns - earlier.ran_ns)
+                waited = max(0, thread.waited_ns - earlier.waited_ns)
+                total += ran
                 if ran < _MAX_SHARE_RUNNING * (ran + waited):
                     longest = max(longest, waited)
-        return longest / 1e9
+        return max(0, longest - total) / 1e9
 
 
 def list_descendants(pid: int) -> list[int]:
@@ -102,12 +115,14 @@ def read_usage(pids: Iterable[int]) -> ProcessUsage:
     return ProcessUsage(cpu_s=ticks / _TICKS_PER_S, memory_bytes=pages * _PAGE_BYTES, processes=processes)
 
 
-def _read_threads(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the id of each thread of a process, and for how many nanoseconds it ran, and waited for a CPU."""
+def _read_threads(pid: int) -> Iterator[ThreadTimes]:
+    """Yield each thread of a process, without those that gave themselves a low priority (a positive nice value)."""
     try:
         for thread in os.listdir(_PROC / str(pid) / "task"):
             ran, waited, _ = (_PROC / str(pid) / "task" / thread / "schedstat").read_text().split()
-            yield thread, (int(ran), int(waited))
+            fields = _stat_fields(int(thread))
+            if fields is not None and int(fields[16]) <= 0:
+                yield ThreadTimes(id=int(thread), ran_ns=int(ran), waited_ns=int(waited))
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return  # it has ended, or this kernel does not count
 
