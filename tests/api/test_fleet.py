@@ -338,7 +338,7 @@ approve_all_down = false
 
 
 def test_a_vm_that_joins_a_flexible_set_takes_over_its_orchestration_and_delivery(api: Any) -> None:
-    """Spec §14.5, §14.6: also when the set has lost all its VMs."""
+    """Spec §14.5, §14.6."""
     api.post("/fleet/apply", {"text": FLEXIBLE, "source": "f.toml"})
     joined = api.post("/fleet/vms", {"name": "flex_more", "scale_set": "flex"})
     shown = {key: joined[key] for key in ("orchestration", "placement_group", "narrow_delivery", "approves_all_down")}
@@ -352,6 +352,23 @@ def test_a_vm_that_joins_a_flexible_set_takes_over_its_orchestration_and_deliver
     refused = api.refused("POST", "/fleet/vms", {"name": "other", "scale_set": "flex", "placement_group": "a"})
     assert refused[0] == 400
     assert "scale set 'flex' is Flexible and has no placement groups" in refused[2]
+
+
+def test_a_vm_that_joins_a_set_without_vms_takes_over_the_settings_of_the_last_one(api: Any) -> None:
+    """Spec §14.6: one removed earlier, while the set had several fault domains and no narrow delivery, is no model."""
+    narrow = "fault_domains = 1\nnarrow_delivery = true\napprove_all_down = false\n"
+    policy = 'auto_approve = ["restart"]\n'
+    wide = FLEXIBLE.replace("count = 2", "count = 1").replace(narrow, "fault_domains = 3\n")
+    api.post("/fleet/apply", {"text": f"{wide}[[vms]]\nname = 'first'\nscale_set = 'flex'", "source": "f.toml"})
+    api.delete("/fleet/vms/first")
+    api.post("/fleet/apply", {"text": wide.replace("fault_domains = 3\n", narrow + policy), "source": "f.toml"})
+    for vm in api.get("/fleet")["vms"]:
+        api.world.advance(1.0)
+        api.delete(f"/fleet/vms/{vm['name']}")
+    joined = api.post("/fleet/vms", {"name": "flex_more", "scale_set": "flex"})
+    keys = ("orchestration", "narrow_delivery", "approves_all_down", "fault_domain")
+    assert [joined[key] for key in keys] == ["Flexible", True, False, 0]
+    assert api.world.vm("flex_more").auto_approve.restart
 
 
 def test_a_fleet_with_a_flexible_set_can_be_applied_again_and_shown_by_the_name_of_the_set(api: Any) -> None:

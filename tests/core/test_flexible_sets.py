@@ -217,3 +217,58 @@ def test_who_sees_an_event_cannot_change_while_it_is_live() -> None:
     assert problem.what == (
         "narrow_delivery of scale set Work cannot change while event E1 (user restart) is scheduled"
     )
+
+
+EXTRA = '[[vms]]\nname = "extra"\nscale_set = "Work"\n'
+NARROW, WIDE = f"{FLEXIBLE}{ONE_FAULT_DOMAIN}", f"{FLEXIBLE}fault_domains = 1\n"
+
+
+def test_new_and_removed_vms_cannot_change_who_sees_a_live_event() -> None:
+    """Spec §14.6: what counts is the whole set, not only VMs that are in the file and in the running fleet."""
+    other = '[[vms]]\nname = "other"\nscale_set = "Work"\n'
+    for running, text, is_allowed in (
+        (f"{WIDE}{EXTRA}", f"{NARROW}{other}", False),  # all VMs replaced
+        (f"{NARROW}{EXTRA}", f"{WIDE}{other}", False),
+        (f"{NARROW}{EXTRA}", f"{NARROW}{other}", True),
+    ):
+        assert diff(running, text).problems == ()
+        whats = [problem.what for problem in diff(running, text, live=True).problems]
+        changed = "narrow_delivery of scale set Work cannot change while event E1 (user restart) is scheduled"
+        assert whats == ([] if is_allowed else [changed])
+
+
+@pytest.mark.parametrize(("old", "new"), [(WIDE, NARROW), (NARROW, WIDE)], ids=["on", "off"])
+def test_a_file_cannot_change_narrow_delivery_for_a_part_of_a_set(old: str, new: str) -> None:
+    """Spec §14.6: VMs that the file does not name and the service keeps would differ from the others."""
+    (problem,) = diff(f"{old}count = 2", f"{new}{EXTRA}", remove_missing=False).problems
+    kept, here = vms(f"{old}count = 1")[0], "true" if new == NARROW else "false"
+    there = "false" if new == NARROW else "true"
+    assert problem.sentence("fleet.toml").endswith(
+        f"narrow_delivery of a set is the same for all its VMs (spec §14.6), but would be {here} for VM 'extra' and "
+        f"{there} for VM {kept.name!r}, which is not in the file: write narrow_delivery = {there}, or declare all VMs "
+        "of the set"
+    )
+    assert diff(f"{old}count = 2", f"{old}{EXTRA}", live=True, remove_missing=False).problems == ()
+
+
+def test_a_uniform_set_has_one_narrow_delivery_in_all_its_placement_groups() -> None:
+    grouped = '[[vms]]\nname = "extra"\nscale_set = "Work"\nplacement_group = "other"\n'
+    running = f"{UNIFORM}{ONE_FAULT_DOMAIN}count = 2"
+    (problem,) = diff(running, f"{UNIFORM}fault_domains = 1\n{grouped}", remove_missing=False).problems
+    assert problem.what.startswith("narrow_delivery of a set is the same for all its VMs")
+
+
+def test_a_set_whose_vms_are_in_several_fault_domains_cannot_become_narrow() -> None:
+    """Spec §14.6: VMs keep the fault domain that the service chose when it added them."""
+    running = f"{FLEXIBLE}fault_domains = 3\ncount = 3"
+    (problem,) = diff(running, f"{NARROW}count = 3").problems
+    second = vms(running)[1].name
+    assert problem.what == f"VM {second!r} is in fault domain 1 and cannot have narrow_delivery (spec §14.6)"
+    assert diff(f"{FLEXIBLE}fault_domains = 3\ncount = 1", f"{NARROW}count = 1").problems == ()
+
+
+def test_a_file_about_other_vms_is_applied_beside_a_set_whose_vms_differ() -> None:
+    fleet = read(f"{NARROW}count = 2")
+    known = [replace(vm, vm_id=vm.name, narrow_delivery=n == 0) for n, vm in enumerate(fleet.vms)]
+    alone = read('[[vms]]\nname = "alone"')
+    assert diff_fleet(alone, hosts=fleet.hosts, vms=known, live_events=[], remove_missing=False).problems == ()

@@ -196,9 +196,10 @@ def test_a_stale_document_of_a_narrow_scope_is_narrow_too(notice: MakeNotice) ->
         documents.stale_documents.set_enabled(True)
         old = Document(incarnation=2, notices=(notice("E1", resources=("a",)), notice("E2", resources=("b",))))
         documents.publish(replace(scope(document=old), is_narrow=True))
-        documents.publish(replace(scope(document=Document(incarnation=4)), is_narrow=True))
-        earlier = documents.stale_documents.view_at(view_of(documents, "b"), now)
-        assert [one.id for one in earlier.document.notices] == ["E2"]
+        documents.publish(replace(scope(vms=("a", "b", "new"), document=Document(incarnation=4)), is_narrow=True))
+        stale = {vm: documents.stale_documents.view_at(view_of(documents, vm), now).document for vm in ("b", "new")}
+        assert [one.id for one in stale["b"].notices] == ["E2"]
+        assert stale["new"] == Document(incarnation=2)
 
     asyncio.run(scenario())
 

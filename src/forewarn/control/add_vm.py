@@ -122,7 +122,7 @@ class _JoinedSet:
     """The set or service that a new VM joins: its present VMs, and how many domains of each kind it has."""
 
     vms: tuple[Vm, ...]
-    first: Vm | None  # a VM with the settings of the set; of a set without VMs, one that was removed; None: a new set
+    first: Vm | None  # a VM with the settings of the set; of a set without VMs, the last removed one; None: a new set
     domain_counts: dict[str, int]  # by key of the VM: "update_domain", "fault_domain"
 
 
@@ -139,12 +139,14 @@ def _joined_set(new_vm: NewVm, store: Store, group: tuple[str, str]) -> _JoinedS
         and all(getattr(vm, key).casefold() == name for key, name in named)
     ]
     present = tuple(vm for vm in known if vm.removed_at is None)
+    removed = [vm for vm in known if vm.removed_at is not None]
+    removed.sort(key=lambda vm: vm.removed_at or 0.0, reverse=True)  # the last removed one first
     table = _SET_TABLES[named[0][0]](name="set")
     return _JoinedSet(
         vms=present,
-        first=next(iter([*present, *known]), None),
+        first=next(iter([*present, *removed]), None),
         domain_counts={
-            key: _declared_domains(present, key)
+            key: _declared_domains(present or removed[:1], key)
             or _declared_domains(known, key)
             or _likely_domains(present, key, default=getattr(table, f"{key}s"), given=getattr(new_vm, key))
             for key in _DOMAIN_KEYS
@@ -198,15 +200,15 @@ def _host_table(host: Host) -> dict[str, object]:
 
 
 def _set_table(new_vm: NewVm, key: str, joined: _JoinedSet | None) -> dict[str, object]:
-    """Describe the set by its domains and the settings of its first VM."""
+    """Describe the set by its domains and the settings of its first VM, or of the last removed one."""
     assert joined is not None  # the VM names this set
     table: dict[str, object] = {"name": getattr(new_vm, key)}
     table |= {f"{domain}s": count for domain, count in joined.domain_counts.items()}
     first = joined.vms[0] if joined.vms else None
-    if first and key != "cloud_service":
-        table["auto_approve"] = _auto_approved_operations(first.auto_approve)
-        table["approve_all_down"] = first.approves_all_down
-        table["narrow_delivery"] = first.narrow_delivery
+    if joined.first and key != "cloud_service":
+        table["auto_approve"] = _auto_approved_operations(joined.first.auto_approve)
+        table["approve_all_down"] = joined.first.approves_all_down
+        table["narrow_delivery"] = joined.first.narrow_delivery
     if joined.first and key == "scale_set":
         table["orchestration"] = joined.first.orchestration.value
     if first and key == "scale_set":

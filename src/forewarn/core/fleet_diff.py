@@ -200,6 +200,7 @@ def _merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
         *_duplicate_addresses(merge),
         *_oversized_placement_groups(merge),
         *_sets_with_two_orchestrations(merge),
+        *_sets_with_invalid_delivery(merge),
         *_deliveries_that_change_during_event(merge),
     )
     return tuple(sorted(found, key=lambda problem: problem.line))
@@ -353,15 +354,51 @@ def _sets_with_two_orchestrations(merge: FleetMerge) -> Iterator[FleetFileProble
             yield FleetFileProblem(line=_declared_line(merge, vm), what=what, remedy=remedy)
 
 
+def _sets_with_invalid_delivery(merge: FleetMerge) -> Iterator[FleetFileProblem]:
+    """Narrow delivery is the same for all VMs of a set, and only for fault domain 0 (spec §14.6)."""
+    first: dict[str, Vm] = {}
+    reported: set[str] = set()
+    for vm in merge.vms_after:
+        if not (vm.scale_set or vm.availability_set):
+            continue
+        group = scale_set_resource_id(vm).casefold() if vm.scale_set else vm.scope_id
+        declared = first.setdefault(group, vm)  # in the file, unless it has no VM of the set: kept ones come last
+        if group in reported or declared.key not in merge.declared.origins:
+            continue
+        what = remedy = ""
+        if vm.narrow_delivery != declared.narrow_delivery:
+            here, there = (str(one.narrow_delivery).lower() for one in (declared, vm))
+            values = f"{here} for VM {declared.name!r} and {there} for VM {vm.name!r}, which is not in the file"
+            what = f"narrow_delivery of a set is the same for all its VMs (spec §14.6), but would be {values}"
+            remedy = f"write narrow_delivery = {there}, or declare all VMs of the set"
+        elif vm.narrow_delivery and vm.fault_domain != 0:
+            what = f"VM {vm.name!r} is in fault domain {vm.fault_domain} and cannot have narrow_delivery (spec §14.6)"
+            remedy = "leave out narrow_delivery, or replace the VMs in other fault domains than 0 first"
+        if what:
+            reported.add(group)
+            yield FleetFileProblem(line=_declared_line(merge, declared), what=what, remedy=remedy)
+
+
 def _deliveries_that_change_during_event(merge: FleetMerge) -> Iterator[FleetFileProblem]:
     """Who sees an event cannot change: documents with one incarnation have the same content (spec §4.2)."""
     live = {event.scope_id: event for event in merge.live_events}
-    reported: set[str] = set()
-    for old, new in merge.vms:
-        event = live.get(old.scope_id) if old.narrow_delivery != new.narrow_delivery else None
-        if event is not None and old.scope_id not in reported:
-            reported.add(old.scope_id)
-            what = f"narrow_delivery of {scope_title_of_vm(old)} cannot change while {_event_title(event)}"
+    if not live:
+        return
+    was_narrow = _narrow_by_scope((*(old for old, _ in merge.vms), *merge.missing_vms))
+    is_narrow = _narrow_by_scope(merge.vms_after)
+    first = {vm.scope_id: vm for vm in reversed(merge.vms_after)}
+    for scope_id, event in live.items():
+        if scope_id in was_narrow and scope_id in is_narrow and was_narrow[scope_id] != is_narrow[scope_id]:
+            vm = first[scope_id]
+            what = f"narrow_delivery of {scope_title_of_vm(vm)} cannot change while {_event_title(event)}"
             yield FleetFileProblem(
-                line=_declared_line(merge, new), what=f"{what} is {event.status}", remedy="apply again when it is over"
+                line=_declared_line(merge, vm), what=f"{what} is {event.status}", remedy="apply again when it is over"
             )
+
+
+def _narrow_by_scope(vms: Iterable[Vm]) -> dict[str, bool]:
+    """Return by scope id whether it is narrow with these VMs, as `Scope.is_narrow` says it."""
+    narrow: dict[str, bool] = {}
+    for vm in vms:
+        narrow[vm.scope_id] = narrow.get(vm.scope_id, False) or vm.narrow_delivery
+    return narrow

@@ -270,12 +270,12 @@ class StaleDocuments:
         """Return a copy of the view with the epoch and document that its scope had at `at` (event loop time).
 
         Returns the view itself if they have not changed since, if nothing is kept, or if the scope was not enabled
-        then. A time before the oldest kept scope gives that one. A VM that the scope did not have then gets its whole
-        document.
+        then. A time before the oldest kept scope gives that one. A VM that the scope did not have then gets what the
+        others got; if the scope was narrow, only the events that name the VM.
         """
         history = self._replaced.get(view.scope_id, ()) if self._replaced is not None else ()
         earlier = next((scope for until, scope in history if until >= at), None)
         if earlier is None or not earlier.enabled:
             return view
-        document = earlier.document_of(view.vm) if view.vm in earlier.vms else earlier.document
+        document = earlier.document.narrowed_to(view.facts.name) if earlier.is_narrow else earlier.document
         return replace(view, epoch=earlier.epoch, document=document)
