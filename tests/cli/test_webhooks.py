@@ -64,7 +64,7 @@ def test_the_webhook_list_shows_receivers_and_filters(lab: Any) -> None:
     assert head.split()[:2] == ["WEBHOOK", "RECEIVER"]
     assert [row.split()[0] for row in rows] == [first, second]  # these ids differ only at their end
     assert "https://example.org/hook?…" in rows[0]
-    assert "all of all VMs (eventgrid)" in rows[0]
+    assert "all of all VMs, and rollouts (eventgrid)" in rows[0]
     assert "Started of all VMs (eventgrid)" in rows[1]
 
 
