@@ -20,6 +20,7 @@ from forewarn.arm.routing import (
     require_on_resource,
 )
 from forewarn.arm.targets import ArmEmptyBody, all_instances, authorize_scale_set, find_vm, parse_arm_body
+from forewarn.arm.updates import authorize_set_and_vms
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
 from forewarn.core.resource_ids import scope_resource_id
@@ -146,5 +147,5 @@ def _event_routes(path: str, find: ScopeFinder, authorize: ArmAuthorizer = requi
 ROUTES: tuple[ArmRoute, ...] = (
     *_event_routes(VM_PATH, _scope_of_vm),
     *_event_routes(SCALE_SET_PATH, _scopes_of_scale_set, authorize_scale_set),
-    *_event_routes(AVAILABILITY_SET_PATH, _scope_of_availability_set),
+    *_event_routes(AVAILABILITY_SET_PATH, _scope_of_availability_set, authorize_set_and_vms),
 )

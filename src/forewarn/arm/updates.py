@@ -198,11 +198,13 @@ def _tag_changes(sent: JsonObject, old: dict[str, str], is_whole: bool) -> dict[
 def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Raises Forbidden unless the caller has the right over the set and over each of its present VMs.
 
-    The ids of an availability set's VMs are not below its own, so the right over the set does not include them.
+    The call is for an availability set or something below it. The ids of the set's VMs are not below its own, so the
+    right over the set does not include them.
     """
     require_on_resource(context, call, right)
-    if not context.principal.may_all(right, map(vm_resource_id, all_vms_in(context, call.resource))):
-        raise Forbidden(f"{context.caller_name} does not have the right to {right} over every VM of {call.resource}")
+    set_id = AVAILABILITY_SET_PATH.format_map(call.path_params)
+    if not context.principal.may_all(right, map(vm_resource_id, all_vms_in(context, set_id))):
+        raise Forbidden(f"{context.caller_name} does not have the right to {right} over every VM of {set_id}")
 
 
 def _update_routes(
