@@ -47,6 +47,13 @@ def test_a_vm_sees_only_the_events_that_hit_it(lab: Lab, guest: Any) -> None:
     assert seen_by(lab, guest) == [[], [], []]
 
 
+def test_the_document_of_a_vm_has_what_it_receives(lab: Lab, guest: Any) -> None:
+    lab.reboot(lab.vms[0].name)
+    lab.redeploy(lab.vms[1].name)
+    assert [vm.document() for vm in lab.vms] == [guest(vm).poll().json for vm in lab.vms]
+    assert [len(vm.document()["Events"]) for vm in lab.vms] == [1, 1, 0]
+
+
 def test_without_the_setting_every_vm_of_a_set_with_one_fault_domain_sees_every_event(guest: Any) -> None:
     """Spec §7.2, and §14: off unless a setting turns it on."""
     with lab_with(narrow=False) as lab:

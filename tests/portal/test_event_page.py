@@ -36,7 +36,8 @@ def poll_text(portal: PortalUser, vm: str, version: str, rules: EndpointRules = 
     )
     assert isinstance(poll, PollRequest)
     scope = portal.world.scope(vm)
-    return poll_response(poll, tag="", document=document_for(scope), rules=rules).body.decode()
+    document = document_for(scope).narrowed_to(vm) if scope.is_narrow else document_for(scope)
+    return poll_response(poll, tag="", document=document, rules=rules).body.decode()
 
 
 def record_delivery(
@@ -115,6 +116,21 @@ def test_the_document_of_every_version_is_what_a_vm_receives(portal: PortalUser,
     assert json.loads(html.unescape(part[1])) == json.loads(given)
 
 
+def test_the_document_of_an_event_in_a_narrow_scope_is_that_of_its_vm(portal_of: Callable[..., PortalUser]) -> None:
+    """Spec §14.6."""
+    facts = {"availability_set": "gpu", "fault_domain_count": 1, "narrow_delivery": True}
+    portal = portal_of(vms=[a_vm(f"gpu-{n}", update_domain=n, **facts) for n in (0, 1)], hosts=[a_host("h1")])
+    first, second = request_restart(portal, "gpu-0"), request_restart(portal, "gpu-1")
+    for vm, own, other in (("gpu-0", first, second), ("gpu-1", second, first)):
+        text = versions(portal, own)["2020-07-01"]["text"]
+        assert text == poll_text(portal, vm, "2020-07-01")
+        assert own in text
+        assert other not in text
+        page = portal.get(f"/portal/events/{own}").text
+        assert f"VM {vm} receives this document now, in each api-version, byte for byte." in page
+        assert "Every VM of the scope" not in page
+
+
 def test_a_version_that_does_not_list_the_kind_says_so(portal: PortalUser) -> None:
     portal.api.post("/requests", {"ask": "evict", "vms": ["spot"]})
     (event,) = portal.world.events()
@@ -151,6 +167,17 @@ def test_without_polls_the_page_shows_the_document_of_the_first_poll(portal_of: 
     previewed = versions(portal, event.id)["2020-07-01"]["text"]
     portal.world.do(portal.world.control.guests.enable_scope_of(portal.world.vm("db").key))
     assert poll_text(portal, "db", "2020-07-01") == previewed
+
+
+def test_without_polls_the_page_of_a_narrow_scope_names_the_vm(portal_of: Callable[..., PortalUser]) -> None:
+    """Spec §14.6."""
+    facts = {"availability_set": "gpu", "fault_domain_count": 1, "narrow_delivery": True}
+    vms = [a_vm(f"gpu-{n}", host="h1", update_domain=n, **facts) for n in (0, 1)]
+    portal = portal_of(Policy(), vms=vms, hosts=[a_host("h1"), a_host("h2")])
+    portal.api.post("/hosts/h1/degrade", {"in_s": 86400})
+    event = next(event for event in portal.world.events() if event.vms == ("gpu-0",))
+    page = portal.get(f"/portal/events/{event.id}")
+    assert "VM gpu-0 will receive this document with its first poll" in page.text
 
 
 def test_a_past_event_is_shown_as_vms_last_received_it(portal: PortalUser) -> None:

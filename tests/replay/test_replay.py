@@ -14,6 +14,7 @@ from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.protocol.dates import parse_date
+from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
 from tests.support.world import NOON, World, a_vm
 
 
@@ -92,6 +93,30 @@ def test_every_vm_of_the_scope_and_no_other_is_shown_a_replay(lab: Any, make: An
     assert lab.shows("db-1") == lab.shows("db-0")
     assert listed(lab.shows("db-1")) == [("Reboot", "Scheduled", ("db-0",))]
     assert lab.shows("web-0")["Events"] == []
+
+
+def test_a_replay_in_a_narrow_scope_shows_each_vm_the_events_that_name_it(make: Any) -> None:
+    """Spec §14.6."""
+    facts = {"availability_set": "db", "fault_domain_count": 1, "narrow_delivery": True}
+    world = World(vms=[a_vm(f"db-{n}", update_domain=n, **facts) for n in (0, 1, 2)])
+    try:
+        recorded = make.recording(
+            make.answer(0.0, make.event(), make.event("B", Resources=["other"]), make.event("C", Resources=["third"])),
+            ended_s=60.0,
+        )
+        start = world.control.replays.start(world.vm("db-0"), recorded, who="ann", names={"other": "db-1"})
+        world.do(start)
+        world.settle()
+        shown = MetadataPublisher.open(PublisherConfig(), world.control).published(world.scope("db-0"))
+        seen = {vm.name: shown.document_of(vm.key) for vm in world.store.vms()}
+        assert {name: [one.resources for one in document.notices] for name, document in seen.items()} == {
+            "db-0": [("db-0",)],
+            "db-1": [("db-1",)],
+            "db-2": [],
+        }
+        assert len({document.incarnation for document in seen.values()}) == 1
+    finally:
+        world.close()
 
 
 def test_each_api_version_shows_the_replayed_events_that_it_knows(lab: Any, make: Any) -> None:

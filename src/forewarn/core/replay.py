@@ -35,7 +35,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     vm: str  # the VM's key
     name: str  # the VM's name
-    scope_id: str  # all VMs of this scope see the replay
+    scope_id: str  # all VMs of this scope see the replay; if it is narrow, each only events that name it
     begun_at: float  # when the current loop began, in lab time
     steps: int  # of one loop
     length_s: float  # of one loop, at the recorded speed

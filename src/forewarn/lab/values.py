@@ -233,15 +233,17 @@ class LabVm:
         """The document of its scope now, decoded from JSON, as it would receive it without faults.
 
         Its keys are those of the api-version, such as DocumentIncarnation and Events. This does not count as a poll. It
-        has all events of the scope, also if the VM has narrow delivery and receives only its own. With the enablement
-        "on-request", its incarnation is 0 before the first poll, which would receive 1. Raises KeyError for an unknown
-        api-version.
+        has all events of the scope, but only those that hit the VM if it has narrow delivery.
+        in it. With the enablement "on-request", its incarnation is 0 before the first poll, which would receive 1.
+        Raises KeyError for an unknown api-version.
         """
 
         def query(service: LabService) -> bytes:
-            scope = service.store.scope(_find_vm(service, self._key).scope_id)
+            vm = _find_vm(service, self._key)
+            scope = service.store.scope(vm.scope_id)
             assert scope is not None
-            return encode_document(document_for(scope), version)
+            document = document_for(scope)
+            return encode_document(document.narrowed_to(vm.name) if scope.is_narrow else document, version)
 
         document: dict[str, Any] = json.loads(self._lab.read(query))
         return document

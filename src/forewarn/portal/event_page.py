@@ -74,6 +74,14 @@ _SHOWN_ON_FIRST_POLL = (
     "No client polls in this scope, so no VM receives the event. The first VM that polls will receive this document, "
     "in each api-version, byte for byte."
 )
+_SHOWN_NOW_TO_ONE = (
+    "VM {vm} receives this document now, in each api-version, byte for byte. Other VMs of the scope receive only the "
+    "events that hit them (narrow delivery)."
+)
+_SHOWN_TO_ONE_ON_FIRST_POLL = (
+    "No client polls in this scope, so no VM receives the event. VM {vm} will receive this document with its first "
+    "poll, in each api-version, byte for byte; other VMs of the scope only the events that hit them (narrow delivery)."
+)
 _NO_LONGER_SHOWN = (
     "The event is no longer in any document. This is how VMs last received it. Past documents are not stored, so their "
     "incarnation and their other events are unknown."
@@ -85,6 +93,7 @@ def _wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], End
     """What VMs receive of an event in every api-version: now if it is live, else what they last received.
 
     If scheduled events are not enabled in its scope, what the first poll would receive; of an unlisted event, nothing.
+    In a scope with narrow delivery, it is what the first VM of the event receives.
     `scope` is that of the event, None if it does not exist any more. `rules_for` gives the rules of the metadata
     endpoint in a location.
     """
@@ -94,9 +103,13 @@ def _wire_view(event: Event, scope: Scope | None, rules_for: Callable[[str], End
     rules = rules_for(scope.present_vms[0].location if scope is not None and scope.present_vms else "")
     if event.is_live and scope is not None:
         # The first poll enables the scope and receives its pending events.
-        enabled_scope = enable_scope(scope, by="", now=0.0)
+        document = document_for(enable_scope(scope, by="", now=0.0))
         told = _SHOWN_NOW if scope.is_enabled else _SHOWN_ON_FIRST_POLL
-        return WireView(is_shown=True, told=told, versions=_renderings(document_for(enabled_scope), kind, rules))
+        if scope.is_narrow:
+            document = document.narrowed_to(event.vms[0])
+            sentences = _SHOWN_NOW_TO_ONE if scope.is_enabled else _SHOWN_TO_ONE_ON_FIRST_POLL
+            told = sentences.format(vm=event.vms[0])
+        return WireView(is_shown=True, told=told, versions=_renderings(document, kind, rules))
     return WireView(is_shown=False, told=_NO_LONGER_SHOWN, versions=_last_renderings(event, kind, rules))
 
 

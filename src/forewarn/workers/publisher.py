@@ -320,7 +320,7 @@ def _published_scope(scope: Scope, vms: Mapping[str, Vm], replayed: ReplayedAnsw
     """Return the scope as its VMs see it: with its own document, or what a running replay answers.
 
     `vms` are its present VMs by key. `replayed` is the replay's document, or its response instead of one, which all VMs
-    get; None: no replay runs. Publishes nothing.
+    get (of a document, in a narrow scope, only the events that name them); None: no replay runs. Publishes nothing.
     """
     return PublishedScope(
         scope_id=scope.id,
@@ -329,7 +329,7 @@ def _published_scope(scope: Scope, vms: Mapping[str, Vm], replayed: ReplayedAnsw
         document=replayed.document if replayed else document_for(scope),
         vms={key: instance_facts(vm) for key, vm in vms.items()},
         poll_override=_replacement_answer(replayed.instead) if replayed and replayed.instead else None,
-        is_narrow=scope.is_narrow and replayed is None,
+        is_narrow=scope.is_narrow,
     )
 
 
