@@ -242,7 +242,7 @@ def _is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnaps
 
 
 def _is_undone_with_another(other: EventRecord, others: list[EventRecord], step: StepConfig) -> bool:
-    """True if this event's run of the step is, or was, undone for another event with which it shares the run.
+    """True if this event shares its run of the step with an event for which that is or was undone.
 
     Its own record does not say so yet. An undo that ended before the run began concerns an earlier run.
     """

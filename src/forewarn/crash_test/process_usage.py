@@ -116,7 +116,7 @@ def read_usage(pids: Iterable[int]) -> ProcessUsage:
 
 
 def _read_threads(pid: int) -> Iterator[ThreadTimes]:
-    """Yield each thread of a process, without those that gave themselves a low priority (a positive nice value)."""
+    """Yield the threads of a process, without those of low priority (with a positive nice value)."""
     try:
         for thread in os.listdir(_PROC / str(pid) / "task"):
             ran, waited, _ = (_PROC / str(pid) / "task" / thread / "schedstat").read_text().split()
