@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.projection import document_for, instance_facts
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import Rejected
+from forewarn.metadata.published_documents import PublishedDocuments
 from forewarn.protocol.codec import decode_document
 from forewarn.protocol.exchange import (
     ApprovalRequest,
@@ -31,6 +31,7 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.instance import instance_response
 from forewarn.protocol.responses import approval_accepted, unknown_event
 from forewarn.protocol.versions import VERSIONS
+from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
 from tests.properties.random_fleets import SmallFleet, small_fleets
 from tests.properties.search_profile import search_settings
 from tests.support.world import World
@@ -77,36 +78,44 @@ def world_with_copies(fleet: SmallFleet) -> World:
     return World(vms=(*fleet.vms, *copies), hosts=fleet.hosts)
 
 
-def answer(world: World, vm: Vm, request: HttpRequest) -> HttpResponse:
-    """Answer a request of one VM as the metadata server does, without sockets."""
-    asked = read_request(request, is_known_caller=True, rules=EndpointRules())
-    scope = world.store.scope(vm.scope_id)
-    assert scope is not None
-    match asked:
-        case PollRequest():
-            document = document_for(scope)
-            seen = document.narrowed_to(vm.name) if scope.is_narrow else document
-            return poll_response(asked, tag="", document=seen, rules=EndpointRules())
-        case ApprovalRequest():
-            unknown = world.do(world.control.guests.approve(vm.key, asked.event_ids))
-            return approval_accepted() if unknown is None else unknown_event(unknown)
-        case HttpResponse():
-            return asked
-        case InstanceRequest():
-            return instance_response(asked, instance_facts(vm))
-        case _:
-            raise AssertionError(f"not a request of these tests: {asked}")
+class MetadataAnswers:
+    """Answers requests of VMs as the metadata server does, without sockets: from what the publisher publishes."""
 
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._publisher = MetadataPublisher.open(PublisherConfig(), world.control)
+        self._documents = PublishedDocuments()
 
-def poll(world: World, vm: Vm, version: str) -> HttpResponse:
-    target = f"/metadata/scheduledevents?api-version={version}"
-    return answer(world, vm, HttpRequest(method="GET", target=target, headers=METADATA))
+    def publish(self) -> None:
+        """Publish every scope as it is in the store now."""
+        for scope in self.world.store.scopes():
+            self._documents.publish(self._publisher.published(scope))
 
+    def answer(self, vm: Vm, request: HttpRequest) -> HttpResponse:
+        asked = read_request(request, is_known_caller=True, rules=EndpointRules())
+        view = self._documents.view(vm.key)
+        assert view is not None
+        match asked:
+            case PollRequest():
+                return poll_response(asked, tag="", document=view.document, rules=EndpointRules())
+            case ApprovalRequest():
+                unknown = self.world.do(self.world.control.guests.approve(vm.key, asked.event_ids))
+                return approval_accepted() if unknown is None else unknown_event(unknown)
+            case HttpResponse():
+                return asked
+            case InstanceRequest():
+                return instance_response(asked, view.facts)
+            case _:
+                raise AssertionError(f"not a request of these tests: {asked}")
 
-def post_approval(world: World, vm: Vm, event_ids: Sequence[str]) -> HttpResponse:
-    body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]}).encode()
-    target = f"/metadata/scheduledevents?api-version={VERSIONS[-1]}"
-    return answer(world, vm, HttpRequest(method="POST", target=target, headers=METADATA, body=body))
+    def poll(self, vm: Vm, version: str) -> HttpResponse:
+        target = f"/metadata/scheduledevents?api-version={version}"
+        return self.answer(vm, HttpRequest(method="GET", target=target, headers=METADATA))
+
+    def post_approval(self, vm: Vm, event_ids: Sequence[str]) -> HttpResponse:
+        body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]}).encode()
+        target = f"/metadata/scheduledevents?api-version={VERSIONS[-1]}"
+        return self.answer(vm, HttpRequest(method="POST", target=target, headers=METADATA, body=body))
 
 
 def make_request(world: World, step: Step) -> None:
@@ -122,11 +131,11 @@ def make_request(world: World, step: Step) -> None:
     world.settle()
 
 
-def assert_sees_only_its_scope(world: World, vm: Vm, events: dict[str, Event]) -> None:
-    own = {other.name for other in world.store.vms(scope_id=vm.scope_id, removed=True)}
+def assert_sees_only_its_scope(metadata: MetadataAnswers, vm: Vm, events: dict[str, Event]) -> None:
+    own = {other.name for other in metadata.world.store.vms(scope_id=vm.scope_id, removed=True)}
     foreign = [event_id for event_id, event in events.items() if event.scope_id != vm.scope_id]
     for version in VERSIONS:
-        body = poll(world, vm, version).body
+        body = metadata.poll(vm, version).body
         for seen in decode_document(body).events:
             assert events[seen.id].scope_id == vm.scope_id
             assert {name.removeprefix("_") for name in seen.resources} <= own
@@ -134,23 +143,24 @@ def assert_sees_only_its_scope(world: World, vm: Vm, events: dict[str, Event]) -
         assert not any(event_id.encode() in body for event_id in foreign)
 
 
-def assert_cannot_approve_elsewhere(world: World, vm: Vm, events: dict[str, Event]) -> None:
+def assert_cannot_approve_elsewhere(metadata: MetadataAnswers, vm: Vm, events: dict[str, Event]) -> None:
     """A foreign id is answered like an unknown one, and an own id in the same request is not approved."""
     foreign = next((e for e in events.values() if e.scope_id != vm.scope_id and e.listed), None)
     own = [e.id for e in events.values() if e.scope_id == vm.scope_id and e.listed]
     if foreign is None:
         return
-    seq, unknown = world.store.last_seq(), "00000000-0000-4000-8000-FFFFFFFFFFFF"
+    store = metadata.world.store
+    seq, unknown = store.last_seq(), "00000000-0000-4000-8000-FFFFFFFFFFFF"
     answer_foreign, answer_unknown = (
-        post_approval(world, vm, [*own, foreign.id]),
-        post_approval(world, vm, [*own, unknown]),
+        metadata.post_approval(vm, [*own, foreign.id]),
+        metadata.post_approval(vm, [*own, unknown]),
     )
 
     assert answer_foreign.status == answer_unknown.status == 400
     assert answer_foreign.headers == answer_unknown.headers
     assert answer_foreign.body.replace(foreign.id.encode(), unknown.encode()) == answer_unknown.body
-    assert world.store.last_seq() == seq
-    assert world.store.event(foreign.id) == foreign
+    assert store.last_seq() == seq
+    assert store.event(foreign.id) == foreign
 
 
 def assert_history_is_per_scope(world: World) -> None:
@@ -167,13 +177,15 @@ def assert_history_is_per_scope(world: World) -> None:
 def test_a_vm_sees_and_approves_in_its_own_scope_only(fleet: SmallFleet, steps: list[Step]) -> None:
     world = world_with_copies(fleet)
     try:
+        metadata = MetadataAnswers(world)
         for step in steps:
             make_request(world, step)
+            metadata.publish()
             events = {event.id: event for event in world.events()}
             for vm in world.store.vms():
-                assert_sees_only_its_scope(world, vm, events)
+                assert_sees_only_its_scope(metadata, vm, events)
             if vms := world.store.vms():
-                assert_cannot_approve_elsewhere(world, vms[step.approver % len(vms)], events)
+                assert_cannot_approve_elsewhere(metadata, vms[step.approver % len(vms)], events)
             world.advance(step.by_s)
         assert_history_is_per_scope(world)
     finally:
