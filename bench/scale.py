@@ -53,9 +53,8 @@ _CLUSTER_LIMITS = {  # the same for the rows of a cluster, all of whose parts sh
     "measurement had a p99 of 16.4 ms. On a host of its own, a node waits for no other",
     "nodes-shown-overhead": "commit, encoding for ten hosts and decoding, which plain messages do not have",
     "cluster-approval-rate": "CPU of the active node, most of it Python that one core executes: an approval costs it "
-    "more than twice as much as a commit of the store alone, and no step of it stands out. The busier the machine, the "
-    "longer a commit takes and the less that matters: without priority over a load of 11 to 14, the ratio was 0.41 to "
-    "0.77. Groups wait for the callers of the group before, so that 64 clients fill them",
+    "more than twice as much as a commit of the store alone, and no step of it stands out. Groups wait for the "
+    "callers of the group before, so that 64 clients fill them",
 }
 
 
