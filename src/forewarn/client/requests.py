@@ -155,7 +155,7 @@ def raise_for_status(response: HttpResponse) -> None:
 
 
 def is_transient_status(status: int) -> bool:
-    """Whether a later retry may help after this HTTP status: 408, 410, 429 and 5xx (spec §11)."""
+    """Whether a later retry may help after this HTTP status: 408, 410, 429 and all from 500 on (spec §11)."""
     return status in _TRANSIENT_STATUSES or status >= 500
 
 

@@ -171,8 +171,8 @@ class LiveUpdateHub:
     def counts_json(self, directory: VisibleDirectory) -> bytes:
         """How many of the VMs that a user may see are in each VmState, as a JSON object.
 
-        `directory` is the user's. Counted once for users with equal grants, and cached until counts are next sent to
-        pages, at most every COUNTS_INTERVAL_S. It has a key for each state except gone.
+        `directory` is the user's. Only while a page is subscribed: the result is cached for users with equal grants
+        until counts are next sent to pages, at most every COUNTS_INTERVAL_S. It has a key for each state except gone.
         """
         grants = None if directory.sees_everything else directory.grants
         if grants not in self._counts_cache:

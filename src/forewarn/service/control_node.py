@@ -142,7 +142,11 @@ class ControlNode:
 
     @property
     def active_name(self) -> str:
-        """The name of the node that is active, this or another one; "" if none is."""
+        """The name of the node that has the lease, this or another one; "" if none has it.
+
+        It is this node also while it starts, is suspended or stops. Another node is the one as of the last answer of
+        the record, which may be old while the record does not answer.
+        """
         if self.held is not None:
             return self.name
         return self._standby.lease.holder if self._standby.lease is not None and self.target else ""

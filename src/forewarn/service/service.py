@@ -175,5 +175,8 @@ def _hypervisor_text(settings: Settings) -> str:
 
 
 def owner_name() -> str:
-    """Return `local user NAME`, with the login name of this process's user, as the history shows it."""
+    """Return `local user NAME`, as the history shows it.
+
+    NAME is that of LOGNAME or USER in the environment, else the login name of this process's user.
+    """
     return f"local user {getpass.getuser()}"

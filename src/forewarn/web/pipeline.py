@@ -25,7 +25,10 @@ Caller = TypeVar("Caller")  # the result of authentication: a request context, w
 
 
 class GuardedRoute(Protocol):
-    """A route of the API or the portal: the caller needs `right` over each of `resources`."""
+    """A route of the API or the portal: `right` is needed over each id that `resources(context, call)` returns.
+
+    `signature` says what the body and the query of a call must contain.
+    """
 
     @property
     def right(self) -> Right:

@@ -106,7 +106,10 @@ class MetadataFrontend:
         await self.network_listeners.start(self.server)
 
     def publish(self, scope: PublishedScope) -> None:
-        """Show this scope to its VMs, in place of what they saw before. Only after `prepare`."""
+        """Show this scope to its VMs, in place of what they saw before; VMs it no longer has become unknown.
+
+        With workers, it returns before they show the scope: see `wait_until_published`. Only after `prepare`.
+        """
         self._documents.publish(scope)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:

@@ -320,10 +320,10 @@ def scope_message(scope: PublishedScope, *, only: Collection[str] | None = None)
 
 
 def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) -> OpenListenerRequest:
-    """Make the message, with id `number`, that lets a worker accept on a socket with this strategy.
+    """Make the message that lets a worker accept on a socket with this strategy.
 
-    Sends nothing; give the socket to `WorkerHandle.send_latest` with the message. `is_loopback` says whether the socket
-    is one of a lab's loopback listeners.
+    `number` is the id of the socket, by which `CloseListener` names it. `is_loopback` says whether only programs on
+    this machine can connect to it. Sends nothing; give the socket to `WorkerHandle.send_latest` with the message.
     """
     names = getattr(strategy, "__slots__", ())
     return OpenListenerRequest(number, strategy.kind, tuple(getattr(strategy, name) for name in names), is_loopback)

@@ -149,8 +149,8 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 def check_placeholders(key: str, value: Any) -> None:
     """Raises BadOption, for the option `key`, if a string in the value has an unknown placeholder.
 
-    Known are $vm, $event_id, $kind, $phase and $step. It looks at any depth of lists and tables; a single dollar sign,
-    which must be written `$$`, is wrong too.
+    Known are $vm, $event_id, $kind, $phase and $step. It looks at any depth of lists and tables, but not at the keys of
+    tables, which are never filled. A single dollar sign, which must be written `$$`, is wrong too.
     """
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))
