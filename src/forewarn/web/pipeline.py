@@ -27,7 +27,8 @@ Caller = TypeVar("Caller")  # the result of authentication: a request context, w
 class GuardedRoute(Protocol):
     """A route of the API or the portal, and what a caller needs for it.
 
-    The caller needs `right` over each resource id that the function `resources(context, call)` returns. `signature` says what the body and the query of a call must contain.
+    The caller needs `right` over each resource id that the function `resources(context, call)` returns. `signature`
+    says what the body and the query of a call must contain.
     """
 
     @property
