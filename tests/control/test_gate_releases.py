@@ -126,10 +126,10 @@ def test_a_hold_keeps_events_whose_gate_a_dead_process_released(world: CrashingW
     die_at_the_release(world)
     world.failures.dies_in = None
     world.restart_process()
-    world.do(world.control.rollouts.set_hold("an incident", who="op"))
+    world.do(world.control.rollouts.holds.set_hold("an incident", who="op"))
     world.advance(30 * 60)
     assert started(world) == []
-    world.do(world.control.rollouts.lift_hold(who="op"))
+    world.do(world.control.rollouts.holds.lift_hold(who="op"))
     world.settle()
     assert len(started(world)) == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +12,9 @@ from forewarn.control.dry_run import dry_run_rollout
 from forewarn.core.event import Event, EventState
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
-from forewarn.errors import Refused, Rejected
+from forewarn.errors import Refused, Rejected, Unavailable
+from forewarn.store.memory import MemoryStore
+from tests.support.disturbed_calls import ServiceKilled
 from tests.support.world import World, a_host, a_vm
 
 ON_H0 = Rollout(impact=RolloutImpact.UPDATE, hosts=("h0",))
@@ -34,12 +37,12 @@ def start(world: World, rollout: Rollout = ON_BOTH) -> MaintenanceRequest:
 
 
 def hold(world: World, reason: str = "an incident") -> None:
-    world.do(world.control.rollouts.set_hold(reason, who="ann"))
+    world.do(world.control.rollouts.holds.set_hold(reason, who="ann"))
     world.settle()
 
 
 def lift(world: World) -> None:
-    world.do(world.control.rollouts.lift_hold(who="ann"))
+    world.do(world.control.rollouts.holds.lift_hold(who="ann"))
     world.settle()
 
 
@@ -122,7 +125,7 @@ def test_a_crash_while_a_hold_is_lifted_loses_no_start(world: World) -> None:
     start(world, ON_H0)
     hold(world)
     world.advance(7200)
-    world.do(world.control.rollouts.lift_hold(who="ann"))  # and the process ends before its reconciler runs
+    world.do(world.control.rollouts.holds.lift_hold(who="ann"))  # and the process ends before its reconciler runs
     world.restart()
     world.advance(120)  # the grace period after a restart
     assert len(started(world)) == 2
@@ -158,8 +161,8 @@ def test_a_hold_that_is_set_while_the_last_one_is_lifted_stays(world: World) -> 
     rollouts = world.control.rollouts
 
     async def lift_and_hold_again() -> None:
-        await rollouts.lift_hold(who="ann")
-        await asyncio.gather(rollouts.reconcile(), rollouts.set_hold("another one", who="ann"))
+        await rollouts.holds.lift_hold(who="ann")
+        await asyncio.gather(rollouts.reconcile(), rollouts.holds.set_hold("another one", who="ann"))
 
     world.do(lift_and_hold_again())
     world.settle()
@@ -167,3 +170,31 @@ def test_a_hold_that_is_set_while_the_last_one_is_lifted_stays(world: World) -> 
     assert rollouts.hold.reason == "another one"
     world.restart()
     assert world.control.rollouts.hold is not None
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before the write", "after the write"])
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_a_hold_is_in_force_exactly_if_the_history_has_its_entry_whenever_the_process_dies(
+    world: World, writes: int, applied: bool
+) -> None:
+    assert isinstance(world.store, MemoryStore)
+    texts = ["all rollouts are on hold: an incident", "the hold on all rollouts is lifted (an incident)"]
+    world.store.fail_next(ServiceKilled(), after=writes, applied=applied)
+    with suppress(ServiceKilled):
+        hold(world)
+        lift(world)
+    world.restart()
+    found = [entry.text for entry in world.store.history() if "hold" in entry.text]
+    assert found == texts[: len(found)]
+    assert (world.control.rollouts.hold is not None) == (len(found) == 1)
+
+
+def test_a_hold_that_could_not_be_stored_can_be_set_and_lifted_again(world: World) -> None:
+    assert isinstance(world.store, MemoryStore)
+    for change in (hold, lift):
+        world.store.fail_next(Unavailable("the disk is full"))
+        with pytest.raises(Unavailable):
+            change(world)
+        change(world)
+    found = [entry.text for entry in world.store.history() if "hold" in entry.text]
+    assert found == ["all rollouts are on hold: an incident", "the hold on all rollouts is lifted (an incident)"]

@@ -154,9 +154,9 @@ def test_a_rollout_stops_when_no_window_is_left_for_the_other_vms(make_world: Ma
 def test_a_rollout_stops_when_its_last_window_passes_during_a_hold(make_world: MakeWorld) -> None:
     world = make_world()
     request = start(world, "2026-01-06T02:00 10m Europe/Berlin")
-    world.do(world.control.rollouts.set_hold("an incident", who="ann"))
+    world.do(world.control.rollouts.holds.set_hold("an incident", who="ann"))
     world.advance(2 * A_DAY)
-    world.do(world.control.rollouts.lift_hold(who="ann"))
+    world.do(world.control.rollouts.holds.lift_hold(who="ann"))
     world.settle()
     rollout = state_of(world, request)
     assert (rollout.progress, rollout.closed) == (RolloutState.STOPPED, True)

@@ -77,11 +77,11 @@ def test_visits_keep_to_windows_budgets_and_the_hold(world: World) -> None:
     give_order(world, at_once=3, calendar=make_calendar(["02:00 1h"], [], None))
     assert len(world.events()) == 1
     world.advance(A_DAY)
-    world.do(world.control.rollouts.set_hold("an incident", who="ann"))
+    world.do(world.control.rollouts.holds.set_hold("an incident", who="ann"))
     held = len(world.events())
     world.advance(2 * A_DAY)
     assert len(world.events()) == held
-    world.do(world.control.rollouts.lift_hold(who="ann"))
+    world.do(world.control.rollouts.holds.lift_hold(who="ann"))
     world.advance(3 * A_DAY)
     assert sorted(visited(world)) == list(HOSTS)
 
@@ -134,9 +134,9 @@ def test_a_visit_does_not_end_because_of_a_hold(world: World, restarts: bool) ->
     world.do(world.control.budgets.set_budget(make_budget("all", max_vms=1), who="ann"))
     give_order(world, at_once=2)
     waiting = visit_of(world, "h1").request_id
-    world.do(world.control.rollouts.set_hold("an incident", who="ann"))
+    world.do(world.control.rollouts.holds.set_hold("an incident", who="ann"))
     world.advance(5 * A_DAY)
-    world.do(world.control.rollouts.lift_hold(who="ann"))
+    world.do(world.control.rollouts.holds.lift_hold(who="ann"))
     if restarts:
         world.settle()
         world.restart()

@@ -134,11 +134,11 @@ def test_a_form_starts_a_rollout_with_maintenance_windows(portal: PortalUser) ->
 
 
 def test_every_page_shows_the_hold_on_all_rollouts(portal: PortalUser) -> None:
-    portal.world.do(portal.world.control.rollouts.set_hold("an <incident>", who="ann"))
+    portal.world.do(portal.world.control.rollouts.holds.set_hold("an <incident>", who="ann"))
     for path in ("/portal/", "/portal/fleet", "/portal/rollouts"):
         assert "All rollouts are on hold since" in portal.get(path).text
         assert "an <incident>" in portal.get(path).text
-    portal.world.do(portal.world.control.rollouts.lift_hold(who="ann"))
+    portal.world.do(portal.world.control.rollouts.holds.lift_hold(who="ann"))
     assert "on hold" not in portal.get("/portal/fleet").text
 
 

@@ -409,7 +409,7 @@ class ControlMachine(RuleBasedStateMachine):
         self.failures.passes = 0
         self.world.settle()
         if self.world.control.rollouts.hold is not None:
-            self.world.do(self.world.control.rollouts.lift_hold(who="op"))
+            self.world.do(self.world.control.rollouts.holds.lift_hold(who="op"))
             self.world.settle()
         for budget in self.world.control.budgets.budgets():
             self.world.do(self.world.control.budgets.remove_budget(budget.name, who="op"))

@@ -158,7 +158,7 @@ class RolloutMachine(ControlMachine):
     def hold_or_lift(self, then_wait: bool) -> None:
         rollouts = self.world.control.rollouts
         held = rollouts.hold is not None
-        self.attempt(rollouts.lift_hold(who="op") if held else rollouts.set_hold("an incident", who="op"))
+        self.attempt(rollouts.holds.lift_hold(who="op") if held else rollouts.holds.set_hold("an incident", who="op"))
         if then_wait:
             self.let_time_pass(1800.0)
 

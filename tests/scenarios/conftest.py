@@ -190,11 +190,11 @@ class ScenarioPlayer:
 
     def do_hold(self, names: list[str], _facts: Facts) -> list[str]:
         """Hold all rollouts; the words are the reason."""
-        self.world.do(self.world.control.rollouts.set_hold(" ".join(names), who="ops"))
+        self.world.do(self.world.control.rollouts.holds.set_hold(" ".join(names), who="ops"))
         return []
 
     def do_lift_hold(self, _names: list[str], _facts: Facts) -> list[str]:
-        self.world.do(self.world.control.rollouts.lift_hold(who="ops"))
+        self.world.do(self.world.control.rollouts.holds.lift_hold(who="ops"))
         return []
 
     def do_budget(self, names: list[str], facts: Facts) -> list[str]:

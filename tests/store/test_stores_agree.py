@@ -26,7 +26,7 @@ from forewarn.conformance.store_rows import (
     sample_rollout,
     sample_vm,
 )
-from forewarn.core.commit import Commit
+from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.event import Ending, EventState, Gate
 from forewarn.core.fleet import Host
 from forewarn.core.scope import Scope
@@ -91,6 +91,7 @@ COMMITS = st.builds(
     planned=some(st.builds(sample_planned_event, IDS, gate_id=IDS, request_id=IDS)),
     unplanned=some(IDS),
     measurements=some(st.builds(sample_measurement, TIMES, request_id=IDS)),
+    saved=some(st.builds(SavedValue, IDS, st.binary(max_size=3))),
     entries=some(st.builds(sample_history_entry, IDS, at=TIMES, scope_id=SCOPES, event_id=IDS, request_id=IDS, vm=IDS)),
 )
 

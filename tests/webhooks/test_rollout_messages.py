@@ -98,8 +98,8 @@ def test_a_rollout_that_stops_by_itself_is_sent_with_the_failed_vms(delivery: An
 def test_a_hold_on_all_rollouts_and_its_end_are_sent(delivery: Any, receiver: WebhookReceiver) -> None:
     delivery.hook(receiver, rollouts=True)
     rollouts = delivery.world.control.rollouts
-    delivery.world.do(rollouts.set_hold("an incident", who="ann"))
-    delivery.world.do(rollouts.lift_hold(who="bob"))
+    delivery.world.do(rollouts.holds.set_hold("an incident", who="ann"))
+    delivery.world.do(rollouts.holds.lift_hold(who="bob"))
     delivery.deliver(receiver, 2)
     held, lifted = about_rollouts(receiver)
     assert held["data"] == {"status": "held", "text": "all rollouts are on hold: an incident", "by": "ann"}
@@ -109,7 +109,7 @@ def test_a_hold_on_all_rollouts_and_its_end_are_sent(delivery: Any, receiver: We
 def test_a_message_about_a_rollout_that_is_repeated_has_the_same_id(delivery: Any, receiver: WebhookReceiver) -> None:
     receiver.answer(500)
     delivery.hook(receiver, rollouts=True)
-    delivery.world.do(delivery.world.control.rollouts.set_hold("an incident", who="ann"))
+    delivery.world.do(delivery.world.control.rollouts.holds.set_hold("an incident", who="ann"))
     delivery.retry_sleep.allow()
     delivery.deliver(receiver, 1)
     assert [received.status for received in receiver.received] == [500, 200]

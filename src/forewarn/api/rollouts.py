@@ -54,7 +54,7 @@ async def hold_rollouts(context: RequestContext, call: HandlerCall, body: NewHol
     Events that have started go on, and so does what users request. Raises Rejected for an empty reason, Refused if
     there is a hold already. The history gets an entry.
     """
-    await context.control.rollouts.set_hold(body.reason, who=context.caller_name)
+    await context.control.rollouts.holds.set_hold(body.reason, who=context.caller_name)
     return await show_hold(context, call)
 
 
@@ -63,7 +63,7 @@ async def lift_hold(context: RequestContext, call: HandlerCall) -> HoldView:
 
     Returns after due work was done. Raises Refused if there is no hold. The history gets an entry.
     """
-    await context.control.rollouts.lift_hold(who=context.caller_name)
+    await context.control.rollouts.holds.lift_hold(who=context.caller_name)
     await context.wait_for_reconciler()
     return await show_hold(context, call)
 

@@ -17,7 +17,7 @@ from forewarn.conformance.store_rows import (
     sample_vm,
 )
 from forewarn.conformance.store_suite import StoreSuite
-from forewarn.core.commit import Commit
+from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.event import Gate
 from forewarn.core.fleet import Host
 from forewarn.core.scope import Scope
@@ -119,6 +119,21 @@ class StoreCommitTests(StoreSuite):
             assert len(applied) == 20
 
         self.run_scenarios(scenario)
+
+    def test_a_commit_saves_values_with_its_entries_or_nothing(self) -> None:
+        """Values in `saved` replace those of `save`, and `load` returns them; a Conflict writes none."""
+
+        async def write(store: Store) -> None:
+            await store.save("clock", b"1")
+            entry = sample_history_entry("a")
+            await store.commit(Commit(saved=(SavedValue("clock", b"2"), SavedValue("new", b"\x00")), entries=(entry,)))
+            with pytest.raises(Conflict):
+                await store.commit(Commit(scopes=(Scope(id="x", version=7),), saved=(SavedValue("clock", b"3"),)))
+
+        async def read(store: Store) -> None:
+            assert (store.load("clock"), store.load("new"), store.last_seq()) == (b"2", b"\x00", 1)
+
+        self.run_scenarios(write, read)
 
     def test_a_failing_subscriber_does_not_block_the_others(self) -> None:
         """If a subscriber raises, the commit succeeds and other subscribers get it.

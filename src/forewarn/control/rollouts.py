@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import msgspec
 from msgspec.structs import replace
 
 from forewarn.control.budgets import BudgetService
 from forewarn.control.health_checks import HealthCheckService
 from forewarn.control.health_probes import HealthProber
 from forewarn.control.rollout_calendars import RolloutCalendars
+from forewarn.control.rollout_hold import RolloutHoldService
 from forewarn.control.rollout_records import after_verdict, ended_entry, failures_text, wave_entry, withdraw_decision
 from forewarn.control.rollout_vms import rollout_vms
 from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
@@ -24,9 +23,7 @@ from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
 from forewarn.core.health import CheckOutcome, HealthDecision, health_verdict
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.core.reconcile import reconcile_scope
 from forewarn.core.request import (
-    ROLLOUT_CAUSES,
     MaintenanceRequest,
     PlannedEvent,
     Rollout,
@@ -50,8 +47,8 @@ from forewarn.core.waves import (
     wave_end_text,
     wave_phase,
 )
-from forewarn.errors import Conflict, Refused, Rejected
-from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
+from forewarn.errors import Conflict
+from forewarn.store.interface import AppliedCommit
 
 _END_STATES = {RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED}
 _MAX_UNUSED_S = 10.0  # lab time for which the next wave may wait while acts are due
@@ -72,7 +69,7 @@ class RolloutService:
     A rollout is a request that publishes its events in waves, update domain by update domain. The constructor finds the
     open ones in the store. `new_id` returns a new GUID at each call. `budgets` must have seen a commit before
     `on_commit` is called with it. The attribute `health` performs health checks, with `prober`, and calls `wake` when
-    one has ended.
+    one has ended; `holds` sets and lifts the hold on all rollouts.
     """
 
     def __init__(
@@ -104,71 +101,12 @@ class RolloutService:
             store=self._store, clock=transactions.clock, prober=prober, wake=wake, vms_of=self.vms_of
         )
         self._awaits_checks: set[str] = set()  # ids of the rollouts that publish nothing because of their checks
-        self._hold_lock = asyncio.Lock()  # a new hold waits until the last one is lifted completely
-        raw = self._store.load(ROLLOUT_HOLD_NAME)
-        self._stored_hold = msgspec.json.decode(raw, type=RolloutHold | None) if raw is not None else None
-        transactions.hold_reason = lambda: self.hold.reason if self.hold is not None else ""
+        self.holds = RolloutHoldService(transactions, on_lifted=self._check_all_open)
 
     @property
     def hold(self) -> RolloutHold | None:
         """The hold on all rollouts (spec §13.5); None if there is none, also while one is being lifted."""
-        stored = self._stored_hold
-        return stored if stored is not None and not stored.is_lifted else None
-
-    async def set_hold(self, reason: str, *, who: str) -> RolloutHold:
-        """Hold all rollouts, durably, and return the hold.
-
-        Rollouts publish nothing, and none of their events starts without an approval. Events that have started go on,
-        and so does everything else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there
-        is a hold already, Unavailable. The history gets an entry.
-        """
-        reason = " ".join(reason.split())
-        if not reason:
-            raise Rejected("a hold needs a reason, which everybody sees: give one")
-        async with self._hold_lock:
-            await self._finish_lifting()
-            if self.hold is not None:
-                raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
-            hold = RolloutHold(reason=reason, who=who, at=self._now())
-            await self._save_hold(hold)
-            await self._write_hold_entry(EntryKind.PAUSED, f"all rollouts are on hold: {reason}", who)
-        return hold
-
-    async def lift_hold(self, *, who: str) -> RolloutHold:
-        """Lift the hold on all rollouts, durably, and return it; the reconciler starts what is due by then.
-
-        Raises Refused if there is none, or Unavailable. The history gets an entry.
-        """
-        async with self._hold_lock:
-            hold = self.hold
-            if hold is None:
-                raise Refused("rollouts are not on hold: there is nothing to lift")
-            await self._save_hold(replace(hold, is_lifted=True))
-            await self._write_hold_entry(EntryKind.RESUMED, f"the hold on all rollouts is lifted ({hold.reason})", who)
-        return hold
-
-    async def _finish_lifting(self) -> bool:
-        """Look at everything again that a lifted hold has held; return whether there was one.
-
-        The hold is removed from the store only afterwards, so a crash in between repeats this. Call it with the lock.
-        """
-        if self._stored_hold is None or self.hold is not None:
-            return False
-        held = [e for e in self._store.events(statuses=(EventState.SCHEDULED,)) if e.cause in ROLLOUT_CAUSES]
-        for scope_id, events in group_by_scope(held, lambda event: event.scope_id).items():
-            gates = Commit(wake_gates=tuple(sorted({event.gate_id for event in events if event.gate_id})))
-            await self._transactions.run(scope_id, reconcile_scope, extra_commit=gates)
-        self._changed |= {request.id for request in self._store.requests(open_only=True)}
-        await self._save_hold(None)
-        return True
-
-    async def _save_hold(self, hold: RolloutHold | None) -> None:
-        await self._store.save(ROLLOUT_HOLD_NAME, msgspec.json.encode(hold))
-        self._stored_hold = hold
-
-    async def _write_hold_entry(self, kind: EntryKind, text: str, who: str) -> None:
-        entry = HistoryEntry(at=self._now(), what=kind, who=who, text=text)
-        await self._store.commit(Commit(entries=(entry,)))
+        return self.holds.hold
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which rollouts a commit changed, for `reconcile`. Called for every commit, in order.
@@ -176,6 +114,8 @@ class RolloutService:
         An event that is published or starts needs no check, because the rollout has counted its VMs already.
         """
         commit = applied.commit
+        if commit.saved:
+            self.holds.on_commit(applied)
         if self.standing_order is not None and self.standing_order.order is not None:
             self.standing_order.on_commit(applied)
         self._calendars.on_commit(applied)
@@ -211,6 +151,9 @@ class RolloutService:
         for entry in commit.entries:
             if entry.what is EntryKind.SKIPPED:
                 self._changed.add(entry.request_id)
+
+    def _check_all_open(self) -> None:
+        self._changed |= {request.id for request in self._store.requests(open_only=True)}
 
     def _unblock(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -252,12 +195,11 @@ class RolloutService:
         """
         did = False
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
-            did = await standing.reconcile(is_hold_lifted=self._stored_hold is not None)
+            did = await standing.reconcile(is_hold_lifted=self.holds.is_lifting)
         self._check_unblocked(acts_are_due)
         if self.health.open_rollouts:
             did |= await self.health.reconcile()
-        async with self._hold_lock:
-            did |= await self._finish_lifting()
+        did |= await self.holds.finish_lifting()
         if self._calendars.has_changed:
             for checked in await self._calendars.reconcile():
                 self._index_targets(checked)

@@ -20,6 +20,13 @@ from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 
 
+class SavedValue(msgspec.Struct, frozen=True, gc=False):
+    """A value that a commit writes under a name, as `Store.save` does; `Store.load` returns its bytes."""
+
+    name: str
+    value: bytes
+
+
 class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Everything that one store transaction writes: all of it, or nothing.
 
@@ -53,6 +60,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     removed_configurations: tuple[str, ...] = ()  # keys; unknown ones are ignored
     assignments: tuple[ConfigurationAssignment, ...] = ()  # new and changed ones
     removed_assignments: tuple[str, ...] = ()  # likewise
+    saved: tuple[SavedValue, ...] = ()  # in place of earlier values of the same names
     entries: tuple[HistoryEntry, ...] = ()  # appended to the history, in this order
 
     @property

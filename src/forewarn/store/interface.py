@@ -294,7 +294,7 @@ class Store(Protocol):
         """Return all assignments of maintenance configurations, sorted by key. Raises Unavailable."""
 
     def load(self, name: str) -> bytes | None:
-        """Return the value that `save` wrote under this name, or None. Raises Unavailable."""
+        """Return the value that `save` or a commit wrote under this name, or None. Raises Unavailable."""
 
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.

@@ -296,7 +296,7 @@ class MemoryStore(Store):
         return [row for _, row in sorted(self._tables.assignments.items())]
 
     def load(self, name: str) -> bytes | None:
-        """Return the value that `save` wrote under this name, or None."""
+        """Return the value that `save` or a commit wrote under this name, or None."""
         return self._tables.saved.get(name)
 
     async def commit(self, commit: Commit) -> int:

@@ -48,7 +48,7 @@ class MemoryTables:
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)  # by request id; oldest first
     configurations: dict[str, MaintenanceConfiguration] = field(default_factory=dict)  # by key
     assignments: dict[str, ConfigurationAssignment] = field(default_factory=dict)  # by key
-    saved: dict[str, bytes] = field(default_factory=dict)  # values of `Store.save`, by name
+    saved: dict[str, bytes] = field(default_factory=dict)  # values of `Store.save` and of commits, by name
 
     def copy(self) -> MemoryTables:
         """Return tables with the same rows; later changes of one do not affect the other."""
@@ -146,6 +146,7 @@ class MemoryTables:
         _remove_keys(self.configurations, commit.removed_configurations)
         self.assignments.update({assignment.key: assignment for assignment in commit.assignments})
         _remove_keys(self.assignments, commit.removed_assignments)
+        self.saved.update({saved.name: saved.value for saved in commit.saved})
         entries = self._append(commit.entries)
         return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 

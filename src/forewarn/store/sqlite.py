@@ -368,7 +368,7 @@ class SqliteStore(Store):
         return [row_codec.read_assignment(body) for (body,) in self._rows(queries.ASSIGNMENTS)]
 
     def load(self, name: str) -> bytes | None:
-        """Return the value that `save` wrote under this name, or None. Raises Unavailable."""
+        """Return the value that `save` or a commit wrote under this name, or None. Raises Unavailable."""
         row = self._row(queries.SAVED_VALUE, row_id=name)
         return row[0] if row else None
 

@@ -64,6 +64,8 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
     _execute_each(db, write_statements.REMOVE_CONFIGURATION, commit.removed_configurations, _id_row)
     _execute_each(db, write_statements.PUT_ASSIGNMENT, commit.assignments, row_codec.configuration_row)
     _execute_each(db, write_statements.REMOVE_ASSIGNMENT, commit.removed_assignments, _id_row)
+    for saved in commit.saved:
+        save_value(db, saved.name, saved.value)
     entries = tuple(_append_entry(db, entry) for entry in commit.entries)
     seq = entries[-1].seq if entries else _read_last_seq(db)
     return AppliedCommit(commit=replace(commit, entries=entries), seq=seq)

@@ -1,0 +1,117 @@
+"""Holds all rollouts of the fleet, and lifts the hold (spec §13.5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from msgspec.structs import replace
+
+from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.core.commit import Commit, SavedValue
+from forewarn.core.event import EventState
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.reconcile import reconcile_scope
+from forewarn.core.request import ROLLOUT_CAUSES, RolloutHold
+from forewarn.errors import Refused, Rejected
+from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
+
+
+class RolloutHoldService:
+    """Sets and lifts the hold on all rollouts; there is at most one.
+
+    The constructor reads the stored hold and sets `transactions.hold_reason`. A hold, and that it is lifted, is stored
+    in one commit with its history entry, so a webhook that follows the history gets a message about each. `on_lifted`
+    is called when the scopes that a lifted hold has held were looked at again; it must not block.
+    """
+
+    def __init__(self, transactions: ScopeTransactions, *, on_lifted: Callable[[], None]) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
+        self._on_lifted = on_lifted
+        self._lock = asyncio.Lock()  # a new hold waits until the last one is lifted completely
+        raw = self._store.load(ROLLOUT_HOLD_NAME)
+        self._stored = _decode(raw) if raw is not None else None
+        transactions.hold_reason = lambda: self.hold.reason if self.hold is not None else ""
+
+    @property
+    def hold(self) -> RolloutHold | None:
+        """The hold on all rollouts; None if there is none, also while one is being lifted."""
+        stored = self._stored
+        return stored if stored is not None and not stored.is_lifted else None
+
+    @property
+    def is_lifting(self) -> bool:
+        """Whether a hold was lifted, and `finish_lifting` has not looked yet at all that it held."""
+        return self._stored is not None and self._stored.is_lifted
+
+    def on_commit(self, applied: AppliedCommit) -> None:
+        """Take over the hold that a commit has stored, if any. Called for every commit with `saved`, in order.
+
+        So the reconciler, which that commit wakes, knows the hold, also if the task that commits it was cancelled.
+        """
+        for saved in applied.commit.saved:
+            if saved.name == ROLLOUT_HOLD_NAME:
+                self._stored = _decode(saved.value)
+
+    async def set_hold(self, reason: str, *, who: str) -> RolloutHold:
+        """Hold all rollouts, durably, and return the hold.
+
+        Rollouts publish nothing, and none of their events starts without an approval. Events that have started go on,
+        and so does everything else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there
+        is a hold already, Unavailable; then nothing has changed. The history gets an entry.
+        """
+        reason = " ".join(reason.split())
+        if not reason:
+            raise Rejected("a hold needs a reason, which everybody sees: give one")
+        async with self._lock:
+            await self._finish_lifting()
+            if self.hold is not None:
+                raise Refused(f"all rollouts are on hold already ({self.hold.reason}): lift that hold first")
+            hold = RolloutHold(reason=reason, who=who, at=self._transactions.clock.now())
+            await self._commit_hold(hold, EntryKind.PAUSED, f"all rollouts are on hold: {reason}", who)
+        return hold
+
+    async def lift_hold(self, *, who: str) -> RolloutHold:
+        """Lift the hold on all rollouts, durably, and return it; the reconciler starts what is due by then.
+
+        Raises Refused if there is none, or Unavailable; then nothing has changed. The history gets an entry.
+        """
+        async with self._lock:
+            hold = self.hold
+            if hold is None:
+                raise Refused("rollouts are not on hold: there is nothing to lift")
+            text = f"the hold on all rollouts is lifted ({hold.reason})"
+            await self._commit_hold(replace(hold, is_lifted=True), EntryKind.RESUMED, text, who)
+        return hold
+
+    async def finish_lifting(self) -> bool:
+        """Look at everything again that a lifted hold has held; return whether there was one.
+
+        A step of the reconciler. The hold is removed from the store only afterwards, so a crash in between repeats
+        this. Raises Unavailable.
+        """
+        async with self._lock:
+            return await self._finish_lifting()
+
+    async def _finish_lifting(self) -> bool:
+        if not self.is_lifting:
+            return False
+        held = [e for e in self._store.events(statuses=(EventState.SCHEDULED,)) if e.cause in ROLLOUT_CAUSES]
+        for scope_id, events in group_by_scope(held, lambda event: event.scope_id).items():
+            gates = Commit(wake_gates=tuple(sorted({event.gate_id for event in events if event.gate_id})))
+            await self._transactions.run(scope_id, reconcile_scope, extra_commit=gates)
+        self._on_lifted()
+        await self._store.save(ROLLOUT_HOLD_NAME, msgspec.json.encode(None))
+        self._stored = None
+        return True
+
+    async def _commit_hold(self, hold: RolloutHold, kind: EntryKind, text: str, who: str) -> None:
+        entry = HistoryEntry(at=self._transactions.clock.now(), what=kind, who=who, text=text)
+        saved = SavedValue(ROLLOUT_HOLD_NAME, msgspec.json.encode(hold))
+        await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
+
+
+def _decode(raw: bytes) -> RolloutHold | None:
+    return msgspec.json.decode(raw, type=RolloutHold | None)
