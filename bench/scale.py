@@ -48,8 +48,8 @@ _LIMITS = {  # figure → what limits it, according to profiles (perf, py-spy) a
 }
 
 _CLUSTER_LIMITS = {  # the same for the rows of a cluster, all of whose parts shared two busy cores
-    "nodes-shown": "99 nodes share a process, and all parts two cores: changes wait for each other, for reports, and "
-    "for other programs, as plain NATS messages over the same connections do (next row). At a load of 17 the same "
+    "nodes-shown": "99 nodes share a process, and all parts share two cores: changes wait for each other, for reports, "
+    "and for other programs, as plain NATS messages over the same connections do (next row). At a load of 17 the same "
     "measurement had a p99 of 16.4 ms. On a host of its own, a node waits for no other",
     "nodes-shown-overhead": "commit, encoding for ten hosts and decoding, which plain messages do not have",
     "cluster-approval-rate": "CPU of the active node, most of it Python that one core executes: an approval costs it "

@@ -33,7 +33,7 @@ def test_a_rollout_and_its_explanation_name_the_budget_that_they_wait_for(lab: A
         (["--at-most", "0"], "a budget of 0 would keep every rollout waiting forever"),
         (["--at-most", "0%"], "a budget of 0 would keep every rollout waiting forever"),
         (["--at-most", "101%"], "101 % of the VMs are more than all of them: give at most 100 %"),
-        (["--at-most", "some"], "'some' is no limit: write a number of VMs like 2, or a whole percentage like 10%"),
+        (["--at-most", "some"], "'some' is not a limit: write a number of VMs like 2, or a whole percentage like 10%"),
         (["--at-most", "1", "--tag", "nothing=x"], "no VM has the tag 'nothing'"),
         (["--at-most", "1", "--location", "mars"], "no VM is in location 'mars'"),
         (["--at-most", "1", "--per", "rack"], "a budget counts VMs per everything, location"),

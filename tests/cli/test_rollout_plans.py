@@ -78,7 +78,7 @@ def plan_sentences(lab: Any, *options: str) -> str:
 
 def test_a_plan_names_the_hold_that_is_in_force(lab: Any) -> None:
     lab.good("rollout", "hold", "--reason", "an incident")
-    assert "All rollouts are on hold (an incident): the times count from when" in plan_sentences(lab, "--everything")
+    assert "All rollouts are on hold (an incident): the times count from the end" in plan_sentences(lab, "--everything")
     lab.good("rollout", "lift-hold")
     assert "on hold" not in plan_sentences(lab, "--everything")
 
@@ -87,7 +87,7 @@ def test_a_plan_names_the_budget_that_blocks_it(lab: Any) -> None:
     lab.good("budget", "set", "all", "--at-most", "1")
     lab.good("rollout", "start", "--everything", "--impact", "reboot")  # reserves what the budget allows
     text = plan_sentences(lab, "--everything")
-    assert 'would not get to its end, so later times are missing: the budget "all" allows 1 of ' in text
+    assert 'would not finish, so later times are missing: the budget "all" allows 1 of ' in text
     assert "too large" not in text
 
 

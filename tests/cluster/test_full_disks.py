@@ -120,7 +120,7 @@ def test_another_node_takes_over_from_one_whose_disk_is_full(site: ClusterOnDisk
         site.disks[active].fill()
         until(partial(has_left, site, active, asked=standby), "the other node is active")
         if child.poll() is None:  # it noticed before it had to write
-            assert "this control node resigns: the disk of its copy has" in node.log.read_text(encoding="utf-8")
+            assert "this control node resigns: the disk with its copy has" in node.log.read_text(encoding="utf-8")
         else:
             assert child.returncode == MUST_START_AGAIN_EXIT
             assert "the copy could not be written (database or disk is full)" in node.log.read_text(encoding="utf-8")

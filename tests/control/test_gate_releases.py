@@ -101,7 +101,7 @@ def test_events_wait_for_the_next_window_if_the_service_dies_at_the_release(worl
     assert (released(world), started(world)) == ([], [])
     world.advance(24 * HOUR)
     assert [event.started_at for event in started(world)] == [OPENS + 24 * HOUR] * 2
-    assert "the events on host h1 wait again: none of them had started after all were ready" in world.transcript()
+    assert "the events on host h1 must wait again: all were ready, but none has started" in world.transcript()
 
 
 def test_events_start_if_the_service_is_back_while_the_window_is_open(world: CrashingWorld) -> None:

@@ -310,7 +310,7 @@ NIGHTLY = make_calendar(["02:00 1h"], [], None)
             {},
             [1] * 100,
             "at most 95 of 100 hosts with VMs can be visited within 1 d: an update domain of a host takes at least "
-            "15 min 9 s, and 1 at once; give more time or more hosts at once",
+            "15 min 9 s, and the order visits 1 at a time; give more time or more hosts at once",
         ),
         ({"at_once": 2}, [1] * 100, ""),
         ({}, [4] * 24, "at most 23 of 24 hosts"),
@@ -319,7 +319,8 @@ NIGHTLY = make_calendar(["02:00 1h"], [], None)
             {"within_s": 10 * A_DAY, "calendar": NIGHTLY},
             [1] * 41,
             "at most 40 of 41 hosts with VMs can be visited within 10 d: an update domain of a host takes at least "
-            "15 min 9 s, within its windows, and 1 at once; give more time, longer windows or more hosts at once",
+            "15 min 9 s, within its windows, and the order visits 1 at a time; give more time, "
+            "longer windows or more hosts at once",
         ),
         ({"notice_s": 7200.0, "calendar": NIGHTLY, "within_s": 10 * A_DAY}, [1] * 41, "at most 10 of 41 hosts"),
     ],

@@ -1,4 +1,4 @@
-"""Narrow delivery through the whole service and its real server: VMs see only the events that hit them (spec §14.6)."""
+"""Narrow delivery in the whole service and its real server: VMs see only the events that affect them (spec §14.6)."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ def test_explain_says_which_vms_see_an_event(lab: Lab, guest: Any) -> None:
     event = lab.reboot(first)
     assert f"Only {first} can see it, because scale set gpu has narrow delivery." in lab.explain(event)
     assert f"It was not delivered to {first} yet." in lab.explain(event)
-    assert "It sees only events that hit it (narrow delivery)." in lab.explain(lab.vms[1])
+    assert "It sees only events that affect it (narrow delivery)." in lab.explain(lab.vms[1])
     lab.advance("1h")
     assert "can see it" not in lab.explain(event)

@@ -74,10 +74,10 @@ def test_a_budget_is_removed_after_a_confirmation(portal: PortalUser) -> None:
     ("fields", "message"),
     [
         ({"name": "all", "at_most": "0"}, "a budget of 0 would keep every rollout waiting forever"),
-        ({"name": "all", "at_most": "many"}, "'many' is no limit"),
-        ({"name": "all", "at_most": ""}, "'' is no limit"),
+        ({"name": "all", "at_most": "many"}, "'many' is not a limit"),
+        ({"name": "all", "at_most": ""}, "'' is not a limit"),
         ({"name": "all", "at_most": "101%"}, "101 % of the VMs are more than all of them"),
-        ({"name": "all", "at_most": "1", "per": "tag"}, "needs the name of the tag"),
+        ({"name": "all", "at_most": "1", "per": "tag"}, "needs the name of that tag"),
         ({"name": "all", "at_most": "1", "location": "mars"}, "no VM is in location 'mars'"),
         ({"at_most": "1"}, "name"),
     ],

@@ -59,9 +59,9 @@ def test_the_pages_of_a_flexible_set_show_its_vms_and_what_they_see(portal_of: C
     scope, vm = portal.get("/portal/scopes/flex"), portal.get("/portal/vms/sub/lab/flex_9f8e7d6c")
     assert "scale set flex" in scope.text
     assert "flex_0a1b2c3d running 0 0 h1" in scope.text
-    assert "with api-version 2020-07-01, each of them only the events that hit it." in scope.text
+    assert "with api-version 2020-07-01, each of them only the events that affect it." in scope.text
     assert "Scope scale set flex" in vm.text
-    assert "Delivery only the events that hit it" in vm.text
+    assert "Delivery only the events that affect it" in vm.text
     assert f"{VMS}/flex_9f8e7d6c" in vm.text
     assert "scale set flex" in portal.get("/portal/fleet").text
 

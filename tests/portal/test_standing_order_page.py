@@ -22,10 +22,10 @@ def test_the_empty_page_says_how_to_give_a_standing_order(portal: PortalUser) ->
 def test_a_standing_order_is_given_in_the_portal_and_its_progress_shown(portal: PortalUser) -> None:
     fields = {"within": "10d", "impact": "update", "at_once": "1"}
     asked = confirm(portal, "standing-order", fields)
-    assert "is visited within 10 d, 1 at once" in asked.text
+    assert "is visited within 10 d, 1 at a time" in asked.text
     assert "A host is due 8 d after its last visit" in asked.text
     shown = submit_form(portal, "standing-order", fields)
-    assert "The standing order is given." in shown.text
+    assert "The standing order is set." in shown.text
     hosts = len(portal.world.store.hosts())
     assert f"0 of {hosts} hosts visited in time, 1 visit under way" in shown.text
     portal.world.advance(5 * DAY)

@@ -35,7 +35,7 @@ def test_commits_that_a_standby_knows_and_the_record_has_lost_are_told_once_and_
     cluster.until(lambda: second.node.number == cluster.server.number)
     known = second.node.number
     cluster.server.promote(lost=1)
-    cluster.until(lambda: second.node.problem.startswith(f"{LOST}control node c2 had group {known}, and the record"))
+    cluster.until(lambda: second.node.problem.startswith(f"{LOST}control node c2 had group {known}, but the record"))
     assert can_take_over(second.node.role, second.node.problem)
 
     cluster.stop("c1")
@@ -61,5 +61,5 @@ def test_commits_that_a_host_node_knows_and_the_record_has_lost_are_told(cluster
     active.node.note_lost_commits("the node of host h1", 900)
     cluster.until(lambda: losses_in_history(cluster, active))
     (text,) = losses_in_history(cluster, active)
-    assert text.startswith(f"{LOST}the node of host h1 had group 900, and the record ended at group ")
+    assert text.startswith(f"{LOST}the node of host h1 had group 900, but the record ended at group ")
     assert active.node.problem == text

@@ -47,7 +47,10 @@ DOES_NOT_TAKE = {
     "its clock is ahead": (a_view(clock_difference_s=2.1), "its clock is 2.1 s ahead of that of PostgreSQL"),
     "its clock is behind": (a_view(clock_difference_s=-30.0), "its clock is 30.0 s behind that of PostgreSQL"),
     "it has just resigned": (a_view(since_resigned_s=9.0, resigned_term=7), "it has resigned"),
-    "its disk is almost full": (a_view(free_bytes=MIN_FREE_BYTES - 1), "the disk of its copy has 8.0 MiB free, so it"),
+    "its disk is almost full": (
+        a_view(free_bytes=MIN_FREE_BYTES - 1),
+        "the disk with its copy has only 8.0 MiB free, so it",
+    ),
 }
 
 

@@ -116,7 +116,7 @@ def test_a_copy_with_groups_that_the_record_has_lost_is_built_again(site: Site) 
     lost = read_lost_commits(site.path, site.record.read_lease().record_id)
     assert lost is not None
     assert (lost.known, lost.found) == (site.server.number + 1, site.server.number)
-    assert lost.text.startswith(f"PostgreSQL has lost commits: the copy had group {lost.known}, and the record ended")
+    assert lost.text.startswith(f"PostgreSQL has lost commits: the copy had group {lost.known}, but the record ended")
     assert site.follow() == []
     assert read_lost_commits(site.path, "renewed") is None
     assert read_lost_commits(site.path, lost.record_id) is None, "a loss before the renewal is forgotten"

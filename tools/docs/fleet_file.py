@@ -37,7 +37,7 @@ _MEANINGS = {
     "id": "the id of the subscription",
     "location": "a VM runs only on a host of its own location and zone",
     "name": "unique among its kind, ignoring case; `{n}` stands for the number",
-    "narrow_delivery": "`true`: a VM sees only the events that hit it; only with `fault_domains = 1`",
+    "narrow_delivery": "`true`: a VM sees only the events that affect it; only with `fault_domains = 1`",
     "orchestration": "`Flexible`: its VMs are VM resources of their own, called `NAME_1a2b3c4d`, in one scope",
     "os_type": "the operating system",
     "placement_group": (

@@ -251,7 +251,7 @@ def _set_resource(scope: Scope, text: str) -> str:
         return vm_resource_id(vm).rpartition("/roleInstances/")[0]
     # Azure's ids of VMs are not below the id of their availability set or flexible scale set.
     kind = "flexible scale set" if vm is not None and vm.is_flexible else "availability set"
-    raise Rejected(f"a role over {kind} {text!r} would apply to none of its VMs: grant it over them or their group")
+    raise Rejected(f"a role over {kind} {text!r} would apply to none of its VMs: grant it over the VMs or their group")
 
 
 def _grant_views(context: RequestContext, grants: list[Grant]) -> tuple[GrantView, ...]:

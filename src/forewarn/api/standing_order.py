@@ -8,7 +8,7 @@ from forewarn.web.standing_order_views import NewStandingOrder, StandingOrderVie
 
 
 async def show_standing_order(context: RequestContext, call: HandlerCall) -> StandingOrderView:
-    """Show the standing order, how far it is, and which hosts lag.
+    """Show the standing order, its progress, and which hosts are late.
 
     Hosts are sorted by when they are late, then by when they are due; the first 1,000 are shown. `is_set` is false if
     there is no order.
@@ -17,9 +17,9 @@ async def show_standing_order(context: RequestContext, call: HandlerCall) -> Sta
 
 
 async def set_standing_order(context: RequestContext, call: HandlerCall, body: NewStandingOrder) -> StandingOrderView:
-    """Give the standing order to visit every host within an interval, the one that waits longest first.
+    """Set the standing order: visit every host within an interval, the longest wait first.
 
-    It replaces the order before, and keeps its visits; those under way by other rules end and begin again. Raises
+    It replaces the present order, and keeps its visits; those under way with other rules end and begin again. Raises
     Rejected for an interval or number of hosts that is not possible, too short a notice, or wrong windows, Refused if
     the fleet has no host. The history gets an entry.
     """

@@ -46,7 +46,7 @@ def _page_start_key(call: ArmCall) -> NaturalSortKey:
     try:
         return natural_sort_key(base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode())
     except (binascii.Error, ValueError):
-        raise Rejected(f"{_SKIP_TOKEN} {token[:100]!r} is not from one of our nextLinks: start without it") from None
+        raise Rejected(f"{_SKIP_TOKEN} {token[:100]!r} did not come from a nextLink: leave it out") from None
 
 
 def _next_link(call: ArmCall, last: str) -> str:

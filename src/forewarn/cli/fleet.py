@@ -364,7 +364,7 @@ def _vm_facts(vm: JsonObject, now: float) -> Iterator[tuple[str, Cell]]:
     if vm["terminate_notice_min"]:
         yield "notice of deletion", f"{vm['terminate_notice_min']} minutes"
     if vm.get("narrow_delivery"):
-        yield "delivery", "only the events that hit it"
+        yield "delivery", "only the events that affect it"
     yield "last poll", _polling_text(vm, now)
     yield "endpoint", vm["url"] or vm["address"] or ""
     yield "tags", join_names([f"{name}={value}" for name, value in vm["tags"].items()]) if vm["tags"] else ""

@@ -42,7 +42,7 @@ rollout.add_command(standing_order)
 @rollout.command("list")
 @service_command
 def list_rollouts(call: Invocation) -> None:
-    """Show all open rollouts and recent ones.
+    """List open rollouts and recent ones.
 
     \f
     Oldest first. Prints a table, or a sentence if there are none.
@@ -55,7 +55,7 @@ def list_rollouts(call: Invocation) -> None:
 @click.option("--watch", is_flag=True, help="Wait until it is over.")
 @service_command
 def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
-    """Show one rollout and its events, by its id or its beginning.
+    """Show one rollout and its events, by id or unique id prefix.
 
     \f
     With `watch` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without

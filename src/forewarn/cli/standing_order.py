@@ -45,12 +45,12 @@ def set_order(
     blackouts: tuple[str, ...],
     notice_s: float | None,
 ) -> None:
-    """Visit every host within this time, the one that waits longest first.
+    """Visit every host within this time, the longest wait first.
 
     Each visit is a rollout over one host, within windows and budgets.
 
     \f
-    `within_s` and `notice_s` are in seconds of lab time; None: the minimum. Replaces the order before. Prints the
+    `within_s` and `notice_s` are in seconds of lab time; None: the minimum. Replaces the present order. Prints the
     order, and a warning if it has too many hosts. Raises Rejected for an interval or a notice that is not possible, or
     wrong windows; Refused if the fleet has no host. `impact` is update, migrate or reboot, `at_once` how many hosts are
     visited at a time; `windows` and `blackouts` are texts as users write them, () for none.
@@ -63,7 +63,7 @@ def set_order(
 @standing_order.command("show")
 @service_command
 def show_order(call: Invocation) -> None:
-    """Show the standing order, how far it is, and which hosts lag.
+    """Show the standing order, its progress, and which hosts are late.
 
     \f
     The hosts that wait longest come first, up to 20. Prints a sentence if there is none; with --json the whole view.

@@ -43,7 +43,7 @@ def webhook() -> None:
 )
 @click.option("--opted-in-only", is_flag=True, help="Notify only of VMs whose policy publishes events.")
 @click.option(
-    "--rollouts/--no-rollouts", default=None, help="Notify of rollouts too.  [default: if nothing above filters]"
+    "--rollouts/--no-rollouts", default=None, help="Notify of rollouts too.  [default: only without a filter]"
 )
 @click.option(
     "--secret-file",

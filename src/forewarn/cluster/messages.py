@@ -313,7 +313,7 @@ def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
     """
     reply = _decode(FromHost, payload)
     if isinstance(reply, VmListing | CpuComparison):
-        raise Rejected("a reply on the bus is none to an order")
+        raise Rejected("a reply on the bus does not answer an order")
     return cast("OrderReport | OrderRefused", reply)
 
 
@@ -324,7 +324,7 @@ def decode_vm_listing(payload: bytes) -> VmListing:
     """
     reply = _decode(FromHost, payload)
     if not isinstance(reply, VmListing):
-        raise Rejected("a reply on the bus is none to a request to list VMs")
+        raise Rejected("a reply on the bus does not answer a request to list VMs")
     return reply
 
 
@@ -332,7 +332,7 @@ def decode_cpu_comparison(payload: bytes) -> CpuComparison:
     """Return the reply of a host node to `CompareCpus`. Rejected if it is none."""
     reply = _decode(FromHost, payload)
     if not isinstance(reply, CpuComparison):
-        raise Rejected("a reply on the bus is none to a request to compare CPUs")
+        raise Rejected("a reply on the bus does not answer a request to compare CPUs")
     return reply
 
 

@@ -78,7 +78,7 @@ class GateService:
     async def _take_back(self, gate: Gate) -> None:
         """Store that a gate is not released any more, because nothing behind it has started or is ready now."""
         now = self._transactions.clock.now()
-        text = f"the events on host {gate.host} wait again: none of them had started after all were ready"
+        text = f"the events on host {gate.host} must wait again: all were ready, but none has started"
         entry = _gate_entry(gate, text, now)
         try:
             await self._store.commit(Commit(gates=(replace(gate, released_at=None),), entries=(entry,)))

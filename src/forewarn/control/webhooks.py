@@ -167,7 +167,7 @@ def _wants_rollouts(spec: WebhookSpec) -> bool:
         return is_everything and not spec.happenings and not spec.opted_in_only
     if spec.rollouts and not is_everything:
         raise Rejected(
-            "rollouts are maintenance of the whole fleet, and this webhook is about a part of it: "
+            "messages about rollouts are about the whole fleet, but this webhook is for a part of it: "
             "leave out the rollouts, or the resource"
         )
     return spec.rollouts

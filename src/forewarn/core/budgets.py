@@ -118,7 +118,7 @@ def parse_limit(text: str) -> tuple[int, int]:
     """
     number = text.strip().removesuffix("%").strip()
     if not number.isdecimal() or len(number) > _MAX_LIMIT_DIGITS:
-        raise Rejected(f"{text!r} is no limit: write a number of VMs like 2, or a whole percentage like 10%")
+        raise Rejected(f"{text!r} is not a limit: write a number of VMs like 2, or a whole percentage like 10%")
     return (0, int(number)) if text.strip().endswith("%") else (int(number), 0)
 
 

@@ -132,7 +132,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     os_image_notice_min: int = 0  # minutes; 0: a reimage is performed at once, without an event (spec §14.1)
     auto_approve: AutoApproval = AutoApproval()  # which operations of users its policy approves
     approves_all_down: bool = True  # False: policy approves nothing that stops the last running VM of its scope
-    narrow_delivery: bool = False  # the VMs of its set see only the events that hit them; one fault domain only
+    narrow_delivery: bool = False  # the VMs of its set see only the events that affect them; one fault domain only
     publish_outside: bool = False  # its owner wants webhooks to receive its events
     publish_version: str = ""  # the api-version whose form webhooks receive its events in; "": the newest
     tags: dict[str, str] = {}  # name → value

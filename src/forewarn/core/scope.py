@@ -64,7 +64,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether each of its VMs sees only the events that hit that VM (spec §14.6)."""
+        """Whether each of its VMs sees only the events that affect that VM (spec §14.6)."""
         return any(vm.narrow_delivery for vm in self.vms if vm.removed_at is None)
 
     @property

@@ -87,7 +87,7 @@ def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
 
 
 def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> str:
-    """Return for people why the order cannot visit all hosts within its interval; "" if it can.
+    """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can.
 
     `domains` has for each host with VMs how many update domains follow one another there. It counts from lab time
     `now`, without approvals, budgets and failures, so more hosts than it says may be late.
@@ -108,7 +108,7 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
     return (
         f"at most {fitting} of {len(domains)} hosts with VMs can be visited within {duration_text(order.within_s)}: "
         f"an update domain of a host takes at least {duration_text(notice_s + work_s)}{windows}, "
-        f"and {order.at_once} at once; give more time{longer} or more hosts at once"
+        f"and the order visits {order.at_once} at a time; give more time{longer} or more hosts at once"
     )
 
 

@@ -294,7 +294,7 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
         raise InvalidRollout(text, (*path, "share"))
     if (spec.vms > 0) + (spec.share > 0) + bool(spec.tag) > 1:
         key = "tag" if spec.tag else "share"  # the last of them
-        raise InvalidRollout(f"wave {spec.name!r} has several sizes: give vms, share or tag, not several", (*path, key))
+        raise InvalidRollout(f"wave {spec.name!r} has several sizes: give only one of vms, share and tag", (*path, key))
     if spec.is_rest and not is_last:
         text = f"wave {spec.name!r} takes all the rest, so no wave may follow: give it vms, share or tag"
         raise InvalidRollout(text, path)

@@ -35,8 +35,8 @@ class ThreadTimes:
 class StarvationMeter:
     """Measures how long a program could not go on because other programs had taken the CPUs.
 
-    The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. What processes
-    waited that started and ended between two measurements is not seen. `read_threads` yields the threads of a process.
+    The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. Waits of
+    processes that start and end between two measurements are not seen. `read_threads` yields the threads of a process.
     """
 
     def __init__(self, read_threads: Callable[[int], Iterable[ThreadTimes]] | None = None) -> None:
@@ -46,7 +46,7 @@ class StarvationMeter:
     def measure(self, pids: Iterable[int]) -> float:
         """Return how many seconds the thread that waited longest has waited for a CPU since the last call.
 
-        Only threads count that ran for less than a quarter of the time in which they wanted to: one that computes
+        Counts only threads that ran for less than a quarter of the time in which they could run: one that computes
         without a pause always waits, but goes on. Waits for the program's own threads do not count: what all of them
         ran is subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
         """

@@ -143,7 +143,7 @@ def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explan
         now=(
             _vm_sentence(vm, live, facts.now),
             *_condition_sentences(vm, facts),
-            *(("It sees only events that hit it (narrow delivery).",) if vm.narrow_delivery else ()),
+            *(("It sees only events that affect it (narrow delivery).",) if vm.narrow_delivery else ()),
             *(() if newest else ("No maintenance of it is recorded.",)),
             *(
                 f"{event_kind_text(event)} ({event.id}): {text}"

@@ -193,7 +193,7 @@ def _sentences(plan: RolloutPlan) -> Iterator[str]:
     waves = [wave for wave in plan.waves if wave.size]
     yield f"{plan.impact.capitalize()} of {_count(plan.vms, 'VM')} in {_count(len(waves), 'wave')}: {plan.target}."
     if plan.hold:
-        yield f"All rollouts are on hold ({plan.hold}): the times count from when the hold is lifted."
+        yield f"All rollouts are on hold ({plan.hold}): the times count from the end of the hold."
     for request_id, vms in plan.shared.items():
         are = "is" if vms == 1 else "are"
         yield f"{_count(vms, 'VM')} {are} shared with rollout {request_id[:8]}, which does the same work."
@@ -203,7 +203,7 @@ def _sentences(plan: RolloutPlan) -> Iterator[str]:
         yield f"If nobody approves, it is over in {duration_text(plan.over_latest - plan.now)}."
     if plan.never_started:
         why = f": {plan.why}" if plan.why else ""
-        yield f"{_count(plan.never_started, 'VM')} would never start{why}."
+        yield f"{_count(plan.never_started, 'VM')} would get no event{why}."
     if plan.is_cut:
         yield from _sentences_about_cut(plan)
     if plan.without_handler:
@@ -217,7 +217,7 @@ def _sentences_about_cut(plan: RolloutPlan) -> Iterator[str]:
     if not plan.waits_for:
         yield "It is too large to simulate to its end, so later times are missing."
     for wait in plan.waits_for:
-        yield f"It would not get to its end, so later times are missing: {wait}."
+        yield f"It would not finish, so later times are missing: {wait}."
 
 
 def _count(number: int, thing: str) -> str:

@@ -233,8 +233,8 @@ class LabVm:
         """The document of its scope now, decoded from JSON, as it would receive it without faults.
 
         Its keys are those of the api-version, such as DocumentIncarnation and Events. This does not count as a poll. It
-        has all events of the scope, but only those that hit the VM if it has narrow delivery.
-        in it. With the enablement "on-request", its incarnation is 0 before the first poll, which would receive 1.
+        has all events of the scope, but with narrow delivery only those that affect the VM. With the enablement
+        "on-request", its incarnation is 0 before the first poll, which would receive 1.
         Raises KeyError for an unknown api-version.
         """
 

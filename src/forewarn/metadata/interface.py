@@ -59,10 +59,10 @@ class PublishedScope:
     scope_id: str  # of the scope in the store
     enabled: bool  # False: the first request calls `MetadataBackend.enable`
     epoch: int  # another one each time the scope is enabled or reset; part of the ETag
-    document: Document  # the events that its VMs see; if `is_narrow`, each of them only those that hit it
+    document: Document  # the events that its VMs see; if `is_narrow`, each of them only those that affect it
     vms: Mapping[str, InstanceFacts]  # by VM key; only VMs that are not removed
     poll_override: HttpResponse | ResetConnection | None = None  # the response to polls; None: the document
-    is_narrow: bool = False  # each VM sees only the events that hit it (spec §14.6)
+    is_narrow: bool = False  # each VM sees only the events that affect it (spec §14.6)
 
     def document_of(self, vm: str) -> Document:
         """Return the document that the VM with this key sees: the same object for all, unless `is_narrow`.

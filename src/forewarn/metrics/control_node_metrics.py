@@ -18,7 +18,9 @@ _TAKEOVERS_HELP = "How often this process has become the active control node."
 _KNOWN_HELP = "1 if this control node knows which node is active, itself or another one."
 _REACHABLE_HELP = "1 if the last call of this control node to the record in PostgreSQL succeeded."
 _COPY_HELP = "The number of the last group of writes in this control node's copy of the record."
-_FOLLOWS_HELP = "1 if this control node can bring its copy of the record up to date; 0 if not, as on a full disk."
+_FOLLOWS_HELP = (
+    "1 if this control node can bring its copy of the record up to date; 0 if not, e.g. if its disk is full."
+)
 _LOST_HELP = "1 if this control node knows that PostgreSQL has lost acknowledged commits; 0 after a renewal."
 _CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind."
 

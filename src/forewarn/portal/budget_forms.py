@@ -34,17 +34,20 @@ _PER_FIELD = FormField(
     ),
 )
 _PER_TAG_FIELD = FormField(
-    name="per_tag", kind=FieldKind.TEXT, label="Name of that tag", hint="Only if it is counted over values of a tag."
+    name="per_tag",
+    kind=FieldKind.TEXT,
+    label="Name of that tag",
+    hint="Only if VMs are counted over each value of a tag.",
 )
 
 
 def _budget_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
     max_vms, max_percent = parse_limit(_LIMIT_FIELD.parse(values) or "")
     per, tag = _PER_FIELD.parse(values) or _PER_FIELD.default, _PER_TAG_FIELD.parse(values) or ""
-    if (per == "tag") != bool(tag):
-        raise Rejected(
-            "a budget over the values of a tag needs the name of the tag, and only such a budget: enter it or leave it"
-        )
+    if per == "tag" and not tag:
+        raise Rejected("a budget over each value of a tag needs the name of that tag: enter it")
+    if tag and per != "tag":
+        raise Rejected("only a budget over each value of a tag has the name of a tag: leave the name empty")
     return {"max_vms": max_vms, "max_percent": max_percent, "per": f"tag:{tag}" if tag else per}
 
 
@@ -58,14 +61,12 @@ def _set_preview(context: RequestContext, call: HandlerCall) -> list[str]:
     sentences = [f'Budget "{budget.name}": at most {budget_text(budget)}. All rollouts share it.']
     if sizes:
         at_most = f"{limits[0]} to {limits[-1]}" if len(limits) > 1 else f"{limits[0]}"
-        groups = f"{len(sizes)} groups" if len(sizes) > 1 else "one group"
-        sentences.append(
-            f"It counts {sizes.total()} VMs in {groups}, of which {at_most} may be out of service at once."
-        )
+        groups = f" in {len(sizes)} groups; in each group" if len(sizes) > 1 else ";"
+        sentences.append(f"It counts {sizes.total()} VMs{groups} {at_most} may be out of service at once.")
     before = next((other for other in known if other.key == budget.key), None)
     if before is not None:
         sentences.append(f"It replaces the budget of this name, which allows at most {budget_text(before)}.")
-    return [*sentences, "Events that are published already stay, and operations of users never wait for a budget."]
+    return [*sentences, "Events that are already published stay. User operations never wait for a budget."]
 
 
 def _remove_preview(context: RequestContext, call: HandlerCall) -> list[str]:

@@ -76,11 +76,11 @@ _SHOWN_ON_FIRST_POLL = (
 )
 _SHOWN_NOW_TO_ONE = (
     "VM {vm} receives this document now, in each api-version, byte for byte. Other VMs of the scope receive only the "
-    "events that hit them (narrow delivery)."
+    "events that affect them (narrow delivery)."
 )
 _SHOWN_TO_ONE_ON_FIRST_POLL = (
     "No client polls in this scope, so no VM receives the event. VM {vm} will receive this document with its first "
-    "poll, in each api-version, byte for byte; other VMs of the scope only the events that hit them (narrow delivery)."
+    "poll, in each api-version, byte for byte; other VMs only the events that affect them (narrow delivery)."
 )
 _NO_LONGER_SHOWN = (
     "The event is no longer in any document. This is how VMs last received it. Past documents are not stored, so their "

@@ -61,7 +61,7 @@ NAVIGATION = (
 # Pages that other pages link to, and the command palette finds; for users who may read everything.
 SUBPAGES = (
     _page("Budgets", "/budgets", "", "how many VMs may be out of service at once"),
-    _page("Standing order", "/standing-order", "", "visits of every host within an interval"),
+    _page("Standing order", "/standing-order", "", "visits every host within an interval"),
 )
 
 

@@ -79,7 +79,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     over: tuple[EventView, ...]  # past events, newest first, at most 20
     api_version: str  # of `document`
     document: str  # JSON that its VMs receive now, indented; with all events, also if `is_narrow`
-    is_narrow: bool  # each VM receives only the events that hit it
+    is_narrow: bool  # each VM receives only the events that affect it
 
     @property
     def resource_group(self) -> str:

@@ -1,4 +1,4 @@
-"""Forms that give and remove the standing order, which visits every host within an interval."""
+"""Forms that set and remove the standing order, which visits every host within an interval."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ def _set_preview(context: RequestContext, call: HandlerCall) -> list[str]:
     hosts = context.control.standing_order.check_order(order)
     within, due = duration_text(order.within_s), duration_text(DUE_SHARE * order.within_s)
     sentences = [
-        f"Every host ({hosts} now) is visited within {within}, {order.at_once} at once, the one that waits longest "
-        f"first. A visit is a rollout of impact {order.impact} over one host.",
+        f"Every host ({hosts} now) is visited within {within}, {order.at_once} at a time, the one that has waited "
+        f"longest first. A visit is a rollout of impact {order.impact} over one host.",
         f"A host is due {due} after its last visit, and at once if it was never visited.",
     ]
     if context.control.standing_order.order is not None:
-        sentences.append("This replaces the order before. Its visits count, and those that are under way go on.")
+        sentences.append(
+            "This replaces the present order, whose visits still count. If you change the impact, the notice or the "
+            "windows, visits under way end: events that have not started are withdrawn, and their hosts are visited "
+            "again."
+        )
     return sentences
 
 
@@ -50,12 +54,12 @@ def _order_url(response: Any) -> str:
 STANDING_ORDER_FORMS = (
     Form(
         name="standing-order",
-        title="Give the standing order",
-        button="Give",
-        description="Visits every host within an interval, again and again, within windows and budgets. There is one "
-        "standing order: a new one replaces it.",
+        title="Set the standing order",
+        button="Set",
+        description="Visits every host within an interval, again and again, within windows and budgets. There is only "
+        "one standing order: a new one replaces it.",
         route="POST /rollouts/standing-order",
-        done_message="The standing order is given.",
+        done_message="The standing order is set.",
         result_url=_order_url,
         fields=(
             FormField(

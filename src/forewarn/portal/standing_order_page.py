@@ -1,4 +1,4 @@
-"""The page of the standing order: how far it is, which hosts lag, and why visits failed."""
+"""The page of the standing order: its progress, which hosts are late, and why visits failed."""
 
 from __future__ import annotations
 

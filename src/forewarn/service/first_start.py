@@ -47,7 +47,7 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
     """Log a warning if the named fleet file has VMs that the store does not have."""
     if not settings.fleet:
         if control.store.load(_BEGUN_FLEET_FILE_KEY):
-            log.warning("only a part of the first fleet file was applied: start a control node with it as --fleet")
+            log.warning("only a part of the first fleet file was applied: name that file with --fleet to continue")
         return
     try:
         text = _read_fleet_file(Path(settings.fleet))

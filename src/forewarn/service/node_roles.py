@@ -74,8 +74,8 @@ def space_problem(free_bytes: int | None) -> str:
     if free_bytes is None or free_bytes >= MIN_FREE_BYTES:
         return ""
     return (
-        f"the disk of its copy has {free_bytes / (1024 * 1024):.1f} MiB free, so it leaves control to other nodes: "
-        "free some space"
+        f"the disk with its copy has only {free_bytes / (1024 * 1024):.1f} MiB free, so it leaves control to other "
+        "nodes: free some space"
     )
 
 

@@ -20,7 +20,7 @@ class GroupGathering:
     group waits until it has most of the writes that were under way when the last one was answered, but at most as long
     after that as the last one took, and never longer than 0.1 s: a write that comes after the beginning of a commit
     waits that long, too. If the callers did not come back, the next group does not wait; if that happens again and
-    again, the next 2, 4, 8 and 16.
+    again, the next 2, 4, 8 and at most 16 groups do not wait.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Remembers, beside a copy, that its record has lost commits, until its epochs are renewed.
 
 That happens if a standby of PostgreSQL was promoted without the last commits, or a backup was restored. VMs may have
-seen more than the record knows, so it must be said until `forewarn store renew` has given every scope a new epoch.
+seen more than the record knows, so control nodes report it until `forewarn store renew` gives every scope a new epoch.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class LostCommits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """What has happened and what to do, for people. The same for the same loss."""
-        place = f"the record ended at group {self.found}" if self.found < self.known else "the record has another one"
+        is_shorter = self.found < self.known
+        place = f"the record ended at group {self.found}" if is_shorter else "the record has a different one"
         return (
-            f"{_BEGINNING}{self.by} had group {self.known}, and {place}; VMs may have seen more than it knows: stop "
-            "all control nodes and run `forewarn store renew`"
+            f"{_BEGINNING}{self.by} had group {self.known}, but {place}; VMs may have seen events that it lacks: "
+            "stop all control nodes and run `forewarn store renew`"
         )
 
 

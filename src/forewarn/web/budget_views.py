@@ -45,9 +45,9 @@ class BudgetGroupView(BaseView, frozen=True, kw_only=True):
     title: str  # such as `location westeurope`; "" if it counts everything
     limit: int  # VMs that may be out at once
     vms: int  # present VMs of the group
-    out: int  # VMs that are out of service, or that a rollout has announced maintenance for
+    out: int  # VMs that are out of service or reserved by a rollout
     out_vms: tuple[str, ...]  # names of the first 20 of them
-    reserved: int  # how many of them still run, and wait for a scheduled event of a rollout
+    reserved: int  # how many of them still run: a rollout has planned or scheduled an event for them
     rollouts: tuple[str, ...]  # ids of the rollouts that they are due to, the first 20
 
 

@@ -71,11 +71,11 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     notice_s: float = 0  # of its events, in lab time
     windows: str = ""  # when its events may start without an approval, for people; "": at any time
     at_once: int = 0  # how many hosts are visited at a time
-    who: str = ""  # the name of who gave it
-    at: float | None = None  # when it was given, in lab time
+    who: str = ""  # the name of who set it
+    at: float | None = None  # when it was set, in lab time
     total: int = 0  # hosts of the fleet
     visited: int = 0  # hosts whose last visit is not longer ago than the interval
-    late: int = 0  # hosts that lag
+    late: int = 0  # hosts that are late
     hosts: tuple[HostVisitView, ...] = ()  # those that wait longest first; at most 1,000
     under_way: int = 0  # hosts that are being visited
     problems: int = 0  # hosts whose last visit did not succeed

@@ -137,7 +137,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
     terminate_notice_min: int  # minutes; 0: no terminate notification
     auto_approve: AutoApprovalView
     approves_all_down: bool  # False: its policy approves nothing that stops the last running VM of its scope
-    narrow_delivery: bool  # it sees only the events that hit it, not those of other VMs of its set
+    narrow_delivery: bool  # it sees only the events that affect it, not those of other VMs of its set
     tags: dict[str, str]  # name → value
     address: str  # its IP address in a trusted network
     url: str | None  # where the VM reads its events in a lab; None on a real network, or if it is not served

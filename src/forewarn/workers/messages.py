@@ -92,7 +92,7 @@ class ScopeUpdate(_Message, frozen=True):
     vms: dict[str, InstanceFacts]  # by VM key
     instead: HttpResponse | None = None  # polls get this response; None: the document
     resets: bool = False  # polls get a connection reset instead
-    is_narrow: bool = False  # each VM sees only the events that hit it
+    is_narrow: bool = False  # each VM sees only the events that affect it
 
     def to_published_scope(self) -> PublishedScope:
         """The scope that the worker publishes to its server; equal documents of scopes share one object."""

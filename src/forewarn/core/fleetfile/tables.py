@@ -145,7 +145,7 @@ class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
     fault_domains: DomainCount = 2  # how many, 1 to 1,000
     auto_approve: ApprovedOperations = ()  # of its VMs
     approve_all_down: Switch = True  # False: policy approves nothing that stops its last running VM
-    narrow_delivery: Switch = False  # its VMs see only events that hit them; with one fault domain only
+    narrow_delivery: Switch = False  # its VMs see only events that affect them; with one fault domain only
 
 
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
@@ -167,7 +167,7 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none
     auto_approve: ApprovedOperations = ()  # operations of users that start without notice
     approve_all_down: Switch = True  # False: policy approves nothing that stops its last running VM
-    narrow_delivery: Switch = False  # its VMs see only events that hit them; with one fault domain only
+    narrow_delivery: Switch = False  # its VMs see only events that affect them; with one fault domain only
     program: Program = ()  # of each instance, as in [[vms]]
     environment: Variables = {}  # of the program
     directory: AbsolutePath = ""  # of the program; "": the service's

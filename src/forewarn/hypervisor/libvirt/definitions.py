@@ -93,7 +93,7 @@ class DomainDefinitions:
         left = set(paths)
         problem: ForewarnError | None = None
         if not self._hosts.names:
-            problem = Refused(f"VM {vm!r} is on no host, and the settings have no host to delete its disks")
+            problem = Refused(f"VM {vm!r} is on no host, and the settings name no host that could delete its disks")
         for host in self._hosts.names:
             work = partial(delete_disks, host=host, vm=vm, paths=paths)
             try:
