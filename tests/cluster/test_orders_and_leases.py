@@ -13,6 +13,7 @@ from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.control_side import ActBindings
 from forewarn.cluster.host_node import RulesChanged
 from forewarn.cluster.messages import Heartbeat, JoinRequest, NodeInfo, OrderReport, StreamSource, encode_bus_message
+from forewarn.cluster.move_settlements import MoveSettlements
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.cluster.stream_follower import StreamFollower
 from forewarn.control.fleet import FleetChange
@@ -21,6 +22,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.event import Act, ActOutcome, Event, EventState
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.moves import MoveHandover, MoveRelease, StepReport
+from forewarn.store.memory import MemoryStore
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support.cluster_world import ClusterWorld, run_cluster
 from tests.support.world import a_host, a_vm
@@ -69,6 +71,7 @@ def perform(act: Act, bus: RecordingBus, is_held: Callable[[], bool]) -> ActDone
             host_scopes=lambda host, vm: (),
             real_time=asyncio.get_running_loop().time,
             failed_moves=lambda act: (),
+            settlements=MoveSettlements(MemoryStore),
         )
         return await RemoteHypervisor(bus, Subjects(), view).perform(act, 0.0)  # type: ignore[arg-type]
 

@@ -6,6 +6,7 @@ import asyncio
 
 from forewarn.cluster.bus import NoAnswer, Subjects
 from forewarn.cluster.messages import OrderReport, decode_order, encode_bus_message
+from forewarn.cluster.move_settlements import MoveSettlements
 from forewarn.cluster.node_registry import NodeRegistry, NodeSilence
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.core.cause import Verb
@@ -13,6 +14,7 @@ from forewarn.core.event import Act
 from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.moves import MoveStep, StepReport
+from forewarn.store.memory import MemoryStore
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support import cluster_world
 from tests.support.cluster_world import ClusterWorld, run_cluster
@@ -103,6 +105,7 @@ def test_the_result_of_a_slow_fence_command_counts() -> None:
             host_scopes=lambda host, vm: (),
             real_time=loop.time,
             failed_moves=lambda act: (),
+            settlements=MoveSettlements(MemoryStore),
         )
         hypervisor = RemoteHypervisor(bus, Subjects(), view)  # type: ignore[arg-type]
         act = Act(

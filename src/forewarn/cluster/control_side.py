@@ -16,6 +16,7 @@ from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.host_projection import host_id
 from forewarn.cluster.host_streams import ActiveTerm, HostStreams, OnlyService
 from forewarn.cluster.messages import HostScope
+from forewarn.cluster.move_settlements import MoveSettlements
 from forewarn.cluster.node_registry import JoinedNode
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.control.control_plane import ControlPlane
@@ -140,6 +141,7 @@ class ClusterControl:
             host_scopes=self._host_scopes,
             real_time=read_real_time,
             failed_moves=self._failed_moves,
+            settlements=MoveSettlements(lambda: self._control.store),
             nodes=self._nodes,
         )
 

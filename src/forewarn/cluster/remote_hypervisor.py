@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -32,13 +31,14 @@ from forewarn.cluster.move_plan import (
     after_silence,
     next_step,
 )
+from forewarn.cluster.move_settlements import MoveSettlements
 from forewarn.cluster.node_registry import JoinedNode
 from forewarn.cluster.reported_hosts import OBSERVE_INTERVAL_S, ReportedHosts
 from forewarn.core.event import Act
 from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
-from forewarn.hypervisor.moves import MoveHandover, MoveStep, StepReport, is_move
+from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport, is_move
 
 log = logging.getLogger(__name__)
 _ORDER_S = 3.0  # real time: how long one order is repeated
@@ -61,6 +61,7 @@ class ClusterView:
     host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # of a host (its key) and a VM (its key), encoded
     real_time: Callable[[], float]  # in POSIX seconds
     failed_moves: Callable[[Act], Iterable[Act]]  # of the act's VM since it last changed hosts, oldest first
+    settlements: MoveSettlements  # what is known of them for good
     nodes: Callable[[], Iterable[JoinedNode]] = tuple  # of all hosts, with their last reports
 
 
@@ -198,6 +199,7 @@ class RemoteHypervisor:
         following: StepOrder | StepWait | ActDone = self._fencing.pop(act.id, None) or next_step(progress)
         while isinstance(following, StepOrder):
             order = following
+            await self._keep_before(act, order)
             try:
                 report = await self._order(order.host, progress.act, now, order.step, order.given)
             except _NodeSilent as silent:
@@ -216,55 +218,97 @@ class RemoteHypervisor:
             else:
                 progress.record(order.step, report)
                 following = next_step(progress)
+            if order.step is MoveStep.RETURN:
+                await self._view.settlements.keep_found(act, "")
         if isinstance(following, StepWait):
             return ActUnderWay(at=now + _RETRY_AFTER_S, note=following.note, waits_for_host=following.host)
         self._moves.pop(act.id, None)
         return following
 
+    async def _keep_before(self, act: Act, order: StepOrder) -> None:
+        """Store what the hosts cannot tell any more if the act is given up after this order."""
+        if order.step is MoveStep.ACTIVATE and order.given.release is MoveRelease.FENCED:
+            await self._view.settlements.keep_fenced(act)
+        if order.step is MoveStep.RETURN:
+            await self._view.settlements.keep_returning(act)
+
     async def _settle_failed_moves(self, act: Act, now: float) -> str | StepWait:
         """Make sure that given-up moves of this VM never complete later; return the host that it is on.
 
-        A move is given up if one of its hosts fails; a node that was out of reach may still have completed it.
+        A move is given up if one of its hosts fails; a node that was out of reach may still have completed it. What was
+        found is durable before the act begins, and is not asked again: afterwards the VM is where the act brings it.
         """
-        source = act.from_host
-        for failed in self._view.failed_moves(act):
+        moved_to, settlements = "", self._view.settlements
+        for stored in self._view.failed_moves(act):
+            failed = replace(stored, from_host=moved_to or stored.from_host)  # from where its steps were ordered
             self._moves.pop(failed.id, None)
-            found = await self._settle(failed, now)
+            known = settlements.found(failed)
+            found = await self._settle(failed, now) if known is None else known
             if isinstance(found, StepWait):
                 return found
-            source = found or source
-        return source
+            if known is None:
+                await settlements.keep_found(failed, found)
+            moved_to = found or moved_to
+        return moved_to or act.from_host
 
     async def _settle(self, failed: Act, now: float) -> str | StepWait:
         """Undo a move that was given up, or complete it; return where the VM is then, "" if it did not move."""
+        if failed.from_host == failed.to_host:
+            return ""  # it never began: an earlier move had brought the VM there
+        if self._view.settlements.is_returning(failed):
+            return await self._take_back(failed, now)
         try:
             released = await self._order(failed.from_host, failed, now, MoveStep.WITHDRAW)
         except _NodeSilent:
-            return await self._settle_without_source(failed, now)
+            return await self._settle_by_destination(failed, now, may_run_there=True)
         if released.done is None:
             return StepWait(f"an earlier move of {failed.name} must end first", failed.from_host)
         if released.handover.release is None:
-            with suppress(_NodeSilent):  # it cannot run there: its source has not released it, and never will
-                await self._order(failed.to_host, failed, now, MoveStep.UNDO)
-            return ""
+            may_run_there = self._view.settlements.is_fenced(failed)
+            return await self._settle_by_destination(failed, now, may_run_there=may_run_there)
         try:
             arrived = await self._order(failed.to_host, failed, now, MoveStep.ACTIVATE, released.handover)
         except _NodeSilent as silent:
             if self._view.is_confirmed_down(failed.to_host):
-                return ""
+                return await self._take_back(failed, now)
             return StepWait(f"{silent}: {failed.name} was moved there", failed.to_host)
         if arrived.done is None:
             return StepWait(f"an earlier move of {failed.name} must end first", failed.to_host)
         return failed.to_host if arrived.done.ok else ""
 
-    async def _settle_without_source(self, failed: Act, now: float) -> str | StepWait:
-        """Decide by the destination alone: what was not activated there never will be."""
+    async def _take_back(self, failed: Act, now: float) -> str | StepWait:
+        """Let the source take back a VM that its destination, which is down, never ran; then "".
+
+        From then on the source does not report its release any more. That it takes the VM back is durable before it is
+        ordered: a destination that is up again does not know that it has lost the VM.
+        """
+        await self._view.settlements.keep_returning(failed)
+        try:
+            taken_back = await self._order(failed.from_host, failed, now, MoveStep.RETURN)
+        except _NodeSilent as silent:
+            if self._view.is_confirmed_down(failed.from_host):
+                return ""
+            return StepWait(f"{silent}: it may be taking {failed.name} back", failed.from_host)
+        if taken_back.done is None:
+            return StepWait(f"an earlier move of {failed.name} must end first", failed.from_host)
+        if not taken_back.done.ok:
+            log.warning("an earlier move of %s to %s failed: %s", failed.name, failed.to_host, taken_back.done.note)
+        return ""
+
+    async def _settle_by_destination(self, failed: Act, now: float, *, may_run_there: bool) -> str | StepWait:
+        """Decide by the destination: what was not activated there never will be.
+
+        `may_run_there` False: the source has not released the VM, and never will, nor was it fenced. Then the answer of
+        the destination does not matter.
+        """
         try:
             undone = await self._order(failed.to_host, failed, now, MoveStep.UNDO)
         except _NodeSilent as silent:
-            if self._view.is_confirmed_down(failed.to_host):
+            if not may_run_there or self._view.is_confirmed_down(failed.to_host):
                 return ""
             return StepWait(f"{silent}: {failed.name} may have been moved there", failed.to_host)
+        if not may_run_there:
+            return ""
         if undone.done is None:
             return StepWait(f"an earlier move of {failed.name} must end first", failed.to_host)
         return "" if undone.done.ok else failed.to_host
