@@ -15,6 +15,7 @@ from forewarn.hypervisor.machines.driver import HostUnreachable
 from forewarn.hypervisor.qemu.driver import QemuDriver
 from forewarn.hypervisor.qemu.observation import changed_hosts, machine_in_state
 from tests.support.fake_qemu_site import FIRST, SECOND, VM, FakeSite
+from tests.support.service_process import eventually
 
 S, C = ObservedState, StateCause
 WITHIN_S = 60.0
@@ -89,11 +90,18 @@ def test_a_host_lists_its_vms_with_the_cause_of_each_end(site: FakeSite) -> None
     site.run(scenario)
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether all threads of a process have stopped, which takes a moment after SIGSTOP."""
+    stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(text.rpartition(") ")[2].startswith("T") for text in stats)
+
+
 def test_a_qemu_that_does_not_answer_is_changing_and_does_not_hide_the_others(site: FakeSite) -> None:
     async def scenario(driver: QemuDriver) -> None:
         site.define()
         await driver.power_on(FIRST, VM)
         os.kill(site.pid(), signal.SIGSTOP)
+        await asyncio.to_thread(eventually, lambda: is_stopped(site.pid()))
         site.path(FIRST, ".toml").with_name("db.toml").write_bytes(site.path(FIRST, ".toml").read_bytes())
         try:
             observed = await driver.observe(FIRST)
