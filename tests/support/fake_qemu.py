@@ -95,6 +95,7 @@ class FakeQemu:
     def _receive(self) -> None:
         assert self._listener is not None
         connection, _ = self._listener.accept()
+        self.migration = {**self.migration, "status": "active"}
         status = connection.recv(100).decode()
         if not status:
             os._exit(1)

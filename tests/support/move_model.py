@@ -34,6 +34,7 @@ RUNNING, PAUSED, OFF, ABSENT = MachineState.RUNNING, MachineState.PAUSED, Machin
 RECEIVING, RECEIVED, SENT = MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT
 HALTED = MachineState.HALTED
 LOCK_STEPS = (Step.PREPARE, Step.SHUT_DOWN, Step.POWER_OFF)  # of cold moves, in which the locks are tried
+RECEIVE_STEPS = (Step.PREPARE, Step.SEND)  # of live moves, in which the destination gets ready to receive
 UP = (RUNNING, HALTED)  # a VM that is halted may be let go on at any time
 Decider = Callable[[MachineActRecord, Observation], Decision]
 
@@ -46,6 +47,7 @@ class ModelState(NamedTuple):
     has_locks: bool = False  # a VM that runs holds locks on its disks, and does not start without them
     source: MachineState = RUNNING
     destination: MachineState = ABSENT
+    is_undefined: bool = False  # its definition on the destination is not durable yet
     is_sending: bool = False
     is_source_silent: bool = False
     is_destination_silent: bool = False
@@ -97,7 +99,8 @@ class MoveModel:
 
     Wrong hosts, against their contract: with `resumes_sent` they let a VM go on that was sent, with `has_false_locks`
     they say that the locks of disks are free although the VM does not take any, and with `locks_in_migrations` they
-    also say it of the source of a live migration, which gives its locks up before it has released the VM.
+    also say it of the source of a live migration, which gives its locks up before it has released the VM. With
+    `keeps_undefined` a destination goes on to wait although the service was killed before its definition was durable.
     """
 
     def __init__(
@@ -108,12 +111,14 @@ class MoveModel:
         resumes_sent: bool = False,
         has_false_locks: bool = False,
         locks_in_migrations: bool = False,
+        keeps_undefined: bool = False,
     ) -> None:
         self._decide = cache(decide)
         self._max_faults = max_faults
         self._resumes_sent = resumes_sent
         self._has_false_locks = has_false_locks
         self._locks_in_migrations = locks_in_migrations
+        self._keeps_undefined = keeps_undefined
 
     def explore(self, start: ModelState) -> tuple[int, int]:
         """Visit all states from this one; return how many there are, and how many of them are ends.
@@ -151,6 +156,8 @@ class MoveModel:
             raise Violation(f"two running copies: {before} → {after}")
         if before.destination is RECEIVED and after.destination in UP and before.release is not Release.SENT:
             raise Violation(f"it goes on with memory that may be older than its disks: {before}")
+        if after.is_undefined and after.destination in UP:
+            raise Violation(f"it runs on a host that does not know it: {before} → {after}")
         if after.ok is None or after.is_excused:
             return
         was_off = after.has_source_crashed and after.verb is Verb.MIGRATE and not after.has_sent
@@ -246,9 +253,14 @@ class MoveModel:
             refusal = move_after_refusal(self._record_of(state), do.operation, "refused")
             yield state._replace(decision=refusal)
             return
+        if do.operation is Operation.COPY_DEFINITION and state.verb is Verb.MIGRATE and state.step in RECEIVE_STEPS:
+            is_new = state.destination is ABSENT  # only then it is written while the destination gets ready
+            changed = changed._replace(is_undefined=is_new or state.is_undefined)
+            if state.step is Step.PREPARE:
+                yield changed._replace(done=do.operation, decision=Do(Operation.PREPARE_TO_RECEIVE, DESTINATION))
+        elif do.operation is Operation.PREPARE_TO_RECEIVE and state.is_undefined and state.faults < self._max_faults:
+            yield self._kill(changed._replace(is_undefined=True))._replace(faults=state.faults + 1)
         yield changed._replace(done=do.operation)
-        if do.operation is Operation.COPY_DEFINITION and state.verb is Verb.MIGRATE and state.step is Step.PREPARE:
-            yield changed._replace(done=do.operation, decision=Do(Operation.PREPARE_TO_RECEIVE, DESTINATION))
         if do == Do(Operation.POWER_ON, DESTINATION) and state.faults < self._max_faults:
             refusal = move_after_refusal(self._record_of(state), do.operation, "refused")
             is_excused = state.is_excused or state.is_abrupt
@@ -263,7 +275,11 @@ class MoveModel:
         machine = state.source if is_source else state.destination
 
         def with_machine(machine: MachineState) -> ModelState:
-            return state._replace(source=machine) if is_source else state._replace(destination=machine)
+            if is_source:
+                return state._replace(source=machine)
+            # All operations but this one wait until the definition is durable, or delete it.
+            is_undefined = state.is_undefined and do.operation is Operation.RESUME
+            return state._replace(destination=machine, is_undefined=is_undefined)
 
         match do.operation, machine:
             case Operation.COPY_DEFINITION, _:
@@ -319,8 +335,15 @@ class MoveModel:
             yield state._replace(is_destination_confirmed=True)
             yield state._replace(is_destination_dead=False, is_destination_silent=False, is_destination_confirmed=False)
 
+    def _kill(self, state: ModelState) -> ModelState:
+        """Return the state when the service was killed, and starts again: what is not durable is lost."""
+        killed = state._replace(decision=None, done=None, is_fenced=False)
+        if not state.is_undefined or (state.destination is not OFF and self._keeps_undefined):
+            return killed
+        return killed._replace(destination=ABSENT, is_undefined=False)  # a destination without a definition ends
+
     def _faults(self, state: ModelState) -> Iterator[ModelState]:
-        yield state._replace(decision=None, done=None, is_fenced=False)  # the service is killed, and starts again
+        yield self._kill(state)
         if not state.is_source_silent:
             yield state._replace(is_source_silent=True)
         if not state.is_destination_silent:
@@ -346,6 +369,7 @@ def _crash_destination(state: ModelState) -> ModelState:
     is_late_there = state.late is not None and state.late.host == DESTINATION  # the order is lost with the host
     return state._replace(
         destination=ABSENT if state.destination is ABSENT else OFF,
+        is_undefined=False,
         is_destination_dead=True,
         is_destination_silent=True,
         has_destination_crashed=True,

@@ -130,6 +130,26 @@ def test_an_act_is_completed_wherever_the_service_was_killed(site: QemuSite, ask
 
 
 @pytest.mark.vms
+def test_a_vm_has_its_definition_on_the_destination_although_the_service_was_killed_while_it_wrote_it(
+    site: QemuSite,
+) -> None:
+    site.define(FIRST, site.empty_command())
+    start_vm(site)
+    with new_service(site, "", crash_point="listening") as service:
+        begin(service, "migrate")
+        service.wait_until_killed()
+        assert not is_defined(site.hosts[SECOND].directory)
+        assert (site.hosts[SECOND].directory / f"{VM}.pid").exists()
+        service.start()
+        texts = wait_for_end(service)
+        assert not any("failed" in text for text in texts), texts
+        assert service.host_of_vm() == SECOND
+    assert state_of(site, SECOND) is MachineState.RUNNING
+    assert is_defined(site.hosts[SECOND].directory)
+    assert not is_defined(site.hosts[FIRST].directory)
+
+
+@pytest.mark.vms
 def test_a_migration_that_cannot_end_in_time_is_aborted_and_the_vm_stays(site: QemuSite) -> None:
     """QEMU may send so slowly that the VM would never have been sent."""
     site.define(FIRST, site.empty_command())

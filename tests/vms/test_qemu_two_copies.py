@@ -16,8 +16,9 @@ from tests.vms.service import QemuService
 FIRST, SECOND = HOST_NAMES
 MIGRATE = (
     *("step:prepare", "before:copy_definition", "after:copy_definition", "before:prepare_to_receive", "spawned"),
-    *("after:prepare_to_receive", "step:send", "before:send", "after:send", "step:activate", "before:resume"),
-    *("after:resume", "step:clean-up", "before:power_off", "after:power_off", "before:remove", "after:remove"),
+    *("listening", "after:prepare_to_receive", "step:send", "before:send", "after:send", "step:activate"),
+    *("before:resume", "after:resume", "step:clean-up", "before:power_off", "after:power_off", "before:remove"),
+    "after:remove",
 )
 REDEPLOY = (
     *("step:prepare", "before:copy_definition", "after:copy_definition", "step:shut-down", "before:press_power_button"),
@@ -46,6 +47,7 @@ def check_single_copy_after_a_crash(site: QemuSite, verb: str, crash_point: str)
     source, destination = site.hosts[FIRST], site.hosts[SECOND]
     destination.wait_for_ticks(5)
     assert eventually(lambda: alive_hosts(site) == [SECOND])
+    assert [name for name, host in site.hosts.items() if (host.directory / f"{VM}.toml").exists()] == [SECOND]
     assert site.conflicts() == []
     if verb == "migrate":
         assert destination.boots() == []

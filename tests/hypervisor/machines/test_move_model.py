@@ -132,6 +132,11 @@ def test_the_model_finds_out_locks_that_the_source_of_a_migration_gives_up_too_e
         model.explore(ModelState(Verb.MIGRATE, is_abrupt=False, has_locks=True))
 
 
+def test_the_model_finds_out_a_destination_that_waits_without_a_definition_after_a_crash_of_the_service() -> None:
+    with pytest.raises(Violation, match="on a host that does not know it"):
+        MoveModel(keeps_undefined=True, max_faults=1).explore(STARTS["migration"])
+
+
 def test_the_model_finds_out_locks_that_a_running_vm_does_not_hold() -> None:
     with pytest.raises(Violation, match="two running copies"):
         MoveModel(has_false_locks=True).explore(STARTS["redeployment from a silent host"])

@@ -1,14 +1,17 @@
 """Kills the service at one point of an act; Python imports this file at its start if it is on its path.
 
 CRASH_POINT is `before:OPERATION` or `after:OPERATION` of the QEMU driver, `step:STEP` of the journal (after the step is
-durable), or `spawned` (QEMU was started, and has not come up).
+durable), `spawned` (QEMU was started, and has not come up), or `listening` (QEMU waits for a live migration, and the
+definition of its VM is still being written).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -42,6 +45,17 @@ def _die_after(owner: type, name: str, condition: Callable[..., bool]) -> None:
     setattr(owner, name, perform)
 
 
+def _never_complete_definitions() -> None:
+    """Let definitions be written for ever, as by a disk that is slower than QEMU."""
+    from forewarn.hypervisor.qemu import definition_writes
+
+    def write(path: Path, data: bytes) -> None:
+        path.with_name(f"{path.name}.new").write_bytes(data)
+        threading.Event().wait()
+
+    vars(definition_writes).update(write_durably=write)
+
+
 def _install(point: str) -> None:
     from forewarn.hypervisor.machines.journal import MachineJournal
     from forewarn.hypervisor.qemu.instance import QemuInstance
@@ -49,6 +63,9 @@ def _install(point: str) -> None:
     when, _, name = point.partition(":")
     if when == "spawned":
         _die_after(QemuInstance, "start", lambda *_: True)
+    elif when == "listening":
+        _never_complete_definitions()
+        _die_around_operation("after", "_prepare_to_receive")
     elif when == "step":
         _die_after(MachineJournal, "enter", lambda journal, act_id, entered: entered.step == name)
     else:

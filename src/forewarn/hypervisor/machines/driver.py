@@ -171,10 +171,10 @@ class MachineDriver(Protocol):
 
         Needs the disks to be reachable from both hosts. `fresh_ephemeral_disk` says that `power_on` will be asked for a
         new ephemeral disk there: Refused if that is certainly not possible. `then_receives` says that
-        `prepare_to_receive` follows at once: the definition is durable at the latest when that returns. Finishes what
-        an earlier call left unfinished. After the loss of `host`, and for a VM that is on no host because it was
-        removed with its disks kept (`host` is ""), drivers keep what they need outside the host. Raises
-        HostUnreachable.
+        `prepare_to_receive` follows at once: the definition is durable at the latest when that returns. If the service
+        is killed before, the VM is ABSENT there, or OFF or RECEIVING with its definition. Finishes what an earlier call
+        left unfinished. After the loss of `host`, and for a VM that is on no host because it was removed with its disks
+        kept (`host` is ""), drivers keep what they need outside the host. Raises HostUnreachable.
         """
 
     async def read_definition(self, host: str, vm: str) -> bytes:

@@ -42,6 +42,7 @@ from forewarn.hypervisor.qemu.instance import (
     require_defined,
     require_files,
     require_movable,
+    require_shared_disks,
     sync_directory,
     write_durably,
 )
@@ -49,12 +50,7 @@ from forewarn.hypervisor.qemu.live_migration import begin_to_receive, begin_to_s
 from forewarn.hypervisor.qemu.observation import changed_hosts, observe_instance
 from forewarn.hypervisor.qemu.processes import NotRunning, QemuProcesses
 from forewarn.hypervisor.qemu.qmp import Monitor, require_qmp
-from forewarn.hypervisor.qemu.run_state import (
-    is_migrating,
-    migration_progress,
-    read_state,
-    stop_reason,
-)
+from forewarn.hypervisor.qemu.run_state import has_arrivals, is_migrating, migration_progress, read_state, stop_reason
 
 log = logging.getLogger(__name__)
 _MAX_CONCURRENT_LOOKS = 16  # at VMs of one host
@@ -121,7 +117,10 @@ class QemuDriver:
         return changed_hosts({name: Path(host.directory) for name, host in self._hosts.items()})
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return the VM's state now; keeps a copy of its definition, and ends QEMU after the guest's shutdown."""
+        """Return the VM's state now, and keep a copy of its definition.
+
+        Ends QEMU after the guest's shutdown, and a destination without a definition to which nothing was sent yet.
+        """
         async with self._locks[host, vm]:
             return await self._state(self._instance(host, vm))
 
@@ -259,19 +258,12 @@ class QemuDriver:
     ) -> None:
         """Write the VM's definition into the directory of `to_host`; from the copy if `host` is lost.
 
-        With `then_receives`, for a VM that runs, the file is complete when `prepare_to_receive` returns. Refused if a
+        With `then_receives`, a new file for a VM that runs is complete when `prepare_to_receive` returns. Refused if a
         disk is not reachable from both hosts, another VM of this name runs on `to_host`, or too little memory is free.
         """
         source, target = self._instance(host, vm), self._instance(to_host, vm)
         definition, data = self._copies.read(source)
-        if local := [path for path in definition.local_paths() if path in definition.disks]:
-            raise Refused(
-                f"disk {local[0]!r} of {source.name} is in the directory of its host: "
-                "a VM that moves needs disks with absolute paths, which both hosts reach"
-            )
-        for disk in definition.disks:
-            if not Path(disk).exists():
-                raise Refused(f"disk {disk!r} of {source.name} does not exist: make it reachable from both hosts")
+        require_shared_disks(definition, source)
         free_mib = (await self.capacity(to_host)).memory_mib
         if not target.is_alive() and free_mib < definition.memory_mib:
             raise Refused(f"{to_host} has {free_mib} MiB free, and {vm} needs {definition.memory_mib} MiB")
@@ -280,8 +272,9 @@ class QemuDriver:
                 return
             if (state := await self._state(target)) not in (MachineState.OFF, MachineState.ABSENT):
                 raise Refused(f"{target.name} is {state} with a different definition: end it first")
+            is_new = not target.is_defined()  # QEMU never starts beside the file of another definition
             self._writes.begin(target, definition, data)
-            if not (then_receives and source.is_alive()):
+            if not (is_new and then_receives and source.is_alive()):
                 await self._writes.finish(target)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
@@ -472,10 +465,14 @@ class QemuDriver:
         is_defined = is_defined or self._writes.definition(instance) is not None
         try:
             state = await self._processes.ask(instance, lambda monitor: read_state(monitor, instance))
+            is_undefined = state is MachineState.RECEIVING and not is_defined
+            if is_undefined and not await self._processes.ask(instance, has_arrivals):
+                state = MachineState.OFF  # the service was killed before it had written the definition
         except NotRunning:
             return MachineState.OFF if is_defined else MachineState.ABSENT
         if state is MachineState.OFF:  # the guest has shut down, but QEMU waits, and holds the locks of its disks
             await self._processes.end(instance)
+            return MachineState.OFF if is_defined else MachineState.ABSENT
         if state in IN_MEMORY and self._disk_locks.is_used:
             await asyncio.to_thread(self._disk_locks.observe, instance)
         return state

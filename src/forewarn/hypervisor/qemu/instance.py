@@ -268,6 +268,18 @@ def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
         )
 
 
+def require_shared_disks(definition: VmDefinition, instance: QemuInstance) -> None:
+    """Raise Refused if a disk is in the directory of its host or is missing; the ephemeral one may be."""
+    if local := [path for path in definition.local_paths() if path in definition.disks]:
+        raise Refused(
+            f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
+            "a VM that moves needs disks with absolute paths, which both hosts reach"
+        )
+    for disk in definition.disks:
+        if not Path(disk).exists():
+            raise Refused(f"disk {disk!r} of {instance.name} does not exist: make it reachable from both hosts")
+
+
 def require_defined(instance: QemuInstance) -> None:
     """Raise Refused if the VM has no definition on its host."""
     if not instance.is_defined():

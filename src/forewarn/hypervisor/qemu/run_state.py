@@ -82,6 +82,15 @@ def _disk_problem(block: Mapping[str, Any]) -> str:
             return f"disk {name} cannot be read or written"
 
 
+async def has_arrivals(monitor: Monitor) -> bool:
+    """Return whether a live migration to this QEMU has begun, even if it failed or is complete.
+
+    Raises HostUnreachable if QEMU does not answer.
+    """
+    report = await monitor.execute("query-migrate")
+    return report.get("status", "none") not in ("none", "setup")  # of a QEMU that only listens, by its version
+
+
 async def is_migrating(monitor: Monitor) -> bool:
     """Return whether a live migration from here is active, also one that is being cancelled.
 
