@@ -61,7 +61,7 @@ class HttpRequestFailed(Unavailable):
 class ClientResponse:
     """A response of any status, with the part of its body that was read; made by `HttpClient.send`."""
 
-    status: int  # of HTTP
+    status: int  # the HTTP status
     headers: Mapping[str, str]  # names in lower case; several values of one name joined by commas
     body: bytes  # at most `HttpLimits.max_body_bytes`, as sent: not decompressed
     is_complete: bool  # False: the body is longer than the limit, took too long or broke off

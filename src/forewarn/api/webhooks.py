@@ -75,7 +75,7 @@ class WebhookTestView(BaseView, frozen=True, kw_only=True):
 
     id: str  # of the webhook
     ok: bool  # the receiver accepted the message
-    status: int | None  # of HTTP; None if there was no response
+    status: int | None  # the HTTP status; None if there was no response
     text: str
 
 

@@ -53,7 +53,7 @@ class ArmCall:
 class ArmResponse:
     """A response of the ARM facade; `body` is encoded as JSON, None is an empty body."""
 
-    status: int = 200  # of HTTP
+    status: int = 200  # the HTTP status
     body: Any = None  # encoded as JSON; None for an empty body
     headers: Mapping[str, str] = field(default_factory=dict)  # by name, in addition to Content-Type
 
@@ -82,7 +82,7 @@ class ArmRoute:
     With `right` None no token is needed, and the handler is an AnonymousArmHandler.
     """
 
-    method: str  # of HTTP, in upper case; GET answers HEAD too
+    method: str  # the HTTP method, in upper case; GET answers HEAD too
     path: str  # a template in Azure's spelling, such as `/subscriptions/{subscription}`
     handler: ArmHandler | AnonymousArmHandler
     right: Right | None = Right.READ  # None: no token is needed, only for discovery and sign-in

@@ -108,7 +108,7 @@ def named_error(code: str, message: str) -> ForewarnError:
 class HttpAnswer(NamedTuple):
     """The answer to one request: its status, its body, and the service's time when it was sent."""
 
-    status: int  # of HTTP
+    status: int  # the HTTP status
     body: bytes  # undecoded
     now: float | None  # lab time in POSIX seconds; None if the answer does not say it
 

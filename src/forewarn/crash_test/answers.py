@@ -38,7 +38,7 @@ class ServiceAnswer:
     body is sent in chunks.
     """
 
-    status: int  # of HTTP
+    status: int  # the HTTP status
     headers: tuple[tuple[str, str], ...]  # pairs of name and value, in order
     body: bytes  # without the framing of chunks
 

@@ -47,7 +47,7 @@ class HandlerFigures(msgspec.Struct, frozen=True, kw_only=True):
     never_noticed: int = 0  # events that no poll of the handler got
     prepared_p50_s: float | None = None  # from publication to the probe's yes
     recovered_p50_s: float | None = None  # from the event's start to the probe's yes
-    recovered_worst_s: float | None = None  # the longest of these
+    recovered_worst_s: float | None = None  # the longest time from an event's start to the probe's yes
     approvals: int = 0  # on the judged VM that got a 2xx; one of several events counts for each of them
     approvals_early: int | None = None  # before the probe said yes; None: no probe. Freezes do not count
     approvals_late: int = 0  # after the event had started

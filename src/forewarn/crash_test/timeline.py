@@ -101,7 +101,7 @@ class OtherRequest(_Observation, frozen=True, kw_only=True, tag="other request")
     """A request for something else on the metadata endpoint, which arrived `at` this time on VM `vm`."""
 
     by: Poller  # who sent it
-    method: str  # of HTTP
+    method: str  # the HTTP method
     path: str  # without the query
     status: int | None  # of the answer; None: there was none, or the connection was reset
 
@@ -157,7 +157,7 @@ class ResourcesSampled(_Observation, frozen=True, kw_only=True, tag="resources")
     memory_bytes: int  # resident; pages that processes share count for each of them
     connections: int  # to the metadata endpoint, open now
     processes: int  # that run now
-    starved_s: float = 0.0  # real time in which it had to wait for a CPU since the last sample; see `StarvationMeter`
+    starved_s: float = 0.0  # seconds of real time since the last sample in which it had to wait for a CPU
 
 
 Observation = (

@@ -34,7 +34,7 @@ class HttpCall:
     """One HTTP request to send."""
 
     url: str  # http or https
-    method: str = "GET"  # of HTTP
+    method: str = "GET"  # the HTTP method
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # in addition to Host and the like
     body: bytes = field(default=b"", repr=False)  # b"" for none
     ca_file: Path | None = None  # the CAs to trust for https; None: the system's
@@ -45,7 +45,7 @@ class HttpCall:
 class HttpReply:
     """The reply to a call, of any status."""
 
-    status: int  # of HTTP
+    status: int  # the HTTP status
     text: str  # the whole body, decoded as UTF-8; it may contain secrets
     secrets: tuple[str, ...] = field(default=(), repr=False)  # those of the call
 
