@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -285,6 +286,36 @@ def test_a_visit_goes_on_if_a_new_order_has_the_same_rules(world: World) -> None
     old = visit_of(world, "h0").request_id
     give_order(world, within_s=20 * A_DAY)
     assert visit_of(world, "h0").request_id == old
+
+
+def test_a_visit_with_another_impact_does_not_count_for_a_new_order(world: World) -> None:
+    give_order(world)
+    world.advance(2 * 3600)
+    assert visited(world) == list(HOSTS)
+    world.do(world.control.standing_order.remove_order(who="ann"))
+    give_order(world, impact=RolloutImpact.REBOOT)
+    order = world.control.standing_order.order
+    assert order is not None
+    assert [order.visited_at(host) for host in HOSTS] == [None, None, None]
+    assert [late_at(order, host) for host in HOSTS] == [world.now + 10 * A_DAY] * 3
+    world.restart()
+    world.advance(A_DAY)
+    assert visited(world) == [*HOSTS, *HOSTS]
+    assert [event.rules.kind for event in world.events()][3:] == ["Reboot"] * 3
+
+
+def test_a_visit_that_finishes_after_an_order_with_another_impact_does_not_count_for_it(world: World) -> None:
+    world.hypervisor.set_behaviour(SimulatedBehaviour((DurationRule(seconds=600.0),)))
+    give_order(world, at_once=3)
+    world.do(world.control.standing_order.remove_order(who="ann"))
+    world.advance(3600)  # all three visits end
+    give_order(world, impact=RolloutImpact.REBOOT, at_once=3)
+    assert sorted(event.host for event in world.events(EventState.SCHEDULED)) == list(HOSTS)
+
+
+def test_a_visit_that_an_earlier_release_stored_without_its_impact_counts() -> None:
+    stored = b'{"within_s":100.0,"impact":"reboot","who":"ann","at":0.0,"visits":{"a":{"visited_at":50.0}}}'
+    assert due_at(msgspec.json.decode(stored, type=StandingOrder), "a") == 130.0
 
 
 def test_a_started_visit_of_an_earlier_order_finishes_before_the_host_is_visited_again(world: World) -> None:

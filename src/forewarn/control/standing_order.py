@@ -109,10 +109,10 @@ class StandingOrderService:
     async def set_order(self, order: StandingOrder) -> StandingOrder:
         """Store the standing order, in place of the one before, and return it; visits that are known stay.
 
-        That includes those of an order that was removed. A visit under way with another impact, other windows or
-        another notice ends: its events that have not started are withdrawn, and the host is visited again. Raises
-        Rejected for an interval, a number of hosts at once, a notice or windows that are not possible, Refused if the
-        fleet has no host or the hypervisor cannot do it. The history gets an entry.
+        That includes those of an order that was removed; those with another impact do not count. A visit under way with
+        another impact, other windows or another notice ends: its events that have not started are withdrawn, and the
+        host is visited again. Raises Rejected for an interval, a number of hosts at once, a notice or windows that are
+        not possible, Refused if the fleet has no host or the hypervisor cannot do it. The history gets an entry.
         """
         self.check_order(order)
         async with self._lock:

@@ -1,7 +1,8 @@
 """A standing order: visit every host within a number of days, the one that waits longest first.
 
 Each visit is a rollout over one host, so windows, budgets and the hold apply to it. A host is due when four fifths of
-the interval have passed since its last visit; a host that was never visited is due at once.
+the interval have passed since its last visit; a host that was never visited is due at once. Only visits with the impact
+of the order count.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """What a standing order knows about one host. Times are lab time."""
 
     visited_at: float | None = None  # when the last visit that succeeded ended; None: there was none
+    impact: RolloutImpact | None = None  # of that visit; None: there was none, or an earlier release stored it
     asked_at: float | None = None  # when the last visit was requested, or resumed after a pause
     request_id: str = ""  # of the visit under way; "": none is
     is_paused: bool = False  # somebody paused the visit under way, and it has no live event: it does not count as one
@@ -60,6 +62,14 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
     def visit(self, host: str) -> HostVisit:
         """Return what is known about the host of this name; an empty one if nothing is."""
         return self.visits.get(host, HostVisit())
+
+    def visited_at(self, host: str) -> float | None:
+        """Return the lab time at which the host's last visit that counts ended; None if none counts.
+
+        A visit counts if it succeeded and had the impact of this order, or one that is not known.
+        """
+        visit = self.visit(host)
+        return visit.visited_at if visit.impact in (None, self.impact) else None
 
 
 def require_valid_order(order: StandingOrder) -> None:
@@ -115,11 +125,11 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
 def due_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is to be visited.
 
-    A host that was never visited is due when the order was given, another one when 80 % of the interval since its last
-    visit is over, and after a failure `retry_after_s` later at the earliest.
+    A host that was never visited with the impact of the order is due when the order was given, another one when 80 % of
+    the interval since its last visit is over, and after a failure `retry_after_s` later at the earliest.
     """
-    visit = order.visit(host)
-    at = order.at if visit.visited_at is None else visit.visited_at + DUE_SHARE * order.within_s
+    visit, visited_at = order.visit(host), order.visited_at(host)
+    at = order.at if visited_at is None else visited_at + DUE_SHARE * order.within_s
     failed_at = visit.failed_at if visit.failed_at is not None else visit.asked_at
     if visit.problem and failed_at is not None:
         at = max(at, failed_at + retry_after_s(order))
@@ -138,9 +148,9 @@ def retry_after_s(order: StandingOrder) -> float:
 def late_at(order: StandingOrder, host: str) -> float:
     """Return the lab time from which the host lags: its last visit is longer ago than the interval.
 
-    For a host that was never visited, the order counts instead.
+    For a host that was never visited with the impact of the order, the time of the order counts instead.
     """
-    visited_at = order.visit(host).visited_at
+    visited_at = order.visited_at(host)
     return (order.at if visited_at is None else visited_at) + order.within_s
 
 
@@ -174,8 +184,8 @@ def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
     assert rollout is not None
     failed = rollout.tally.failed if rollout.tally is not None else 0
     if rollout.progress is RolloutState.COMPLETED and not failed:
-        visited_at = rollout.closed_at
-        return replace(visit, request_id="", is_paused=False, problem="", visited_at=visited_at, failed_at=None)
+        visit = replace(visit, visited_at=rollout.closed_at, impact=rollout.impact)
+        return replace(visit, request_id="", is_paused=False, problem="", failed_at=None)
     return given_up(visit, rollout.why or f"its rollout was {rollout.progress}", rollout.closed_at)
 
 

@@ -56,7 +56,7 @@ class HostVisitView(BaseView, frozen=True, kw_only=True):
 
     host: str  # its name
     state: str  # visited, due, under way or late (its last visit is longer ago than the interval)
-    visited_at: float | None  # when the last visit that succeeded ended; None: there was none
+    visited_at: float | None  # when the last visit with the order's impact that succeeded ended; None: there was none
     due_at: float  # when it is to be visited next
     rollout: str  # the id of the visit under way; "": none is
     problem: str  # why the last visit did not succeed; "": it did
@@ -74,7 +74,7 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     who: str = ""  # the name of who set it
     at: float | None = None  # when it was set, in lab time
     total: int = 0  # hosts of the fleet
-    visited: int = 0  # hosts whose last visit is not longer ago than the interval
+    visited: int = 0  # hosts whose last visit with its impact is not longer ago than the interval
     late: int = 0  # hosts that are late
     hosts: tuple[HostVisitView, ...] = ()  # those that wait longest first; at most 1,000
     under_way: int = 0  # hosts that are being visited
@@ -107,7 +107,7 @@ def read_standing_order(context: RequestContext) -> StandingOrderView:
         who=order.who,
         at=order.at,
         total=len(names),
-        visited=sum(order.visit(name).visited_at is not None and late_at(order, name) > now for name in names),
+        visited=sum(order.visited_at(name) is not None and late_at(order, name) > now for name in names),
         late=sum(late_at(order, name) <= now for name in names),
         hosts=tuple(_visit_view(order, name, now) for name in names[:_MAX_SHOWN_HOSTS]),
         under_way=sum(bool(order.visit(name).request_id) for name in names),
@@ -127,7 +127,7 @@ def _visit_view(order: StandingOrder, host: str, now: float) -> HostVisitView:
     return HostVisitView(
         host=host,
         state=state,
-        visited_at=visit.visited_at,
+        visited_at=order.visited_at(host),
         due_at=due_at(order, host),
         rollout=visit.request_id,
         problem=visit.problem,
