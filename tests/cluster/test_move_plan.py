@@ -84,3 +84,9 @@ def test_a_vm_that_was_released_to_a_host_that_is_down_is_taken_back() -> None:
     progress.record(order.step, StepReport.of(ActDone(True, "web was started on h1 again")))
     reason = "h2 went down before web was known to run there; web was started on h1 again"
     assert next_step(progress) == ActDone(False, reason)
+
+
+def test_a_restarted_move_to_a_host_that_is_down_says_that_its_vm_was_not_taken_back() -> None:
+    progress = MoveProgress(a_move(), lost_destination="h2 went down; h1 is down, too")
+    progress.record(MoveStep.WITHDRAW, StepReport.of(ActDone(True, "web may be on h2")))
+    assert next_step(progress) == ActDone(False, "h2 went down; h1 is down, too; web may be on h2")

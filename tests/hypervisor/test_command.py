@@ -22,6 +22,7 @@ from forewarn.hypervisor import command_run
 from forewarn.hypervisor.command import CommandHypervisor, CommandSpec
 from forewarn.hypervisor.command_run import CommandRunJournal
 from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
+from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepReport
 from forewarn.hypervisor.verb_support import VerbSupport
 from tests.support.service_process import eventually
 
@@ -356,3 +357,49 @@ class TestCommand(HypervisorConformance):
 
     def effects(self, act: Act) -> int:
         return self.file.read_text().splitlines().count(act.id) if self.file.exists() else 0
+
+
+MOVE = Act(id="a", vm="k", name="web", verb=Verb.REDEPLOY, event_id="E", from_host="h1", to_host="h2")
+NOT_BACK = (
+    "no command has taken web back, and it may be on h2: bring it back to h1, or start it there once it certainly does "
+    "not run on h2"
+)
+
+
+async def step_done(hypervisor: CommandHypervisor, step: MoveStep) -> StepReport:
+    """Order a step until it is over."""
+    for _ in range(60):
+        report = await hypervisor.perform_step(MOVE, step, MoveHandover(), 0.0)
+        if report.done is not None:
+            return report
+    raise AssertionError(f"{step} does not end")
+
+
+def test_a_vm_that_no_command_takes_back_is_not_said_to_be_back(tmp_path: Path) -> None:
+    async def run() -> None:
+        hypervisor = CommandHypervisor({"*": CommandSpec(run=("true",))}, tmp_path)
+        assert (await step_done(hypervisor, MoveStep.RELEASE)).handover.release is MoveRelease.STOPPED
+        for _ in range(2):
+            assert (await step_done(hypervisor, MoveStep.RETURN)).done == ActDone(False, NOT_BACK)
+        # It is not released again, and the reason stays known.
+        assert await step_done(hypervisor, MoveStep.WITHDRAW) == StepReport.of(ActDone(True, NOT_BACK))
+        assert await step_done(hypervisor, MoveStep.RELEASE) == StepReport.of(ActDone(False, NOT_BACK))
+        await hypervisor.close()
+
+    asyncio.run(run())
+
+
+def test_a_command_with_the_step_return_takes_the_vm_back_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        run_command = ("sh", "-c", f'echo "$FOREWARN_STEP on $FOREWARN_HOST" >> {tmp_path}/log')
+        spec = CommandSpec(run=run_command, steps=(MoveStep.RELEASE, MoveStep.RETURN))
+        hypervisor = CommandHypervisor({"*": spec}, tmp_path / "journal")
+        for step in (MoveStep.RELEASE, MoveStep.RETURN, MoveStep.RETURN):
+            report = await step_done(hypervisor, step)
+            assert report.done is not None
+            assert report.done.ok
+        assert await step_done(hypervisor, MoveStep.WITHDRAW) == StepReport.of(ActDone(True, "web was taken back"))
+        assert (tmp_path / "log").read_text().splitlines() == ["release on h1", "return on h1"]
+        await hypervisor.close()
+
+    asyncio.run(run())

@@ -194,8 +194,8 @@ def _outcome(progress: MoveProgress) -> ActDone:
     """Return how the move ended: what the failed step says, else what the steps of a success say."""
     answers = progress.answers
     if progress.lost_destination:
-        back = answers.get(MoveStep.RETURN)
-        return ActDone(False, _joined(progress.lost_destination, back.note if back else ""))
+        back = answers.get(MoveStep.RETURN) or answers.get(MoveStep.WITHDRAW)  # after a restart, only the latter
+        return ActDone(False, _joined(*progress.lost_destination.split("; "), back.note if back else ""))
     for step in (MoveStep.DESCRIBE, MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE):
         if step in answers and not answers[step].ok:
             back = answers.get(MoveStep.UNDO) or answers.get(MoveStep.RETURN)

@@ -33,7 +33,7 @@ from forewarn.protocol.document import Kind
 log = logging.getLogger(__name__)
 PERFORM_WAIT_S = 1.0  # real time: how long one `perform` waits for its command
 _RETRY_AFTER_S = 1.0  # lab time
-_COMMAND_STEPS = (MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.UNDO)
+_COMMAND_STEPS = (MoveStep.PREPARE, MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.UNDO, MoveStep.RETURN)
 ANY_VERB = "*"  # the command for verbs that have none of their own
 _CHECK_DONE, _CHECK_NOT_DONE = 0, 1  # exit codes of a check; any other: the check does not know
 EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {  # the event type that announces a verb; others have none
@@ -58,7 +58,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
     """Raises Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
 
-    Also if its `steps` lack release, as empty ones do, or have others than prepare, release, activate and undo.
+    Also if its `steps` lack release, as empty ones do, or have others than prepare, release, activate, undo and return.
     `commands` has them by verb; the key `*` is the command of all verbs that have none of their own.
     """
     for name, spec in commands.items():
@@ -73,7 +73,7 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
         if MoveStep.RELEASE not in spec.steps or not set(spec.steps) <= set(_COMMAND_STEPS):
             raise Rejected(
                 f"setting 'commands.{name}.steps' is {', '.join(spec.steps) or 'empty'}: give release, and any of "
-                "prepare, activate and undo"
+                "prepare, activate, undo and return"
             )
 
 
@@ -122,9 +122,9 @@ class CommandHypervisor:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Perform this step of a move to or from another host, if the act's command has the step.
 
-        Other steps succeed at once, without a command; RETURN always does, and WITHDRAW after it. FENCE always fails,
-        and so do RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By default a command performs a
-        whole move, on the source; if the source is down, on the destination. Waits for the command for
+        Other steps succeed at once, without a command, but RETURN fails then: the VM may be on the destination. FENCE
+        always fails, and so do RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By default a command
+        performs a whole move, on the source; if the source is down, on the destination. Waits for the command for
         `perform_wait_s`, then it is under way. Raises Unavailable if it is not known whether the step was done,
         ActNotTried if the journal cannot be used. `now` is lab time.
         """
@@ -133,11 +133,13 @@ class CommandHypervisor:
             case MoveStep.RELEASE | MoveStep.WITHDRAW if (
                 self._journal.find(step_act(act, MoveStep.RETURN).id) is not None
             ):
-                return StepReport.of(ActDone(step is MoveStep.WITHDRAW, f"{act.name} was taken back"))
+                returned = await self._return(act, now)
+                if not isinstance(returned, ActDone):
+                    return StepReport.of(returned)
+                note = f"{act.name} was taken back" if returned.ok else returned.note
+                return StepReport.of(ActDone(step is MoveStep.WITHDRAW, note))
             case MoveStep.RETURN:
-                self._journal.begin(step_act(act, step).id, now)
-                self._journal.end(step_act(act, step).id, ok=True, note="")
-                return done
+                return StepReport.of(await self._return(act, now))
             case MoveStep.WITHDRAW:
                 return await self._withdraw(act, now)
             case MoveStep.FENCE:
@@ -162,6 +164,21 @@ class CommandHypervisor:
             self._journal.fail_without_run(release.id, now, note=f"{act.name} was not released")
             return StepReport.of(ActDone(True))
         return self._release_report(act, MoveStep.RELEASE, await self._perform(release, MoveStep.RELEASE, now))
+
+    async def _return(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        """Take the VM back with the act's command, or fail if that has no such step; durable."""
+        back = step_act(act, MoveStep.RETURN)
+        spec = self._commands.get(act.verb) or self._commands.get(ANY_VERB)
+        if spec is not None and MoveStep.RETURN in spec.steps:
+            return await self._perform(back, MoveStep.RETURN, now)
+        if (done := _recorded_outcome(self._journal.find(back.id))) is not None:
+            return done
+        note = (
+            f"no command has taken {act.name} back, and it may be on {act.to_host}: bring it back to {act.from_host}, "
+            f"or start it there once it certainly does not run on {act.to_host}"
+        )
+        self._journal.fail_without_run(back.id, now, note=note)
+        return ActDone(False, note)
 
     def _release_report(self, act: Act, step: MoveStep, answer: ActDone | ActUnderWay) -> StepReport:
         is_released = step is MoveStep.RELEASE and isinstance(answer, ActDone) and answer.ok
