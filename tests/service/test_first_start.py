@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from forewarn.control.fleet import FleetChange
+from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.errors import Unavailable
 from forewarn.service.first_start import apply_initial_fleet
 from forewarn.service.settings import Settings
@@ -135,3 +138,30 @@ def test_a_start_without_the_fleet_file_of_which_only_a_part_was_applied_causes_
     world.do(interrupted(world, path))
     world.do(apply_initial_fleet(world.control, Settings(data=str(path.parent), store=RECORD)))
     assert ["only a part" in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("is_removed_again", [False, True], ids=["other fleet", "other VMs were removed again"])
+def test_the_rest_of_an_interrupted_first_fleet_is_not_applied_over_a_later_fleet(
+    world: World, path: Path, caplog: pytest.LogCaptureFixture, is_removed_again: bool
+) -> None:
+    path.write_text(HOST + WEB.replace("0", "{n}") + "count = 5\n", encoding="utf-8")
+    world.do(interrupted(world, path))
+    later = read_fleet_file('[[hosts]]\nname = "h2"\n[[vms]]\nname = "app-0"\n')
+    gone = tuple(world.store.vms())
+    change = FleetChange(hosts=later.hosts, removed_hosts=("h1",), vms=later.vms, removed=gone, text="another fleet")
+    if is_removed_again:
+        change = FleetChange(vms=(replace(later.vms[0], host="h1"),), text="another VM")
+    world.do(world.control.fleet.apply_change(change, who="ann"))
+    if is_removed_again:
+        added = next(vm for vm in world.store.vms() if vm.name == "app-0")
+        world.do(world.control.fleet.apply_change(FleetChange(removed=(added,), text="not any more"), who="ann"))
+    before = world.store.vms()
+    for _ in range(2):
+        world.do(apply(world, path))
+    assert world.store.vms() == before
+    texts = [record.message for record in caplog.records]
+    assert [("the fleet was changed since" in text, "was not applied, because" in text) for text in texts] == [
+        (True, False),
+        (False, True),
+        (False, True),
+    ]

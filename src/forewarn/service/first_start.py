@@ -74,15 +74,16 @@ async def apply_initial_fleet(
 ) -> None:
     """Apply the fleet file, or the sample fleet of a lab, to an empty store; durable on return.
 
-    Also applies the rest of a file of which an earlier start has applied only a part. If the store has a record, it
-    takes several commits with about `vms_per_commit` VMs each. Does nothing without a fleet file outside a lab. If the
-    store has a fleet, it only logs a warning if the file has VMs that the store never had, and ignores errors in the
-    file. Raises Rejected if the file cannot be used, and Unavailable if the store cannot be written.
+    Also applies the rest of a file of which an earlier start has applied only a part, unless the store has got other
+    VMs or hosts since. If the store has a record, it takes several commits with about `vms_per_commit` VMs each. Does
+    nothing without a fleet file outside a lab. If the store has a fleet, it only logs a warning if the file has VMs
+    that the store never had, and ignores errors in the file. Raises Rejected if the file cannot be used, and
+    Unavailable if the store cannot be written.
     """
     store = control.store
     counts = store.counts()
     is_empty = not (counts.scopes or counts.hosts)
-    if not is_empty and not _is_begun(store, settings):
+    if not is_empty and not await _may_continue(store, settings):
         await _warn_about_ignored_fleet_file(control, settings)
         return
     if settings.fleet:
@@ -102,10 +103,29 @@ async def apply_initial_fleet(
     await _save_applied(store, digest)
 
 
-def _is_begun(store: Store, settings: Settings) -> bool:
-    """Whether an earlier start has applied a part of this fleet file, which has not changed since."""
+async def _may_continue(store: Store, settings: Settings) -> bool:
+    """Whether an earlier start has applied a part of this fleet file, and the fleet is still its own.
+
+    If somebody has added VMs, also ones that were removed again, or changed the hosts since, the rest of the file is
+    never applied by itself: that is logged as a warning, and stored.
+    """
     begun = store.load(_BEGUN_FLEET_FILE_KEY)
-    return bool(begun and settings.fleet) and begun == _fleet_digest(_read_fleet_file(Path(settings.fleet)))
+    if not begun or not settings.fleet:
+        return False
+    text = _read_fleet_file(Path(settings.fleet))
+    if begun != _fleet_digest(text):
+        return False
+    fleet = read_fleet_file(text, source=settings.fleet)
+    vms, hosts = {vm.key for vm in fleet.vms}, {host.name.casefold() for host in fleet.hosts}
+    stored_hosts = {host.name.casefold() for host in store.hosts()}
+    if stored_hosts == hosts and all(vm.key in vms for vm in store.vms(removed=True)):
+        return True
+    log.warning(
+        "only a part of %s was applied at the first start, and the fleet was changed since: the rest is not applied",
+        settings.fleet,
+    )
+    await store.save(_BEGUN_FLEET_FILE_KEY, b"")
+    return False
 
 
 async def _save_applied(store: Store, digest: bytes) -> None:
