@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from forewarn.cluster.bus import Subjects
+from forewarn.cluster.messages import CpuComparison, HostCapacity, encode_bus_message
+from forewarn.cluster.reported_hosts import ReportedHosts
 from forewarn.core.history import EntryKind
 from forewarn.core.observation import HostObservation, ObservedMachine, ObservedState
 from forewarn.core.request import RequestedOperation
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
+from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support.cluster_world import ClusterWorld, run_cluster
+from tests.support.memory_bus import MemoryBroker
 from tests.support.world import a_host, a_vm
 
 HOSTS = [a_host(name) for name in ("h1", "h2", "h3")]
@@ -33,6 +43,7 @@ class ListingHypervisor(SimulatedHypervisor):
         self.silent_hosts: frozenset[str] = frozenset()
         self.vm_cpus: dict[str, str] = {}
         self.unfit_cpus: set[str] = set()  # that its host cannot run
+        self.can_compare = True
         self.comparisons: list[str] = []
         self.observed_hosts = (host,)
         self.observe_interval_s = 30.0
@@ -44,10 +55,10 @@ class ListingHypervisor(SimulatedHypervisor):
         self.machines = machines
         self._changed.put_nowait(self.host)
 
-    async def can_run_cpu(self, host: str, cpu: str) -> bool:
+    async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
         assert host == self.host
         self.comparisons.append(cpu)
-        return cpu not in self.unfit_cpus
+        return cpu not in self.unfit_cpus if self.can_compare else None
 
     async def observe(self, host: str) -> HostObservation:
         self.listings += 1
@@ -118,6 +129,58 @@ def test_live_migrations_go_to_a_host_whose_node_can_run_the_cpu_of_the_vm() -> 
             await world.wait_until(lambda: hints().incompatible == {})
 
     run_cluster(scenario, vms=[WEB], hosts=HOSTS)
+
+
+def test_a_cpu_that_a_host_could_not_compare_is_compared_again() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        async with listing_nodes(world) as hypervisors:
+            for host in hypervisors:
+                hypervisors[host].free_mib = {host: 4000}
+            hypervisors["h2"].unfit_cpus, hypervisors["h2"].can_compare = {"Skylake"}, False
+            hypervisors["h1"].vm_cpus = {"web": "Skylake"}
+            await world.wait_until(lambda: bool(hypervisors["h2"].comparisons))
+            await asyncio.sleep(10)
+            hints = world.active.control.transactions.destination_hints
+            assert (hypervisors["h2"].comparisons, hints().incompatible) == (["Skylake"], {})
+            hypervisors["h2"].can_compare = True
+            await world.wait_until(lambda: hints().incompatible == {"web": frozenset({"h2"})}, within_s=60)
+
+    run_cluster(scenario, vms=[WEB], hosts=HOSTS)
+
+
+def test_a_wrong_report_of_one_node_does_not_end_the_comparison_of_cpus(caplog: pytest.LogCaptureFixture) -> None:
+    """A node names a CPU that its report does not have, and for a while its report cannot be read at all."""
+
+    async def scenario() -> None:
+        right = HostCapacity(free_mib=1, cpus=("Skylake",), vm_cpus={"web": 0, "db": 7, "old": -1}, compares_cpus=True)
+        other = HostCapacity(free_mib=1, compares_cpus=True)
+        capacities: dict[str, Any] = {"h1": "no report", "h2": other}
+
+        def nodes() -> list[Any]:
+            info, is_silent = SimpleNamespace(id="n", boot=1), lambda now: False
+            return [
+                SimpleNamespace(host=host, info=info, capacity=capacity, is_silent=is_silent)
+                for host, capacity in capacities.items()
+            ]
+
+        broker = MemoryBroker(Random(0))
+        answer = encode_bus_message(CpuComparison((False,)))
+        await broker.connect("h2").subscribe(Subjects().act("h2"), lambda message: message.respond(answer))
+        reported = ReportedHosts(broker.connect("control"), Subjects(), nodes)
+        comparing = asyncio.create_task(reported.compare_cpus())
+        await asyncio.sleep(5)
+        expected = "CPUs of hosts could not be compared; the next attempt is in 30 s"
+        assert [record.message for record in caplog.records] == [expected]
+        caplog.clear()
+        capacities["h1"] = right
+        await asyncio.sleep(60)
+        assert reported.incompatible_hosts() == {"web": frozenset({"h2"})}
+        assert not caplog.records
+        comparing.cancel()
+        await asyncio.gather(comparing, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(scenario())
 
 
 def test_a_host_whose_platform_does_not_answer_its_node_takes_no_vms() -> None:

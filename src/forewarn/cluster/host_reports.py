@@ -83,11 +83,12 @@ def observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
 
 
 async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareCpus, message: BusMessage) -> None:
-    """Answer a request to compare CPUs of VMs elsewhere with this host's; True for those not known.
+    """Answer a request to compare CPUs of VMs elsewhere with this host's; None for those not known now.
 
-    `host` is the name of this host, `message` the request to answer. `request` is its content.
+    `host` is the name of this host, `message` the request to answer. `request` is its content. A hypervisor that
+    compares no CPUs can run all of them.
     """
-    fits = [True] * len(request.cpus)
+    fits: list[bool | None] = [True] * len(request.cpus)
     if isinstance(hypervisor, CpuHypervisor):
         fits = [await hypervisor.can_run_cpu(host, cpu) for cpu in request.cpus]
     message.respond(encode_bus_message(CpuComparison(tuple(fits))))

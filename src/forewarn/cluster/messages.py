@@ -234,7 +234,7 @@ class CompareCpus(_BusMessage, frozen=True):
 class CpuComparison(_BusMessage, frozen=True):
     """The reply to `CompareCpus`."""
 
-    fits: tuple[bool, ...]  # in the order of the request; True also if that is not known
+    fits: tuple[bool | None, ...]  # in the order of the request; None: not known now
 
 
 class OrderReport(_BusMessage, frozen=True):

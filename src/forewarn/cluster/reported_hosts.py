@@ -8,6 +8,7 @@ else after an act.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 
 from msgspec.structs import replace
@@ -26,10 +27,12 @@ from forewarn.cluster.node_registry import JoinedNode
 from forewarn.core.observation import HostObservation
 from forewarn.errors import Rejected, Unavailable
 
+log = logging.getLogger(__name__)
 OBSERVE_INTERVAL_S = 30.0  # real time, between comparisons of all VMs of a host with the fleet
 _LISTING_S = 10.0  # real time: how long a listing is waited for
 _COMPARISON_S = 3.0  # real time: how long a comparison of CPUs is waited for
 _LOOK_S = 1.0  # real time, between looks at the reports
+_UNKNOWN_S = 30.0  # real time, until a node that could not compare a CPU is asked again
 
 
 class ReportedHosts:
@@ -42,6 +45,7 @@ class ReportedHosts:
     def __init__(self, bus: Bus, subjects: Subjects, nodes: Callable[[], Iterable[JoinedNode]]) -> None:
         self._bus, self._subjects, self._nodes = bus, subjects, nodes
         self._fits: dict[tuple[str, str, int], dict[str, bool]] = {}  # `_process` of a node → whether it can run a CPU
+        self._ask_again_at: dict[tuple[str, str, int], float] = {}  # of nodes that did not know an answer; loop time
         self._incompatible: dict[str, frozenset[str]] = {}  # VM's name → hosts
 
     def capacities(self) -> dict[str, HostCapacity]:
@@ -61,19 +65,29 @@ class ReportedHosts:
     async def compare_cpus(self) -> None:
         """Let the nodes of hosts compare their CPUs with those that VMs on other hosts need; never ends.
 
-        A CPU is compared once with each process of a node. A node that does not answer is asked again.
+        A CPU is compared once with each process of a node. A node that does not answer is asked again, and so is one
+        that could not compare a CPU, after 30 s. An internal error is logged, and does not end it.
         """
         while True:
-            reported = [(node, node.capacity) for node in self._nodes() if node.capacity is not None]
-            needed = {cpu for _, capacity in reported for cpu in capacity.cpus}
-            processes = {_process(node) for node, _ in reported}
-            self._fits = {process: fits for process, fits in self._fits.items() if process in processes}
-            for node, capacity in reported if needed else ():
-                unknown = needed - self._fits.get(_process(node), {}).keys()
-                if unknown and capacity.compares_cpus:
-                    await self._compare(node, tuple(sorted(unknown)))
-            self._incompatible = self._find_incompatible(reported)
-            await asyncio.sleep(_LOOK_S)
+            pause_s = _LOOK_S
+            try:
+                await self._compare_all()
+            except Exception:
+                log.exception("CPUs of hosts could not be compared; the next attempt is in %g s", _UNKNOWN_S)
+                pause_s = _UNKNOWN_S
+            await asyncio.sleep(pause_s)
+
+    async def _compare_all(self) -> None:
+        reported = [(node, node.capacity) for node in self._nodes() if node.capacity is not None]
+        needed = {cpu for _, capacity in reported for cpu in capacity.cpus}
+        processes = {_process(node) for node, _ in reported}
+        self._fits = {process: fits for process, fits in self._fits.items() if process in processes}
+        self._ask_again_at = {process: at for process, at in self._ask_again_at.items() if process in processes}
+        for node, capacity in reported if needed else ():
+            unknown = needed - self._fits.get(_process(node), {}).keys()
+            if unknown and capacity.compares_cpus:
+                await self._compare(node, tuple(sorted(unknown)))
+        self._incompatible = self._find_incompatible(reported)
 
     def _find_incompatible(self, reported: list[tuple[JoinedNode, HostCapacity]]) -> dict[str, frozenset[str]]:
         unfit: dict[str, set[str]] = {}  # CPU → hosts that cannot run it
@@ -84,13 +98,16 @@ class ReportedHosts:
         found: dict[str, frozenset[str]] = {}
         for node, capacity in reported if unfit else ():
             for vm, index in capacity.vm_cpus.items():
+                if not 0 <= index < len(capacity.cpus):
+                    continue  # of a node with a defect: nothing is known about this VM
                 hosts = unfit.get(capacity.cpus[index], set()) - {node.host}
                 if hosts:
                     found[vm] = frozenset(hosts)
         return found
 
     async def _compare(self, node: JoinedNode, cpus: tuple[str, ...]) -> None:
-        if node.is_silent(asyncio.get_running_loop().time()):
+        now, process = asyncio.get_running_loop().time(), _process(node)
+        if node.is_silent(now) or now < self._ask_again_at.get(process, now):
             return
         subject, request = self._subjects.act(node.host), encode_bus_message(CompareCpus(cpus))
         try:
@@ -98,8 +115,11 @@ class ReportedHosts:
             comparison = decode_cpu_comparison(payload)
         except (NoAnswer, Rejected):
             return
-        known = self._fits.setdefault(_process(node), {})
-        known |= dict(zip(cpus, comparison.fits, strict=False))
+        found = dict(zip(cpus, comparison.fits, strict=False))
+        known = self._fits.setdefault(process, {})
+        known |= {cpu: fits for cpu, fits in found.items() if fits is not None}
+        if len(found) < len(cpus) or None in found.values():
+            self._ask_again_at[process] = now + _UNKNOWN_S
 
     def observed_hosts(self) -> tuple[str, ...]:
         """Return the names of the hosts whose nodes can list their VMs.

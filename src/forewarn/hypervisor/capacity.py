@@ -52,8 +52,8 @@ class CpuHypervisor(Protocol):
     def vm_cpus(self) -> Mapping[str, str]:
         """The CPU that each running VM needs, by the VM's name; without VMs that any host can run."""
 
-    async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return whether a VM with this CPU can be migrated live to the host; True if that is not known."""
+    async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
+        """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now."""
 
 
 def destination_hints(hypervisor: Hypervisor, unreachable_hosts: frozenset[str]) -> DestinationHints:

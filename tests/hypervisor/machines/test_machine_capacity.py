@@ -66,13 +66,17 @@ def test_hosts_with_another_cpu_are_incompatible_with_running_vms_only(site: Mac
     assert monitor.incompatible_hosts == {"web-1": {"host-2"}}
     assert monitor.vm_cpus == {"web-1": "EPYC"}
     hosts = ("host-1", "host-2", "unknown")
-    assert [asyncio.run(monitor.can_run_cpu(host, "EPYC")) for host in hosts] == [True, False, True]
+    assert [asyncio.run(monitor.can_run_cpu(host, "EPYC")) for host in hosts] == [True, False, None]
 
 
 def test_a_host_that_cannot_compare_cpus_counts_as_compatible(site: MachineSite) -> None:
     site.behaviour.cpus |= {"host-1": "EPYC", "host-2": "Haswell", "host-3": "EPYC"}
     site.behaviour.refused["can_run_cpu on host-2"] = "this libvirt cannot compare CPUs"
-    assert asyncio.run(refreshed(site)).incompatible_hosts == {}
+    monitor = asyncio.run(refreshed(site))
+    assert monitor.incompatible_hosts == {}
+    assert asyncio.run(monitor.can_run_cpu("host-2", "EPYC")) is None
+    site.behaviour.refused.clear()
+    assert asyncio.run(monitor.can_run_cpu("host-2", "EPYC")) is False
 
 
 def test_a_comparison_that_fails_even_on_the_vms_own_host_excludes_no_host(site: MachineSite) -> None:

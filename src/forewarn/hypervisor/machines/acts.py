@@ -393,8 +393,8 @@ class MachineHypervisor:
         """The CPU that each running VM needs, by name; without VMs that any host can run."""
         return self._capacity.vm_cpus
 
-    async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return whether a VM with this CPU can be migrated live to the host; True if that is not known."""
+    async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
+        """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now."""
         return await self._capacity.can_run_cpu(host, cpu)
 
     @property

@@ -110,24 +110,24 @@ class HostCapacityMonitor:
         comparable: dict[str, str] = {}
         for host, cpus in list(self._cpus.items()):
             for vm, cpu in cpus.items():
-                if host not in self._silent and not await self._fits(host, cpu):
+                if host not in self._silent and await self._fits(host, cpu) is False:
                     continue
                 comparable[vm] = cpu
                 others = [other for other in self._cpu_models if other != host and other not in self._silent]
-                unfit = [other for other in others if not await self._fits(other, cpu)]
+                unfit = [other for other in others if await self._fits(other, cpu) is False]
                 if unfit:
                     found[vm] = frozenset(unfit)
         self.incompatible_hosts, self.vm_cpus = found, comparable
 
-    async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return whether the host can run a VM with this CPU; True if it cannot say so, or is not known yet."""
-        return host not in self._cpu_models or await self._fits(host, cpu)
+    async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
+        """Return whether the host can run a VM with this CPU; None if it cannot say so now, or is not known yet."""
+        return await self._fits(host, cpu) if host in self._cpu_models else None
 
-    async def _fits(self, host: str, cpu: str) -> bool:
+    async def _fits(self, host: str, cpu: str) -> bool | None:
         key = (host, self._cpu_models[host], cpu)
         if key not in self._can_run:
             try:
                 self._can_run[key] = await self._driver.can_run_cpu(host, cpu)
             except ForewarnError:
-                return True
+                return None
         return self._can_run[key]
