@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.core.commit import Commit
+from forewarn.errors import Unavailable
 from forewarn.service.node_roles import can_take_over
 from forewarn.service.node_wiring import ControlNodeProcess
 from tests.support.control_nodes import MemoryCluster
@@ -63,3 +65,26 @@ def test_commits_that_a_host_node_knows_and_the_record_has_lost_are_told(cluster
     (text,) = losses_in_history(cluster, active)
     assert text.startswith(f"{LOST}the node of host h1 had group 900, but the record ended at group ")
     assert active.node.problem == text
+
+
+def test_a_loss_whose_entry_could_not_be_written_is_told_later(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active = cluster.start("c1")
+    cluster.until_active(active)
+    assert active.service is not None
+    store = active.service.control.store
+    failed: list[Commit] = []
+    commit_to_store = store.commit
+
+    async def fail_first(commit: Commit) -> int:
+        if not failed and any(entry.text.startswith(LOST) for entry in commit.entries):
+            failed.append(commit)
+            raise Unavailable("the record is gone")
+        return await commit_to_store(commit)
+
+    monkeypatch.setattr(store, "commit", fail_first)
+    active.node.note_lost_commits("the node of host h1", 900)
+    cluster.until(lambda: losses_in_history(cluster, active))
+    assert len(failed) == 1
+    assert losses_in_history(cluster, active) == [active.node.problem]

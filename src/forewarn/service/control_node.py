@@ -11,10 +11,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +21,8 @@ from msgspec.structs import replace
 from forewarn import __version__
 from forewarn.clock import FlooredClock, read_real_time
 from forewarn.control.control_plane import ControlPlane
+from forewarn.core.commit import Commit, SavedValue
+from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.errors import Conflict, ForewarnError, Refused, Unavailable
 from forewarn.metrics.control_node_metrics import ControlNodeFigures
 from forewarn.service.node_roles import (
@@ -115,7 +116,7 @@ class ControlNode:
         self._looked = asyncio.Event()
         self._is_becoming_active: asyncio.Task[None] | None = None
         self._wake_reconciler: Callable[[], None] = lambda: None
-        self._write_entry: Callable[[str], Awaitable[None]]  # to the history; set before `_store`
+        self._lab_time: Callable[[], float]  # set before `_store`
         self._listeners: list[Callable[[Sequence[NodeRow]], None]] = []
 
     @property
@@ -350,7 +351,7 @@ class ControlNode:
             log.warning("%s", text)
             self.takeovers += 1
             self._wake_reconciler = control.reconciler.wake
-            self._store, self._write_entry = store, partial(write_service_entry, control)
+            self._store, self._lab_time = store, control.clock.now
             self.role = NodeRole.ACTIVE
             self._follow_lease()
             await self._leaving.wait()
@@ -421,10 +422,14 @@ class ControlNode:
         reported = set(msgspec.json.decode(store.load(_LOST_COMMITS_NAME) or b"[]", type=list[str]))
         for text in sorted(found - reported):
             log.error("%s", text)
-            await self._write_entry(text)
+            entry = HistoryEntry(at=self._lab_time(), what=EntryKind.SERVICE, who="forewarn", text=text)
+            value = msgspec.json.encode(sorted({*reported, text}))
+            try:
+                await store.commit(Commit(entries=(entry,), saved=(SavedValue(_LOST_COMMITS_NAME, value),)))
+            except ForewarnError as error:
+                log.warning("the loss of commits could not be written to the history: %s", error)
+                return  # the next beat tries again
             reported.add(text)
-            with suppress(Unavailable):
-                await store.save(_LOST_COMMITS_NAME, msgspec.json.encode(sorted(reported)))
 
     async def _describe(self) -> None:
         """Store what this node is, and read what the others are. Raises Refused if another node has this name."""

@@ -120,7 +120,7 @@ class HostCapacityMonitor:
         self.incompatible_hosts, self.vm_cpus = found, comparable
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
-        """Return whether the host can run a VM with this CPU; None if it cannot say so now, or is not known yet."""
+        """Return whether the host can run a VM with this CPU; None if it cannot say now, or is not known yet."""
         return await self._fits(host, cpu) if host in self._cpu_models else None
 
     async def _fits(self, host: str, cpu: str) -> bool | None:
