@@ -22,10 +22,10 @@ from forewarn.core.request import (
     RolloutState,
 )
 from forewarn.core.rollout import (
-    RolloutWave,
+    RolloutBatch,
     count_rollout_vms,
+    next_batch,
     next_rollout_state,
-    next_wave,
     remaining_vms,
     rollout_end_reason,
 )
@@ -47,9 +47,9 @@ def vm(name: str, host: str, domain: int = 0, scope: str = "web", **facts: objec
 
 def wave_of(
     vms: Iterable[Vm], events: Iterable[Event] = (), planned: Iterable[PlannedEvent] = (), *, rollout: Rollout = UPDATE
-) -> RolloutWave:
+) -> RolloutBatch:
     numbers = sequential_ids()
-    return next_wave(request(rollout), list(vms), list(events), list(planned), lambda: next(numbers))
+    return next_batch(request(rollout), list(vms), list(events), list(planned), lambda: next(numbers))
 
 
 def event_of(planned: PlannedEvent, status: EventState = EventState.SCHEDULED, *, failed: bool = False) -> Event:
@@ -66,7 +66,7 @@ def event_of(planned: PlannedEvent, status: EventState = EventState.SCHEDULED, *
     )  # fmt: skip
 
 
-def listed(wave: RolloutWave) -> list[tuple[str, ...]]:
+def listed(wave: RolloutBatch) -> list[tuple[str, ...]]:
     return [planned.vms for planned in wave.planned]
 
 
@@ -240,13 +240,13 @@ class RolloutSimulation:
         self.vms = vms
         self.rollout = Rollout(impact=impact, hosts=tuple(HOSTS))
         self.events: dict[str, Event] = {}
-        self.waves: list[RolloutWave] = []
+        self.waves: list[RolloutBatch] = []
         self._numbers = sequential_ids()
 
     def publish(self) -> bool:
         """Publish the next wave; whether there was one."""
         ask = request(self.rollout)
-        wave = next_wave(ask, self.vms, list(self.events.values()), [], lambda: next(self._numbers))
+        wave = next_batch(ask, self.vms, list(self.events.values()), [], lambda: next(self._numbers))
         self.events |= {planned.event_id: event_of(planned) for planned in wave.planned}
         if wave.planned:
             self.waves.append(wave)

@@ -16,7 +16,7 @@ from forewarn.core.event import Event
 from forewarn.core.faults import FaultKind
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.core.waves import make_waves
-from forewarn.portal.rollout_pages import _events_by_wave
+from forewarn.portal.rollout_pages import _events_by_batch
 from tests.portal.conftest import PortalUser
 from tests.support.world import a_host, a_vm
 
@@ -82,7 +82,7 @@ def test_events_that_are_published_within_moments_of_each_other_are_one_wave() -
     )
     times = (0.0, 0.004, 0.9, 1800.0, 1800.1)
     events = [replace(first, id=str(number), published_at=at) for number, at in enumerate(times)]
-    assert [[event.id for event in wave] for wave in _events_by_wave(events)] == [["0", "1", "2"], ["3", "4"]]
+    assert [[event.id for event in wave] for wave in _events_by_batch(events)] == [["0", "1", "2"], ["3", "4"]]
 
 
 def test_the_rollout_page_shows_one_update_domain_after_the_other(portal: PortalUser) -> None:

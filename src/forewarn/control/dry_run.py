@@ -25,12 +25,12 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind
 from forewarn.core.placement import DestinationHints
 from forewarn.core.request import MaintenanceRequest, Rollout
-from forewarn.core.rollout import next_wave
+from forewarn.core.rollout import next_batch
 from forewarn.core.scope import Scope
 from forewarn.core.shared_work import may_share_work, shared_work
 from forewarn.core.waves import divide_into_waves, wave_phase
 from forewarn.errors import Refused
-from forewarn.explain.preview import Preview, preview_from_events, preview_from_first_wave
+from forewarn.explain.preview import Preview, preview_from_events, preview_from_first_batch
 from forewarn.explain.rollout_plan import SimulatedRun, make_rollout_plan
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
@@ -118,8 +118,8 @@ async def dry_run_rollout(
         members = wave_phase(request.rollout, vms, (), (), request.at).members
         ledger = control.budgets.ledger()
         windows = control.rollout_calendars.windows_at(request.at + request.notice_s)
-        wave = next_wave(request, vms, (), (), _placeholder_ids(), among=members, budgets=ledger, windows=windows)
-        return preview_from_first_wave(wave.planned, now=control.clock.now(), vms=len(vms))
+        batch = next_batch(request, vms, (), (), _placeholder_ids(), among=members, budgets=ledger, windows=windows)
+        return preview_from_first_batch(batch.planned, now=control.clock.now(), vms=len(vms))
 
     without_checks = replace(rollout, checks=())  # nothing is asked: a preview shows what happens if all is well
 

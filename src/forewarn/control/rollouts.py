@@ -33,8 +33,8 @@ from forewarn.core.request import (
 )
 from forewarn.core.rollout import (
     count_rollout_vms,
+    next_batch,
     next_rollout_state,
-    next_wave,
     rollout_end_reason,
 )
 from forewarn.core.shared_work import NO_SHARED_WORK, SharedWork
@@ -294,7 +294,7 @@ class RolloutService:
             if did is not None:
                 return did
         if self.hold is None and has_window and not is_settling:
-            return await self._publish_next_wave(request, rollout, phase, vms, events, planned)
+            return await self._publish_next_batch(request, rollout, phase, vms, events, planned)
         return False
 
     async def _follow_checks(
@@ -326,7 +326,7 @@ class RolloutService:
         """
         return rollout_vms(self._store, rollout)
 
-    async def _publish_next_wave(
+    async def _publish_next_batch(
         self,
         request: MaintenanceRequest,
         rollout: Rollout,
@@ -338,11 +338,11 @@ class RolloutService:
         async with self._budgets.lock:
             gates, ledger = self._closed_gates(events), self._budgets.ledger()
             among, windows = phase.members, self._calendars.windows_at(self._now() + request.notice_s)
-            wave = next_wave(
+            batch = next_batch(
                 request, vms, events, planned, self._new_id, gates, among=among, budgets=ledger, windows=windows
             )
-            self._budgets.set_waiting(request.id, wave.shortages)
-            if not wave.planned:
+            self._budgets.set_waiting(request.id, batch.shortages)
+            if not batch.planned:
                 return False
             entries: tuple[HistoryEntry, ...] = ()
             if phase.step is WaveStep.BEGIN and rollout.waves:
@@ -354,10 +354,10 @@ class RolloutService:
             # gate that is released meanwhile.
             request = replace(request, rollout=rollout)
             await self._store.commit(
-                Commit(requests=(request,), planned=wave.planned, gates=wave.gates, entries=entries)
+                Commit(requests=(request,), planned=batch.planned, gates=batch.gates, entries=entries)
             )
             closed = {gate.id for gate in gates.values()}
-            self._calendars.has_changed |= any(item.gate_id in closed for item in wave.planned)  # they start together
+            self._calendars.has_changed |= any(item.gate_id in closed for item in batch.planned)  # they start together
         return True
 
     async def _save_wave_end(self, request: MaintenanceRequest, rollout: Rollout, phase: WavePhase) -> bool:

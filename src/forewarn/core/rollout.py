@@ -41,7 +41,7 @@ class InvalidRollout(Rejected):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutWave:
+class RolloutBatch:
     """The events that a rollout publishes together, and their gates, new or not yet released.
 
     A gate starts the events of one host together, when all of them are ready.
@@ -52,7 +52,7 @@ class RolloutWave:
     shortages: tuple[BudgetShortage, ...] = ()  # what other VMs wait for, the first in each group of a budget
 
 
-def next_wave(
+def next_batch(
     request: MaintenanceRequest,
     vms: Iterable[Vm],
     events: Sequence[Event],
@@ -63,7 +63,7 @@ def next_wave(
     among: Sequence[Vm] | None = None,
     budgets: BudgetLedger | None = None,
     windows: TargetWindows | None = None,
-) -> RolloutWave:
+) -> RolloutBatch:
     """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
 
     `request` must carry a rollout. `vms` are the VMs that it covers now, also those that it has done; `events` and
@@ -81,7 +81,7 @@ def next_wave(
     remaining = remaining_vms(rollout, vms, events, planned) if among is None else among
     busy: BusyDomains = {p.scope_id: p.update_domain for p in planned}
     busy |= {e.scope_id: e.update_domain for e in events if e.is_live}
-    wave_planned: list[PlannedEvent] = []
+    batch_planned: list[PlannedEvent] = []
     gates: list[Gate] = []
     shortages: dict[BudgetGroup, BudgetShortage] = {}
     for host, group in hosts_in_order(remaining):
@@ -100,8 +100,8 @@ def next_wave(
             busy.update({vm.scope_id: vm.update_domain for vm in vm_group})
             gate = closed_gates.get(host) or _gate_for(request, host, vm_group, new_id)
             gates.extend([gate] if gate else [])
-            wave_planned.extend(_planned_events(request, host, vm_group, gate, calendar, new_id))
-    return RolloutWave(planned=tuple(wave_planned), gates=tuple(gates), shortages=tuple(shortages.values()))
+            batch_planned.extend(_planned_events(request, host, vm_group, gate, calendar, new_id))
+    return RolloutBatch(planned=tuple(batch_planned), gates=tuple(gates), shortages=tuple(shortages.values()))
 
 
 def _take_within_budgets(

@@ -68,8 +68,8 @@ def preview_from_events(
     return _preview(previewed, now=now, vms=vms, is_over=is_over, skipped=skipped)
 
 
-def preview_from_first_wave(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
-    """Return the preview of a request too large for a dry run: its first wave, without starts and ends.
+def preview_from_first_batch(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
+    """Return the preview of a request too large for a dry run: its first batch, without starts and ends.
 
     Takes all of `planned` as published at `now` (lab time) with an event and their full notice. The preview is cut and
     has no `over_at`. `vms` counts all VMs of the request.

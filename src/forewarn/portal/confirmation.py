@@ -82,9 +82,9 @@ class IdempotencyKeys:
         return result.result()
 
 
-_MAX_WAVES_SHOWN = 20
+_MAX_BATCHES_SHOWN = 20
 _MAX_EVENTS_PER_WAVE = 20
-_MAX_LISTED_KINDS = 3  # in the summary of a wave
+_MAX_LISTED_KINDS = 3  # in the summary of a batch
 
 
 class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
     value: str  # as entered
 
 
-class PreviewedWave(msgspec.Struct, frozen=True, kw_only=True):
+class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The events of a preview that are published together, for the confirmation page.
 
     Times are lab time; `not_before` is None if everything starts at once, `over_at` if it ends after the preview.
@@ -124,7 +124,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     summary: str  # what would happen to how many VMs, in one line beside the button
     warnings: tuple[str, ...]  # sentences, such as that no VM of a scope polls; the most serious ones first
     sentences: tuple[str, ...]  # what else would happen
-    waves: tuple[PreviewedWave, ...]  # the first 20; () if there is nothing to publish, or no preview
+    waves: tuple[PreviewedBatch, ...]  # the first 20; () if there is nothing to publish, or no preview
     waves_left_out: int  # how many more there are
     diagram: WaveDiagram | None  # of a rollout: its waves over time; None: for other forms, or without a preview
     now: float  # lab time
@@ -145,7 +145,7 @@ async def confirmation_page(
     """
     preview = await _preview(context, form, call)
     warnings = confirmation_warnings(context, form, preview.events)
-    waves = _waves(preview.events)
+    batches = _batches(preview.events)
     return ConfirmationPage(
         name=form.name,
         title=form.title,
@@ -154,8 +154,8 @@ async def confirmation_page(
         summary=_summary(preview),
         warnings=warnings,
         sentences=tuple(sentence for sentence in preview.sentences if sentence not in warnings),
-        waves=waves[:_MAX_WAVES_SHOWN],
-        waves_left_out=max(0, len(waves) - _MAX_WAVES_SHOWN),
+        waves=batches[:_MAX_BATCHES_SHOWN],
+        waves_left_out=max(0, len(batches) - _MAX_BATCHES_SHOWN),
         diagram=diagram_of_plan(preview.rollout_waves, context.now()),
         now=context.now(),
         values=tuple(SubmittedValue(name=name, value=value) for name, texts in values.items() for value in texts),
@@ -188,23 +188,23 @@ def _summary(preview: Preview) -> str:
     """What would happen to how many VMs, such as `Reboot of 12 VMs in 3 batches`; else the first sentence."""
     if not preview.events:
         return preview.sentences[0]
-    waves = preview.events[-1].wave
+    batches = preview.events[-1].wave
     affected = len({(event.scope, name) for event in preview.events for name in event.vms})
-    text = _operations_text(preview.events) + (f" in {waves} batches" if waves > 1 else "")
+    text = _operations_text(preview.events) + (f" in {batches} batches" if batches > 1 else "")
     return f"{text} first, {preview.vms} VMs in all" if preview.is_cut and affected < preview.vms else text
 
 
-def _waves(events: Iterable[PreviewedEvent]) -> tuple[PreviewedWave, ...]:
-    by_wave: defaultdict[int, list[PreviewedEvent]] = defaultdict(list)
+def _batches(events: Iterable[PreviewedEvent]) -> tuple[PreviewedBatch, ...]:
+    by_batch: defaultdict[int, list[PreviewedEvent]] = defaultdict(list)
     for event in events:
-        by_wave[event.wave].append(event)
-    return tuple(_previewed_wave(number, by_wave[number]) for number in sorted(by_wave))
+        by_batch[event.wave].append(event)
+    return tuple(_previewed_batch(number, by_batch[number]) for number in sorted(by_batch))
 
 
-def _previewed_wave(number: int, events: Sequence[PreviewedEvent]) -> PreviewedWave:
+def _previewed_batch(number: int, events: Sequence[PreviewedEvent]) -> PreviewedBatch:
     ends = [event.over_at for event in events]
     starts = [event.not_before for event in events if event.listed and event.starts_at != event.published_at]
-    return PreviewedWave(
+    return PreviewedBatch(
         number=number,
         title=_operations_text(events),
         update_domains=tuple(sorted({event.update_domain for event in events})),

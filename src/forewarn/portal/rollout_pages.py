@@ -42,10 +42,10 @@ from forewarn.wording import first_names
 
 # Parts of a progress bar, in order; also members of RolloutTally and CSV columns.
 PROGRESS_PARTS = ("done", "failed", "withdrawn", "not_needed", "started", "scheduled", "waiting")
-_SAME_WAVE_S = 5.0  # lab time between two publications of one wave, at most
+_SAME_BATCH_S = 5.0  # lab time between two publications of one batch, at most
 _MAX_SCOPES = 60
 _MAX_ROLLOUTS = 200
-_WAVES_PER_PAGE = 20
+_BATCHES_PER_PAGE = 20
 _OPEN_STATES = (RolloutState.RUNNING, RolloutState.PAUSED)
 _CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at", "total", *PROGRESS_PARTS)
 
@@ -129,7 +129,7 @@ class ScopeProgress(BaseView, frozen=True, kw_only=True):
     domains: tuple[UpdateDomainProgress, ...]  # by number
 
 
-class RolloutWaveView(BaseView, frozen=True, kw_only=True):
+class RolloutBatchView(BaseView, frozen=True, kw_only=True):
     """The events of a rollout that were published together. Field names are JSON keys; times are lab time.
 
     Pages call it a batch. `state` is now, withdrawn or done. `next_start` is the earliest NotBefore of its scheduled
@@ -172,7 +172,7 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
 
     row: RolloutRow
     card: EventStatusCard | None  # the live event that matters next; None: there is none
-    waves: tuple[RolloutWaveView, ...]  # those published so far; 20 around the chosen one, in an export all
+    waves: tuple[RolloutBatchView, ...]  # those published so far; 20 around the chosen one, in an export all
     wave_count: int  # of all that were published
     wave: int  # number of the wave whose events are listed; 0: there is none
     waiting: tuple[WaitingDomain, ...]  # VMs of later waves, by update domain; () unless it is running or paused
@@ -223,23 +223,23 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
     await asyncio.sleep(0)
     scopes = _domains_by_scope(snapshot, is_closed=view.closed, is_open=view.progress in _OPEN_STATES)
     await asyncio.sleep(0)
-    waves = _events_by_wave(snapshot.events)
-    wave = _chosen_wave(waves, query.wave)
-    shown_waves = range(1, len(waves) + 1) if call.for_export else _waves_around(len(waves), wave)
+    batches = _events_by_batch(snapshot.events)
+    batch = _chosen_batch(batches, query.wave)
+    shown_batches = range(1, len(batches) + 1) if call.for_export else _batches_around(len(batches), batch)
     is_whole = call.for_export and not query.wave
     return RolloutPage(
         row=_rollout_row(view),
         card=next_event_card(context, snapshot.events),
-        waves=tuple(_wave_view(number, waves[number - 1]) for number in shown_waves),
-        wave_count=len(waves),
-        wave=wave,
+        waves=tuple(_batch_view(number, batches[number - 1]) for number in shown_batches),
+        wave_count=len(batches),
+        wave=batch,
         waiting=_waiting_domains(snapshot) if view.progress in _OPEN_STATES else (),
         scopes=tuple(_scope_progress(context, scopes[:_MAX_SCOPES])),
         more_scopes=max(0, len(scopes) - _MAX_SCOPES),
         diagram=diagram_of_rollout(context, request, request.rollout, snapshot),
         course=request_timeline(
             context,
-            snapshot.events if is_whole else waves[wave - 1] if wave else (),
+            snapshot.events if is_whole else batches[batch - 1] if batch else (),
             page=query.page,
             size=MAX_EXPORTED_EVENTS if call.for_export else EVENTS_PER_PAGE,
         ),
@@ -248,41 +248,41 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
     )
 
 
-def _events_by_wave(events: Sequence[Event]) -> list[list[Event]]:
+def _events_by_batch(events: Sequence[Event]) -> list[list[Event]]:
     """The events that were published together, in order of publication.
 
-    On a running clock the events of one wave are published one after another, each within a moment of the one before.
+    On a running clock the events of one batch are published one after another, each within a moment of the one before.
     """
-    waves: list[list[Event]] = []
+    batches: list[list[Event]] = []
     for event in sorted(events, key=lambda event: event.published_at):
-        if not waves or event.published_at - waves[-1][-1].published_at > _SAME_WAVE_S:
-            waves.append([])
-        waves[-1].append(event)
-    return waves
+        if not batches or event.published_at - batches[-1][-1].published_at > _SAME_BATCH_S:
+            batches.append([])
+        batches[-1].append(event)
+    return batches
 
 
-def _chosen_wave(waves: Sequence[Sequence[Event]], number: int) -> int:
-    """The number of the wave to show: the wanted one, else the first with live events, else the last."""
-    if number > len(waves):
-        reason = Rejected(f"batch {number} does not exist: the last one published so far is {len(waves)}")
-        last = FilterChoice(value=str(len(waves)), label=f"batch {len(waves)}")
-        raise UnknownFilter("wave", str(number), reason, [last] if waves else [])
+def _chosen_batch(batches: Sequence[Sequence[Event]], number: int) -> int:
+    """The number of the batch to show: the wanted one, else the first with live events, else the last."""
+    if number > len(batches):
+        reason = Rejected(f"batch {number} does not exist: the last one published so far is {len(batches)}")
+        last = FilterChoice(value=str(len(batches)), label=f"batch {len(batches)}")
+        raise UnknownFilter("wave", str(number), reason, [last] if batches else [])
     if number:
         return number
-    return next((n for n, events in enumerate(waves, 1) if any(event.is_live for event in events)), len(waves))
+    return next((n for n, events in enumerate(batches, 1) if any(event.is_live for event in events)), len(batches))
 
 
-def _waves_around(count: int, chosen: int) -> range:
-    """The numbers of the waves that are listed: those of the page of waves with the chosen one."""
-    page = (max(1, chosen) - 1) // _WAVES_PER_PAGE + 1
-    shown, _ = items_on_page(range(1, count + 1), page, _WAVES_PER_PAGE)
+def _batches_around(count: int, chosen: int) -> range:
+    """The numbers of the batches that are listed: those of the page of batches with the chosen one."""
+    page = (max(1, chosen) - 1) // _BATCHES_PER_PAGE + 1
+    shown, _ = items_on_page(range(1, count + 1), page, _BATCHES_PER_PAGE)
     assert isinstance(shown, range)
     return shown
 
 
-def _wave_view(number: int, events: Sequence[Event]) -> RolloutWaveView:
+def _batch_view(number: int, events: Sequence[Event]) -> RolloutBatchView:
     is_live = any(event.is_live for event in events)
-    return RolloutWaveView(
+    return RolloutBatchView(
         number=number,
         state="now" if is_live else "withdrawn" if all(map(_is_withdrawn, events)) else "done",
         update_domains=tuple(sorted({event.update_domain for event in events})),

@@ -141,8 +141,6 @@ def _waits(view_builder: ViewBuilder, status: RequestStatus) -> Iterator[str]:
         yield f"{len(status.planned)} {are} not published yet"
     rollout = status.request.rollout
     yield from (f"more events: {wait}" for wait in status.publication_waits)
-    if rollout is not None:
-        yield from (f"more events: {wait}" for wait in _health_waits(rollout))
     if rollout is not None and rollout.has_paused_itself:
         yield f"the rollout has paused itself ({rollout.why}): it publishes no events until it is resumed"
     elif rollout is not None and rollout.progress is RolloutState.PAUSED:
