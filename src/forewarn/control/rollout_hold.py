@@ -21,7 +21,9 @@ from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
 class RolloutHoldService:
     """Sets and lifts the hold on all rollouts; there is at most one.
 
-    The constructor reads the stored hold and sets `transactions.hold_reason`. A hold, and that it is lifted, is stored
+    `hold` is the hold in force; None if there is none, also while one is being lifted. `is_lifting` says whether a hold
+    was lifted, and `finish_lifting` has not looked yet at all that it held. The constructor reads the stored hold; it
+    and every change set `transactions.hold_reason`, for decisions. A hold, and that it is lifted, is stored
     in one commit with its history entry, so a webhook that follows the history gets a message about each. `on_lifted`
     is called when the scopes that a lifted hold has held were looked at again; it must not block.
     """
@@ -32,19 +34,9 @@ class RolloutHoldService:
         self._on_lifted = on_lifted
         self._lock = asyncio.Lock()  # a new hold waits until the last one is lifted completely
         raw = self._store.load(ROLLOUT_HOLD_NAME)
-        self._stored = _decode(raw) if raw is not None else None
-        transactions.hold_reason = lambda: self.hold.reason if self.hold is not None else ""
-
-    @property
-    def hold(self) -> RolloutHold | None:
-        """The hold on all rollouts; None if there is none, also while one is being lifted."""
-        stored = self._stored
-        return stored if stored is not None and not stored.is_lifted else None
-
-    @property
-    def is_lifting(self) -> bool:
-        """Whether a hold was lifted, and `finish_lifting` has not looked yet at all that it held."""
-        return self._stored is not None and self._stored.is_lifted
+        self.hold: RolloutHold | None = None
+        self.is_lifting = False
+        self._follow(_decode(raw) if raw is not None else None)
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Take over the hold that a commit has stored, if any. Called for every commit with `saved`, in order.
@@ -53,7 +45,7 @@ class RolloutHoldService:
         """
         for saved in applied.commit.saved:
             if saved.name == ROLLOUT_HOLD_NAME:
-                self._stored = _decode(saved.value)
+                self._follow(_decode(saved.value))
 
     async def set_hold(self, reason: str, *, who: str) -> RolloutHold:
         """Hold all rollouts, durably, and return the hold.
@@ -104,8 +96,14 @@ class RolloutHoldService:
             await self._transactions.run(scope_id, reconcile_scope, extra_commit=gates)
         self._on_lifted()
         await self._store.save(ROLLOUT_HOLD_NAME, msgspec.json.encode(None))
-        self._stored = None
+        self._follow(None)
         return True
+
+    def _follow(self, stored: RolloutHold | None) -> None:
+        """Take over what is stored."""
+        self.is_lifting = stored is not None and stored.is_lifted
+        self.hold = None if self.is_lifting else stored
+        self._transactions.hold_reason = self.hold.reason if self.hold is not None else ""
 
     async def _commit_hold(self, hold: RolloutHold, kind: EntryKind, text: str, who: str) -> None:
         entry = HistoryEntry(at=self._transactions.clock.now(), what=kind, who=who, text=text)

@@ -199,7 +199,8 @@ class RolloutService:
         self._check_unblocked(acts_are_due)
         if self.health.open_rollouts:
             did |= await self.health.reconcile()
-        did |= await self.holds.finish_lifting()
+        if self.holds.is_lifting:
+            did |= await self.holds.finish_lifting()
         if self._calendars.has_changed:
             for checked in await self._calendars.reconcile():
                 self._index_targets(checked)

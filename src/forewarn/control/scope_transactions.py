@@ -51,7 +51,7 @@ class ScopeTransactions:
         self.faults = faults
         self.destination_hints: Callable[[], DestinationHints] = lambda: NO_HINTS  # what the hypervisor knows of hosts
         self.host_silences: Callable[[], Mapping[str, HostSilence]] = dict  # of hosts whose node is or was silent
-        self.hold_reason: Callable[[], str] = str  # why all rollouts are on hold; "": they are not
+        self.hold_reason = ""  # why all rollouts are on hold; "": they are not
         self.resumed_at: float | None = None  # when this process found an earlier one's state; starts the grace period
         # Callers in this process wait for each other per scope; writers in other processes cause Conflicts.
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -72,7 +72,7 @@ class ScopeTransactions:
             failed_hosts=self.placement.failed_hosts(),
             faults=self.faults.event_faults(),
             host_silences=self.host_silences(),
-            hold=self.hold_reason(),
+            hold=self.hold_reason,
         )
 
     def deciding(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> AbstractContextManager[DecisionContext]:

@@ -210,7 +210,7 @@ def rollout_fields_from_snapshot(
         "at": request.at,
         "notice_s": request.notice_s,
         "max_failures": rollout.max_failures,
-        "hold": "" if rollout.closed else context.control.transactions.hold_reason(),
+        "hold": "" if rollout.closed else context.control.transactions.hold_reason,
         "windows": calendar_text(rollout.calendar) if rollout.calendar else "",
         "tally": context.control.rollouts.tally_of(request, rollout, snapshot),
         "waves": tuple(spec.name for spec in wave_specs(rollout)),
