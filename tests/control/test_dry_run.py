@@ -37,6 +37,11 @@ def actual_fields(event: Event) -> EventFields:
     return event.scope_id, event.cause, event.vms, event.host, event.update_domain, event.listed, *times, event.ending
 
 
+def work_of(fields: EventFields) -> EventFields:
+    """The scope, cause and VMs of an event, without its host, update domain and times."""
+    return fields[:3]
+
+
 @pytest.fixture
 def worlds() -> Iterator[list[World]]:
     made: list[World] = []
@@ -138,7 +143,11 @@ def test_a_rollout_over_any_fleet_happens_as_predicted(
             world.do(world.control.rollout_requests.start(first, who="bob"))
         world.advance(late_s)
         predicted, actual = roll_out(world, Rollout(impact=impact, hosts=("h0", "h1", "h2", "h3")), *notice)
-        assert predicted == actual
+        if impact is RolloutImpact.MIGRATE and before is not None and before[0] is RolloutImpact.MIGRATE:
+            # Two migrations that choose their destinations at one instant may swap them: hosts and rounds may differ.
+            assert sorted(map(work_of, predicted)) == sorted(map(work_of, actual))
+        else:
+            assert predicted == actual
     finally:
         world.close()
 
