@@ -41,9 +41,9 @@ class ClusterOnDisks:
             self._undo = undo.pop_all()
 
     def row(self, name: str, *, asked: str) -> Any:
-        """A control node as one that is asked lists it."""
+        """A control node as one that is asked lists it; without a role if it does not know it yet."""
         listed = self.cluster.control.nodes[asked].api("GET", "/nodes").json["nodes"]
-        return next(node for node in listed if node["name"] == name)
+        return next((node for node in listed if node["name"] == name), {"role": "", "problem": ""})
 
     def says(self, name: str, text: str, *, asked: str) -> bool:
         return text in self.row(name, asked=asked)["problem"]
