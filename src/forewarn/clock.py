@@ -174,6 +174,7 @@ class LabClock:
             changed, speed = self._setting_changed, self._setting.speed
             timeout_s = None if at is None or speed == 0 else max(0.0, (at - self.now()) / speed)
             try:
-                await asyncio.wait_for(changed.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await changed.wait()
             except TimeoutError:
                 pass

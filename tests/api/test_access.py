@@ -141,7 +141,7 @@ def test_a_role_over_a_flexible_scale_set_is_rejected(api_of: Callable[..., Any]
     assert refused == (
         400,
         "Rejected",
-        "a role over flexible scale set 'flex' would apply to none of its VMs: grant it over them or their group",
+        "a role over flexible scale set 'flex' would apply to none of its VMs: grant it over the VMs or their group",
     )
     assert grant(api, "bot", "flex_0a1b2c3d")["over"] == f"{COMPUTE}/virtualMachines/flex_0a1b2c3d"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -135,6 +136,8 @@ class RolloutService:
         if self._by_host:
             for vm in commit.vms:  # a VM that arrives on a host needs an event too
                 self._unblock(self._by_host.get(vm.host, ()))
+            if any(vm.removed_at is not None for vm in commit.vms):  # those on its host may have waited for its scope
+                self._unblock(itertools.chain.from_iterable(self._by_host.values()))
         for request_id, rollout in self._by_property.items():
             if any(covers_vm(rollout, vm) for vm in commit.vms):
                 self._unblock((request_id,))

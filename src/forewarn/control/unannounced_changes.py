@@ -125,7 +125,8 @@ class UnannouncedChangeService:
                 log.exception("the comparison of host %s with the fleet failed, trying again", host)
             await asyncio.sleep(min(_MIN_INTERVAL_S, interval_s))
             try:
-                await asyncio.wait_for(wake_event.wait(), max(0.0, interval_s - _MIN_INTERVAL_S))
+                async with asyncio.timeout(max(0.0, interval_s - _MIN_INTERVAL_S)):
+                    await wake_event.wait()
             except TimeoutError:
                 pass
 

@@ -121,7 +121,8 @@ class WriterThread:
 
     async def _within_limit(self, future: asyncio.Future[Any], limit_s: float) -> Any:
         try:
-            return await asyncio.wait_for(future, limit_s)
+            async with asyncio.timeout(limit_s):  # Python 3.11's wait_for may lose a cancellation of the caller
+                return await future
         except TimeoutError:
             raise Unavailable(
                 f"the store {self._name!r} has not confirmed a write for {limit_s:g} s, and may still save it: look "

@@ -99,7 +99,8 @@ class HostCapacityMonitor:
             due.clear()
             await self.refresh(host)
             with suppress(TimeoutError):
-                await asyncio.wait_for(due.wait(), self._interval_s)
+                async with asyncio.timeout(self._interval_s):
+                    await due.wait()
 
     async def _compare_cpus(self) -> None:
         """Find the hosts that cannot run the CPU of each VM; a host that cannot say so counts as one that can.
