@@ -31,12 +31,12 @@ class SqliteMachine(RolloutMachine):
 
 def test_a_lab_keeps_every_rule_through_any_crash() -> None:
     """Every scope is enabled from the start (spec §8.3)."""
-    run_state_machine_as_test(RolloutMachine, settings=search_settings(250))
+    run_state_machine_as_test(RolloutMachine, settings=search_settings(120))
 
 
 def test_a_service_keeps_every_rule_through_any_crash() -> None:
     """Scopes are enabled by polls and disabled after a day without polls (spec §8.1, §8.2)."""
-    run_state_machine_as_test(ServiceMachine, settings=search_settings(100))
+    run_state_machine_as_test(ServiceMachine, settings=search_settings(60))
 
 
 def test_a_lab_on_a_sqlite_store_keeps_every_rule_through_any_crash() -> None:
