@@ -30,9 +30,9 @@ def _set_preview(context: RequestContext, call: HandlerCall) -> list[str]:
     ]
     if context.control.standing_order.order is not None:
         sentences.append(
-            "This replaces the present order, whose visits still count. If you change the impact, the notice or the "
-            "windows, visits under way end: events that have not started are withdrawn, and their hosts are visited "
-            "again."
+            "This replaces the present order. Its visits still count, except for those with another impact. If you "
+            "change the impact, the notice or the windows, visits under way end: events that have not started are "
+            "withdrawn, and their hosts are visited again."
         )
     return sentences
 

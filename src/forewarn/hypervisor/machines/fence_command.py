@@ -31,7 +31,8 @@ async def run_fence_command(command: Sequence[str], host: str, *, timeout_s: flo
         log.warning("fence command %r of host %s cannot be started: %s", command[0], host, error.strerror)
         return False
     try:
-        code = await asyncio.wait_for(process.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            code = await process.wait()
     except TimeoutError:
         log.warning(
             "fence command %r of host %s has not ended within %g s, and was killed", command[0], host, timeout_s
