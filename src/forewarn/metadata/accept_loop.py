@@ -32,7 +32,8 @@ class AcceptLoop:
 
     Finds the VM of each connection in `callers`, closes those beyond a limit of `state`, answers a first request that
     is in the response cache, and makes a `MetadataConnection` of every connection that stays open, also for an unknown
-    caller. If the system has no file descriptor left, logs it and pauses for a second. `sock` is one of the listener's.
+    caller. If the system has no file descriptor or memory left, logs it and pauses for a second. `sock` is one of the
+    listener's sockets.
     """
 
     def __init__(self, state: ServerState, callers: CallerDirectory, listener: VmListener, sock: socket.socket) -> None:
@@ -44,7 +45,7 @@ class AcceptLoop:
     def start(self) -> None:
         """Start to listen and to accept on the event loop; returns at once. Call it once.
 
-        On Linux a connection is accepted when its first request has arrived, or after about a second. Raises OSError if
+        On Linux a connection is accepted when its first bytes have arrived, or after about a second. Raises OSError if
         the socket cannot listen, such as if its device is gone.
         """
         self._sock.setblocking(False)

@@ -121,9 +121,9 @@ class MetadataConnection(asyncio.Protocol):
             self._cached_when_idle = self._cached
 
     def data_received(self, data: bytes) -> None:
-        """Answer the data at once if they are exactly one cached request, else parse them (called by asyncio).
+        """Answer data that are one cached request at once; buffer and parse all others (called by asyncio).
 
-        Data that arrive while the connection closes are discarded. This is the fast path.
+        Only an idle connection answers from the cache, which is the fast path; while it closes, data are discarded.
         """
         entry = self._cached_when_idle.get(data)
         if entry is None:
@@ -190,7 +190,7 @@ class MetadataConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Read and process no further request until `resume_writing` (called by asyncio).
 
-        asyncio calls it when the client has left `Limits.write_bytes` of responses unread.
+        asyncio calls it when more than `Limits.write_bytes` of responses wait for the client to read.
         """
         self._writes_paused = True
         self._cached_when_idle = _NO_RESPONSES
@@ -218,7 +218,7 @@ class MetadataConnection(asyncio.Protocol):
     def on_hold_timeout(self) -> None:
         """Answer the held request, if there is one, because its time is over.
 
-        A long poll gets 304, a delayed request its response.
+        A long poll gets 304; a delayed request its response, which may be held again, as a long poll.
         """
         self._resume_held(expired=True)
 
@@ -242,7 +242,7 @@ class MetadataConnection(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Received bytes that are not parsed yet plus written bytes that the kernel has not taken yet."""
+        """Received bytes not parsed yet, without an incomplete body, plus bytes that the kernel has not taken."""
         unread = self._transport.get_write_buffer_size() if self._is_connected else 0
         return self._parser.buffered_bytes + len(self._unsent) + unread
 

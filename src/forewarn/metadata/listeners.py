@@ -114,9 +114,9 @@ class LabListeners:
     def add_address(self, address: str) -> VmListener | None:
         """Open and return a listener for one more address, on which the caller starts a server.
 
-        None if the address is served already, as all are in mode DEVICE. In mode PORTS takes the next free port. Raises
-        Rejected if no port is free or this machine does not have the address, Unavailable if the system has no socket
-        left.
+        None if the address is served already, as all are in mode DEVICE. In mode PORTS takes the first free one of the
+        20 ports after those in use (any port if the configured one is 0). Raises Rejected if none is free or this
+        machine does not have the address, Unavailable if the system has no socket left.
         """
         if self.mode is LabListenMode.DEVICE or address in self._ports:
             return None

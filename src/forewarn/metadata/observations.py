@@ -174,7 +174,7 @@ class GuestObservations:
         """Record that the view's VM was sent its document in this api-version, at `at` (lab time).
 
         Queues one delivery for each listed event that the version shows and this VM has not yet received in this
-        status; none if it got the same document before.
+        status; none if the last document that it was sent is the same, in the same version.
         """
         activity = self._activity_of(view.vm)
         delivered = (view.scope_id, view.epoch, view.document.incarnation, version)
@@ -258,9 +258,9 @@ class GuestObservations:
         return None if activity is None or not activity.count else self._pace(activity, self._real_time())
 
     def paces(self) -> Iterator[tuple[str, PollingPace]]:
-        """Yield (scope id, `pace`) for every VM that has ever polled, also for removed ones, in no order.
+        """Yield (scope id, `pace`) for each known VM that has ever polled, also a removed one, in no order.
 
-        VMs that start to poll during the iteration may be missing.
+        The scope is that of its last poll. VMs that start to poll during the iteration may be missing.
         """
         now = self._real_time()
         for vm, activity in tuple(self._activity.items()):

@@ -63,8 +63,8 @@ class PublishedDocuments:
     def subscribe(self, callback: Callable[[Iterable[str]], None]) -> None:
         """Call back, within `publish` and `remove`, with the keys of all VMs that the scope has or had.
 
-        There is one call for the VMs it has, and one for those it had. A VM may be reported although it sees the same.
-        There is no way to unsubscribe.
+        There is one call for the VMs it has, and one for those it had before, if it was published. A VM may be reported
+        although it sees the same. There is no way to unsubscribe.
         """
         self._subscribers.append(callback)
 
@@ -93,7 +93,8 @@ class PublishedDocuments:
     def remove(self, scope_id: str) -> None:
         """Remove a scope: its VMs are unknown from now on, and its long polls are woken soon after.
 
-        Calls the subscribers. Does nothing if the scope is not published.
+        A VM that another published scope has stays known. Calls the subscribers. Does nothing if the scope is not
+        published.
         """
         removed = self._entries.pop(scope_id, None)
         if removed is not None:
@@ -138,8 +139,8 @@ class PublishedDocuments:
     def document_bytes(self, view: GuestView, version: str, *, iso_dates: bool) -> bytes:
         """Return the view's document as JSON in this api-version, cached; works for an outdated view too.
 
-        NotBefore is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO date. KeyError if the
-        version is not in ALL_VERSIONS.
+        NotBefore of a scheduled event is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO
+        date. KeyError if the version is not in ALL_VERSIONS.
         """
         entry = self._entry_for(view)
         if entry is None:
@@ -234,9 +235,9 @@ _STALE_RETENTION_S = 60.0
 
 
 class StaleDocuments:
-    """Keeps replaced scopes for a minute (real time), so that a fault can serve old documents.
+    """Keeps replaced scopes for at least a minute (real time), so that a fault can serve old documents.
 
-    It keeps nothing until `set_enabled(True)`.
+    Older ones are dropped when the same scope is replaced again. It keeps nothing until `set_enabled(True)`.
     """
 
     def __init__(self) -> None:
@@ -254,9 +255,10 @@ class StaleDocuments:
             self._replaced = {}
 
     def add(self, replaced: PublishedScope) -> None:
-        """Keep a scope that was replaced just now, and drop those older than a minute; nothing if not enabled.
+        """Keep a scope that was replaced just now; does nothing if not enabled.
 
-        Needs a running event loop, whose time counts.
+        Drops what it has of the same scope that was replaced over a minute ago. Needs a running event loop, whose time
+        counts.
         """
         if self._replaced is None:
             return

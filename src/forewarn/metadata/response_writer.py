@@ -56,7 +56,7 @@ class PreparedResponse:
     """A rendered response without its Date header, which goes between the bytes `before` and `after`.
 
     `raw` is the complete response with the Date header `date`, as `bytes_at` made it last; before that, they are b""
-    and None.
+    and None, and they stay so if each use gets another request id.
     """
 
     __slots__ = ("_after", "_before", "date", "raw")
@@ -67,7 +67,10 @@ class PreparedResponse:
         self.raw = b""
 
     def bytes_at(self, date: DateHeader) -> bytes:
-        """Return the complete response with this Date header, and keep it in `raw` and `date`."""
+        """Return the complete response with this Date header, and keep both in `raw` and `date`.
+
+        A response with a request id gets a new one at each call, and is not kept.
+        """
         if self.date is not date:
             self.date, self.raw = date, self._before + date.line + self._after
         return self.raw
@@ -112,7 +115,8 @@ class _IdentifiedResponse(PreparedResponse):
 class ResponseWriter:
     """Renders responses to bytes: status line, headers, body. `now` returns lab time, for Date (spec §12).
 
-    With `imds_headers`, responses have the headers Server and x-ms-request-id, which is new for each response.
+    With `imds_headers`, responses have the headers Server and x-ms-request-id, which is new for each response; errors
+    in XML have only Server.
     """
 
     def __init__(self, now: Callable[[], float], *, imds_headers: bool = False) -> None:

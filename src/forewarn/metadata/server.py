@@ -31,7 +31,7 @@ class MetadataServer:
     `rules_for(location)` returns the endpoint rules for VMs of that location. `limits`: None means the defaults.
     `use_response_cache=False` changes only the speed. `fault_quota` is shared if several processes serve VMs; None: a
     local one. Faults expire by `real_time` (POSIX seconds). Its `observations` collects polls and deliveries, `faults`
-    has the transport faults and their hits. `imds_headers`: all responses have Azure's headers, see `ResponseWriter`.
+    has the transport faults and their hits. `imds_headers`: responses have Azure's headers, see `ResponseWriter`.
     """
 
     def __init__(
@@ -113,7 +113,10 @@ class MetadataServer:
 
     @property
     def buffered_bytes(self) -> int:
-        """Received bytes not parsed yet plus written ones that the kernel has not taken, of all connections."""
+        """Received bytes not parsed yet, and written ones that the kernel has not taken, of all connections.
+
+        The body of a request that is not complete does not count.
+        """
         return self._state.buffered_bytes
 
     def set_faults(self, faults: Sequence[Fault]) -> None:

@@ -46,7 +46,7 @@ class OpenConnection(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Received bytes that are not parsed yet plus written bytes that the kernel has not taken yet."""
+        """Received bytes not parsed yet, without an incomplete body, plus bytes that the kernel has not taken."""
 
 
 class ServerState:
@@ -96,7 +96,10 @@ class ServerState:
 
     @property
     def buffered_bytes(self) -> int:
-        """Received bytes not parsed yet plus written ones that the kernel has not taken, of all connections."""
+        """Received bytes not parsed yet, and written ones that the kernel has not taken, of all connections.
+
+        The body of a request that is not complete does not count.
+        """
         return sum(connection.buffered_bytes for connection in self._connections)
 
     def admit_connection(self, vm: str | None) -> bool:

@@ -108,7 +108,10 @@ class FaultTable:
         return hits
 
     def add_hits(self, hits: Sequence[FaultHits]) -> None:
-        """Add hits of other processes, or give back taken hits that could not be stored; consumes no quota."""
+        """Add hits of other processes, or give back taken hits that could not be stored.
+
+        Consumes no quota, and calls no subscriber.
+        """
         for hit in hits:
             self._add_hit(hit)
 

@@ -62,8 +62,9 @@ async def start_cluster_control(
 ) -> None:
     """Start to publish all scopes to host nodes and to answer the nodes, until the stack unwinds.
 
-    Starts the publisher, which must not run yet, with `backend`; the caller drains it, the stack does not. Returns once
-    all is started. Raises Refused if the bus does not permit it, Unavailable if the publisher cannot start.
+    Starts the publisher, which must not run yet, with `backend`; the caller drains it, the stack does not. `config` is
+    that of the publisher; its rules go to the nodes. Returns once all is started. Raises Refused if the bus does not
+    permit it, Unavailable if the publisher cannot start.
     """
     cluster.attach(control, publisher, backend, config)
     await publisher.start(backend, make_sink=cluster.make_streams)

@@ -65,7 +65,8 @@ def load_cluster_secrets(settings: Settings) -> SecretFiles:
 def secrets_fingerprint(files: SecretFiles) -> str:
     """Return a text that differs for other secrets, and reveals nothing about them: 32 hexadecimal digits.
 
-    Raises Rejected if a file cannot be read, or others may read it.
+    Of the CA, only its certificate counts. Makes a missing key of tokens. Raises Rejected if another file is missing,
+    one cannot be read, or others may read a secret.
     """
     try:
         authority = secure_files.read_public(ca_certificate_path(files.authority))

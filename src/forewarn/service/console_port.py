@@ -52,7 +52,7 @@ class ConsolePort:
 
     @property
     def number(self) -> int:
-        """The TCP port."""
+        """The number of the TCP port that is bound, never 0."""
         return int(self.sock.getsockname()[1])
 
     @property
@@ -104,7 +104,8 @@ class ConsolePort:
 def bind_console_port(settings: Settings, directory: DataDirectory, secrets: SecretFiles) -> ConsolePort | None:
     """Bind the HTTPS port and load or make its certificate; None if the settings want no port.
 
-    The caller closes its `sock`. Raises Rejected if the address or the certificate cannot be used.
+    The certificate is the one of the settings, else one in `directory` that the CA in `secrets` has issued. The caller
+    closes its `sock`. Raises Rejected if the address or the certificate cannot be used.
     """
     if not settings.console:
         return None

@@ -77,10 +77,10 @@ RunService = Callable[[ServiceStorage], AbstractAsyncContextManager[ControlPlane
 class ControlNode:
     """One control node: `run` follows the record, and is active whenever it holds the lease, until `stop`.
 
-    `url` is where the other nodes reach this one. `run_service` runs the service while it is active. `end` is called,
-    on any thread, when the process must end at once. Everything else is for the event loop. `name` is unique in the
-    cluster. `held` is the lease while this node has it, else None; `takeovers` counts how often this process took it.
-    `timing` has intervals for tests.
+    `url` is where the other nodes reach this one. `standby` follows `record` and takes the lease. `run_service` runs
+    the service while it is active. `end` is called, on any thread, when the process must end at once. Everything else
+    is for the event loop. `name` is unique in the cluster. `role` is what it does now; `held` is the lease while this
+    node has it, else None; `takeovers` counts how often this process became active. `timing` has intervals for tests.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class ControlNode:
     def nodes(self) -> list[NodeRow]:
         """All control nodes, sorted by name: this one as it is, the others as they described themselves last.
 
-        Empty before the first look at the record.
+        That is as they were last read from the record; empty before the first time. Nodes that ended are among them for
+        up to a week.
         """
         later_s = time.monotonic() - self._nodes_read_at
         return [
@@ -133,7 +134,10 @@ class ControlNode:
 
     @property
     def target(self) -> str:
-        """The URL of the active node, to which calls are forwarded; "" if there is none, or it is this one."""
+        """The URL of the active node, to which calls are forwarded; "" if there is none, or it is this one.
+
+        That is as of the last answer of the record.
+        """
         return "" if self.held is not None else forwarding_target(self._standby.lease, self.url)
 
     @property
@@ -154,14 +158,17 @@ class ControlNode:
 
     @property
     def active_term(self) -> int:
-        """The term of the lease of the active node; 0 if none is active."""
+        """The term of the lease of the node that `active_name` names; 0 if that is ""."""
         if self.held is not None:
             return self.held.term
         return self._standby.lease.term if self._standby.lease is not None and self.target else 0
 
     @property
     def problem(self) -> str:
-        """Why this node is not active, or cannot become it, or cannot write; "" if all is well."""
+        """What is wrong with this node, in a sentence; "" if nothing is, as for a standby that can take over.
+
+        That is why it cannot write, follow the record or take over, or that commits were lost.
+        """
         standby = self._standby
         space, lost = space_problem(standby.free_bytes), "" if standby.lost is None else standby.lost.text
         if self.held is not None:
@@ -170,7 +177,10 @@ class ControlNode:
 
     @property
     def clock_difference_s(self) -> float:
-        """How far this machine's clock is ahead of that of PostgreSQL, in seconds; 0 before the first look."""
+        """How far this machine's clock is ahead of that of PostgreSQL, in seconds; 0 before the first look.
+
+        Negative if it is behind. It is measured only while this node is not active, and keeps the last value then.
+        """
         return self._standby.clock_difference_s
 
     def figures(self) -> ControlNodeFigures:
@@ -192,9 +202,9 @@ class ControlNode:
         )
 
     def watch_nodes(self, listener: Callable[[Sequence[NodeRow]], None]) -> Callable[[], None]:
-        """Call the listener with all control nodes now and at each look; returns a function that ends it.
+        """Call the listener with `nodes` now and each time they were read; returns a function that ends it.
 
-        Call that function once. The list is empty before the first look.
+        They are read about every second. Call that function once.
         """
         self._listeners.append(listener)
         listener(self.nodes)
@@ -206,11 +216,14 @@ class ControlNode:
 
     @property
     def number(self) -> int:
-        """The number of the last group of writes in the copy of this node."""
+        """The number of the last group of writes in the copy of this node.
+
+        While it starts or gives the lease up, that is the number from before it took the lease.
+        """
         return self._store.number if self._store is not None else self._standby.number
 
     def describe(self) -> NodeRow:
-        """This node as it describes itself to the others."""
+        """This node as it describes itself to the others now, with `problem` as its status; stores nothing."""
         return NodeRow(
             name=self.name,
             url=self.url,
@@ -223,8 +236,9 @@ class ControlNode:
     async def join(self) -> None:
         """Describe this node, and follow the record for the first time; call it before `run`.
 
-        Raises Refused if another node has this name, the cluster has other secrets, or the copy cannot be followed. A
-        record that does not answer is no error: `problem` says it, and `run` tries again.
+        Raises Refused if another node has this name, the cluster has other secrets, the file of the copy is something
+        else, or the record is of a newer release. A record that does not answer, or a copy that cannot be written, is
+        no error: `problem` says it, and `run` tries again.
         """
         await self._describe()
         await self._standby.look()
@@ -402,9 +416,10 @@ class ControlNode:
             log.error("this control node resigns: %s", problem)
 
     def note_lost_commits(self, by: str, known: int) -> None:
-        """Remember that somebody knows a group of writes that the record does not have.
+        """Remember, durably if the disk permits it, that somebody knows a group that the record does not have.
 
-        `by` says who, for people; `known` is the number of that group. Does nothing unless this node is active.
+        `by` says who, for people; `known` is the number of that group of writes. `problem` then says it, unless there
+        is another problem. Keeps an earlier loss. Does nothing unless this node has the lease.
         """
         if self.held is not None:
             lease = self.held.lease

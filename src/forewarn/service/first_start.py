@@ -75,7 +75,7 @@ async def apply_initial_fleet(
     """Apply the fleet file, or the sample fleet of a lab, to an empty store; durable on return.
 
     Also applies the rest of a file of which an earlier start has applied only a part, unless the store has got other
-    VMs or hosts since. If the store has a record, it takes several commits with about `vms_per_commit` VMs each. Does
+    VMs or hosts since. In a cluster, more than `vms_per_commit` VMs take several commits of about that many. Does
     nothing without a fleet file outside a lab. If the store has a fleet, it only logs a warning if the file has VMs
     that the store never had, and ignores errors in the file. Raises Rejected if the file cannot be used, and
     Unavailable if the store cannot be written.

@@ -28,16 +28,19 @@ _HEADER = """\
 
 
 def host_credentials_path(directory: Path, host: str) -> Path:
-    """Return where the credentials of a host's node are, or would be; `host` is in any case."""
+    """Return where the credentials of a host's node are, or would be; `host` is in any case.
+
+    `directory` is the one that `forewarn cluster init` made, with nats.conf.
+    """
     return directory / _HOSTS_DIRECTORY / (subject_token(host) + _SUFFIX)
 
 
 def write_nats_config(directory: Path, hosts: Iterable[str] = (), *, prefix: str = DEFAULT_PREFIX) -> Path:
     """Make missing credentials of control nodes, and those of these hosts; write nats.conf for all.
 
-    "All" are also the hosts of earlier calls; an earlier nats.conf is replaced. Returns its path. All files are for
-    their owner alone. `prefix` begins all subjects. Raises Refused if a host has credentials already, and writes
-    nothing then; Rejected or Unavailable if a file cannot be read or written.
+    All files are in `directory`. "All" are also the hosts of earlier calls; an earlier nats.conf is replaced. Returns
+    its path. The files are for their owner alone. `prefix` begins all subjects. Raises Refused if a host has
+    credentials already, and writes nothing then; Rejected or Unavailable if a file cannot be read or written.
     """
     hosts = list(hosts)
     for host in hosts:

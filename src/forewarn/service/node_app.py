@@ -63,9 +63,10 @@ class NodeApp:
     """Passes each call to the local app while this node is active, else to the active node.
 
     A call that finds no active node, or cannot reach it, waits for up to `patience_s` of real time, because most
-    takeovers are over by then; after that it gets a 503. `has_target` says whether there is a node to forward to.
-    `answers_itself` has apps that answer some calls in any role, by method and path. While `may_refuse` returns False,
-    the local app's refusals of changes become 503s: its state may be old, because another node may be active already.
+    takeovers are over by then; after that it gets a 503. `forwarding` passes calls to the active node, and `has_target`
+    says whether there is one. `answers_itself` has apps that answer some calls in any role, by `METHOD PATH`. While
+    `may_refuse` returns False, the local app's refusals of changes become 503s: its state may be old, because another
+    node may be active already.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ def reason_not_to_take(view: StandbyView) -> str:
 
 
 def clock_problem(difference_s: float) -> str:
-    """Return a sentence if the clock of a node differs too much from that of the record's server; else "".
+    """Return a sentence if a node's clock differs by over 2 s from that of the record's server; else "".
 
     `difference_s` is in seconds, above 0 if the node's clock is ahead.
     """
@@ -70,7 +70,7 @@ def clock_problem(difference_s: float) -> str:
 
 
 def space_problem(free_bytes: int | None) -> str:
-    """Return a sentence if the disk of a node's copy is almost full; else "", also if that is not known."""
+    """Return a sentence if the disk of a node's copy has less than 8 MiB free; else "", also for None."""
     if free_bytes is None or free_bytes >= MIN_FREE_BYTES:
         return ""
     return (
@@ -109,7 +109,10 @@ def name_conflict(own_url: str, known: NodeRow) -> str:
 
 
 def was_interrupted(lease_before: LeaseRow) -> bool:
-    """Return whether nobody was active for so long that VMs may have missed events."""
+    """Return whether nobody was active for so long that VMs may have missed events: over 30 s, or never.
+
+    `lease_before` is the lease as it was read last before this node took it.
+    """
     return lease_before.term == 0 or -lease_before.remaining_s > INTERRUPTION_S
 
 

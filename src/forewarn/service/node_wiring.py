@@ -57,9 +57,10 @@ OpenRecord = Callable[[str], SharedRecord]  # connects to the record at a URL; b
 
 
 def open_postgres_record(url: str) -> SharedRecord:
-    """Connect to the record in PostgreSQL; blocks. Rejected without the driver or for a wrong URL.
+    """Connect to the record in PostgreSQL; blocks. The caller closes it.
 
-    RecordUnavailable if the server cannot be reached. `url` is that of the PostgreSQL database.
+    `url` is that of the database. Raises Rejected without the driver, for a wrong URL or a database without our current
+    schema, RecordUnavailable if the server cannot be reached.
     """
     try:
         from forewarn.store.postgres_record import open_record
@@ -97,7 +98,10 @@ class LeaseTerm:
         return self._lease.record_id
 
     def note_lost_commits(self, by: str, known: int) -> None:
-        """Remember and show that `by` knows a commit, number `known`, that the record does not have."""
+        """Remember and show that `by` knows a commit, number `known`, that the record does not have.
+
+        Does nothing once the node has given the lease up.
+        """
         self._node.note_lost_commits(by, known)
 
 
@@ -163,7 +167,10 @@ class ControlNodeProcess:
         return await self.service.metrics.render_own() + self.metrics.render()
 
     async def close(self) -> None:
-        """Close what this has opened, after the node has ended."""
+        """Close what this has opened, after the node has ended: the copy and connections to other nodes.
+
+        The record, the port, the sockets and the bus stay open.
+        """
         await self.node.close()
         for app in self._forwarding:
             await app.close()
@@ -251,7 +258,8 @@ async def running_control_node(
 ) -> AsyncIterator[ControlNodeProcess]:
     """Start a control node, yield it once it is served, and stop it when the block is left.
 
-    It follows the record then, and is active as soon as it can. An active node gives control up first. Raises Rejected
+    It follows the record then, and is active as soon as it can. An active node gives control up first. An error that
+    ends the node cancels the block, and is raised in its place. Raises Rejected
     if the settings, the secrets, the data directory, a port, the record's URL or the bus cannot be used, Refused if
     another node has this name, or the record is of another cluster or release, Unavailable if the record cannot be
     reached. Waits while the bus is out of reach. `open_record` connects to the record; `end` is called, on any thread,

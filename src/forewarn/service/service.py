@@ -74,7 +74,8 @@ class Service:
 
         Its keys: version, pid, data, started_at, now, lab, speed, enablement, hypervisor (its `name`, and `text` which
         says what it acts on), identity_on_loopback, listeners, workers, nodes (of hosts, if there is a bus), console,
-        counts and endpoints (the first VMs of a lab, each with its name `vm` and its `url`). The values can be encoded
+        counts (the fields of StoreCounts) and endpoints (the first 1,000 VMs of a lab, each with its name `vm` and its
+        base `url`). The values can be encoded
         as JSON. Times are lab time; "console" is None without an HTTPS port, else as `OperatorServer.describe` returns
         it.
         """
@@ -177,6 +178,6 @@ def _hypervisor_text(settings: Settings) -> str:
 def owner_name() -> str:
     """Return `local user NAME`, as the history shows it.
 
-    NAME is that of LOGNAME or USER in the environment, else the login name of this process's user.
+    NAME is the user of this process, as the environment names it (such as LOGNAME or USER), else as the system does.
     """
     return f"local user {getpass.getuser()}"

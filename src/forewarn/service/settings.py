@@ -153,7 +153,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def chosen_hypervisor(self) -> HypervisorKind:
         """The hypervisor of the service or node. Rejected if none was chosen, in a sentence that lists them.
 
-        With a bus, it is that of the host nodes.
+        For a service with a bus it is NODES.
         """
         if self.bus and not self.host:
             return HypervisorKind.NODES
@@ -214,8 +214,8 @@ def load_settings(
 
     `flags` are values by the name of the setting; None: not given. `environ` has variables FOREWARN_NAME; in lists,
     commas separate. `lab` selects the defaults of a lab. `config` None: no file. `is_node`: they are for a host node.
-    The data directory becomes an absolute path. Raises Rejected if a setting is unknown or wrong, or the file cannot be
-    read; the message names the setting and what to write instead.
+    The data directory becomes an absolute path. Raises Rejected if a setting is wrong or, except in `environ`, unknown,
+    or the file cannot be read; the message names the setting and what to write instead.
     """
     defaults = {"data": _default_data_directory(environ), "lab": lab}
     if lab:

@@ -111,9 +111,9 @@ class Standby:
     async def take(self, name: str, url: str) -> TakenLease | None:
         """Try to take the lease; None if another node was faster, or the record cannot be reached.
 
-        Then `problem` says why. After an error it may have been taken all the same; then it expires. Only after a
-        successful `look` (AssertionError). `name` is that of this node, `url` where other nodes reach it; both are
-        stored with the lease.
+        In the latter case `problem` says why. After an error it may have been taken all the same; then it expires. Only
+        after a successful `look` (AssertionError). `name` is that of this node, `url` where other nodes reach it; both
+        are stored with the lease.
         """
         before = self.lease
         assert before is not None, "look first"
@@ -152,7 +152,10 @@ class Standby:
         return await self._call(open_copy)
 
     def note_lost_commits(self, lost: LostCommits) -> None:
-        """Remember commits that the record has lost, durably if the disk permits it; blocks shortly."""
+        """Remember commits that the record has lost, durably if the disk permits it; blocks shortly.
+
+        Does not replace what is in `lost` already.
+        """
         self.lost = self.lost or lost
         with suppress(OSError):
             write_lost_commits(self._path, lost)

@@ -41,7 +41,7 @@ from forewarn.web.forwarding import forwarded_owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorServer:
-    """What the HTTPS port for operators (the console) serves; made by `open_operator_server`."""
+    """What the HTTPS port for operators (the console) serves; made by `make_operator_server`."""
 
     port: ConsolePort
     url: str  # the setting `console_url`, else that of the port; the issuer of tokens is `/adfs` there

@@ -132,10 +132,10 @@ async def open_control(
 ) -> tuple[ControlPlane, SupervisorRegistry]:
     """Open the hypervisor and the control plane on an open store; apply the initial fleet to an empty one.
 
-    Also marks what the store is for, writes a history entry, enables all scopes if the settings say so, and begins to
-    watch what real hosts have free. Nothing is performed before `start_service`. The stack closes what this opens, but
-    not the store. Raises Rejected if the settings, the fleet file or a file of the hypervisor cannot be used,
-    Unavailable if the store cannot be written.
+    Also marks what the store is for, writes `started_text`, if any, to the history, enables all scopes if the settings
+    say so, and begins to watch what real hosts have free. Nothing is performed before `start_service`. The stack closes
+    what this opens, but not the store. Raises Rejected if the settings, the fleet file or a file of the hypervisor
+    cannot be used, Unavailable if the store cannot be written.
     """
     await mark_purpose(storage.store, _store_purpose(settings))
     supervisors = SupervisorRegistry(SupervisorRecords(directory.vms))
@@ -187,8 +187,10 @@ async def start_service(
     """Start what operators do not call: reconciler, metadata, supervisors and maintenance jobs.
 
     Returns the service, and the index of its VM names, which the web surfaces share. The stack stops what this starts.
-    `cluster`: the host nodes that answer VMs and act; None: this machine does. Raises Rejected if a socket cannot be
-    bound, Refused if another process uses it or the bus does not permit it, Unavailable if a worker fails to start.
+    `operator_server` issues the tokens of VMs; None: they get none. `worker_metrics_sockets` has one for each worker,
+    or none. `cluster`: the host nodes that answer VMs and act; None: this machine does. Raises Rejected if a socket
+    cannot be bound, Refused if another process uses it or the bus does not permit it, Unavailable if a worker fails to
+    start.
     """
     names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
     publisher = MetadataPublisher.open(publisher_config(settings), control)
@@ -334,7 +336,7 @@ async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection within the `with` block, and exempt the objects created meanwhile.
+    """Disable garbage collection within the `with` block, and exempt the objects that exist at its end.
 
     They are the state of the whole fleet: never garbage, and slow to search. Afterwards it runs less often than by
     default.

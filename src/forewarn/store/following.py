@@ -38,7 +38,7 @@ class CopyPosition(NamedTuple):
 
 
 class RebuildReason(StrEnum):
-    """Why a copy was built again."""
+    """Why a copy was built, for the first time or again. The values are clauses for people."""
 
     MISSING = "there was no copy"
     DAMAGED = "the file was damaged"
@@ -78,18 +78,18 @@ def forget_position(path: Path) -> None:
 class CopyFollower:
     """A copy that follows its record. It owns the file: no other connection may be open.
 
-    The constructor opens the copy, and builds it if there is none; `follow` brings it up to date. Both block, and raise
-    RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the file is of another
-    program or its directory is missing, Refused if it is a store of its own or the record is of a newer release. `path`
-    is the file of the copy; `rebuilt` has why it was built again, once for each time. `name` says in messages whose
-    copy it is.
+    The constructor opens the copy, and builds it if it is missing or damaged; `follow` brings it up to date. Both
+    block, and raise RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the
+    file is of another program or its directory is missing, Refused if it is a store of its own or the record is of a
+    newer release. `path` is the file of the copy; `rebuilt` has why it was built, also for the first time, once for
+    each time. `name` says in messages whose copy it is.
     """
 
     def __init__(self, path: Path, record: SharedRecord, name: str = "the copy") -> None:
         self._path = path
         self._name = name  # whose copy it is, for people
         self._record = record
-        self.rebuilt: list[RebuildReason] = []  # why the copy was built again, each time
+        self.rebuilt: list[RebuildReason] = []  # why the copy was built, each time
         self._found = 0  # the number of the last group in the record, as it was read last
         self._opened: sqlite3.Connection | None = None
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
@@ -225,10 +225,12 @@ def _reason_to_rebuild(path: Path) -> RebuildReason | None:
 
 
 def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
-    """Write all rows of the record to a new file, which replaces the copy at `path`; durable on return.
+    """Build a copy of the record in place of the file at `path`, durably; return the position that it has.
 
-    A damaged file is kept as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused
-    if the record is of a newer release, OSError and sqlite3.Error: then the earlier copy stays, and nothing else.
+    It is written to a file beside it, which then replaces the store at `path`, also one that is not a copy; only a
+    damaged one is kept, as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused
+    if the record is of a newer release, OSError and sqlite3.Error; an error before the replacement leaves everything as
+    it was.
     """
     partial = path.with_name(path.name + ".building")
     _delete_database(partial)

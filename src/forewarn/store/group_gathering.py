@@ -19,8 +19,8 @@ class GroupGathering:
     Times are monotonic, in seconds. Call `wait_s` whenever a group could be committed, and `answered` after it was. A
     group waits until it has most of the writes that were under way when the last one was answered, but at most as long
     after that as the last one took, and never longer than 0.1 s: a write that comes after the beginning of a commit
-    waits that long, too. If the callers did not come back, the next group does not wait; if that happens again and
-    again, the next 2, 4, 8 and at most 16 groups do not wait.
+    waits that long, too. Fewer than 8 writes are never waited for. If the callers did not come back, the next group
+    does not wait; if that happens again and again, the next 2, 4, 8 and at most 16 groups do not wait.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,10 @@ class GroupGathering:
         self._next_pause = 1
 
     def wait_s(self, queued: int, now: float) -> float:
-        """Return for how many seconds a group with `queued` writes should wait for another; 0.0: not at all."""
+        """Return for how many seconds a group with `queued` writes should wait for another; 0.0: not at all.
+
+        The first call after `answered` also notes how many writes to expect: those of the last group, and `queued`.
+        """
         if self._expected is None:
             self._expected = self._last_size + queued
         if self._pause or self._expected < _FROM_CALLERS or self._has_enough(queued):

@@ -82,7 +82,10 @@ class HeldLease:
 
     @property
     def margin_s(self) -> float:
-        """For how many seconds this node may still act without a renewal; 0 or less: it is suspended."""
+        """For how many seconds this node may still act without a renewal; 0 or less: it is suspended.
+
+        It goes on counting after the lease was lost or released: `state` says whether it was.
+        """
         return self._sent_at + LEASE_S - self._monotonic()
 
     @property

@@ -36,9 +36,9 @@ class LostCommits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tells_of_lost_commits(text: str) -> bool:
-    """Return whether the problem of a node is only that it knows of lost commits.
+    """Return whether a node's problem, as its `NodeRow.status` has it, begins as `LostCommits.text` does.
 
-    It can take over all the same.
+    A node reports lost commits only if it has no other problem, so it can take over all the same.
     """
     return text.startswith(_BEGINNING)
 
@@ -58,7 +58,7 @@ def write_lost_commits(copy: Path, lost: LostCommits) -> None:
 def read_lost_commits(copy: Path, record_id: str) -> LostCommits | None:
     """Return the loss that is remembered beside a copy of this record; None if there is none.
 
-    One of another record, which was renewed since, is forgotten, and so is a file that cannot be read.
+    Deletes one of another record, which was renewed since; ignores a file that cannot be read.
     """
     path = copy.with_name(copy.name + _SUFFIX)
     try:

@@ -304,7 +304,8 @@ class MemoryStore(Store):
 
         Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
         returns. Raises Conflict if one of them is no longer at the version in the commit, or a host not as `Commit`
-        demands, Unavailable after `close`, and the error of `fail_next`; then nothing was written.
+        demands, Unavailable after `close`, and the error of `fail_next`; then nothing was written, unless that is to be
+        `applied`.
         """
 
         def apply() -> AppliedCommit:

@@ -170,7 +170,8 @@ class MemoryTables:
         """Delete what is older than this lab time; return how many history entries were deleted.
 
         Those are history entries; events that are over, with their deliveries; requests that nothing kept refers to,
-        with their gates, measurements and replay scripts; and removed VMs that no kept event lists.
+        with their gates, measurements and replay scripts; and removed VMs that no kept or planned event lists and no
+        kept event was delivered to, with their polls. Open requests stay, and so do their events.
         """
         kept = [entry for entry in self.history if entry.at >= before]
         deleted = len(self.history) - len(kept)

@@ -54,14 +54,18 @@ Result = TypeVar("Result")
 
 
 class CallAborted(psycopg.OperationalError):
-    """A call took longer than its limit, or another thread has ended it."""
+    """A call took longer than its limit, or another thread has ended it.
+
+    `LimitedConnection.wait` raises it.
+    """
 
 
 def parse_url(url: str) -> dict[str, Any]:
     """Return the parameters of a PostgreSQL URL, with our defaults; raises Rejected if it is not one.
 
-    Several hosts, TLS and every other parameter of libpq pass through: `postgresql://a,b/forewarn?sslmode=verify-full`.
-    The keys are libpq's names, such as `host`.
+    The defaults are short timeouts, and of several hosts the one that can be written. Several hosts, TLS and every
+    other parameter of libpq pass through: `postgresql://a,b/forewarn?sslmode=verify-full`. The keys are libpq's names,
+    such as `host`.
     """
     if not url.startswith(("postgresql://", "postgres://")):
         raise Rejected("the store is not a URL of PostgreSQL: give it as postgresql://USER@HOST/DATABASE")
@@ -103,7 +107,8 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     def wait(self, gen: PQGen[Result], interval: float = _CHECK_INTERVAL_S, timeout: float | None = None) -> Result:
         """Wait for a call of psycopg and return its result; CallAborted at the deadline or after an abort.
 
-        Psycopg calls it. `interval` and `timeout` are ignored: `deadline` and `is_aborted` are checked every 0.1 s.
+        Psycopg calls it. `interval` and `timeout` are ignored: `deadline` and `is_aborted` are checked whenever nothing
+        has arrived for 0.1 s.
         """
         return waiting.wait(self._limited(gen), self.pgconn.socket, interval=_CHECK_INTERVAL_S)
 

@@ -28,7 +28,10 @@ class RecordUnavailable(Unavailable):
 
 
 class OutcomeUnknown(Unavailable):
-    """The answer to a COMMIT was lost: it may have taken effect. `SharedRecord.was_committed` finds out."""
+    """The answer to a COMMIT was lost: it may have taken effect. `SharedRecord.was_committed` finds out.
+
+    `SharedRecord.commit` raises it.
+    """
 
 
 class MustStop(Unavailable):
@@ -39,19 +42,28 @@ class MustStop(Unavailable):
 
 
 class Deposed(MustStop):
-    """Another control node has taken the lease; nothing was written."""
+    """Another control node has taken the lease, or this one has released it; nothing was written."""
 
 
 class RecordMismatch(MustStop):
-    """The record is not at the number that the active node expects: it has lost or gained a group."""
+    """The record is not as the active node expects: it has lost or gained a group, or other rows.
+
+    `SharedRecord.commit` raises it, which has written nothing then, and so does a copy that cannot follow to the lease.
+    """
 
 
 class NotReplicated(MustStop):
-    """A COMMIT took effect on the primary server, but its wait for the standby server was cancelled."""
+    """A COMMIT took effect on the primary server, but its wait for the standby server was cancelled.
+
+    `SharedRecord.commit` raises it: the standby may lack the group.
+    """
 
 
 class LogPruned(ForewarnError):
-    """The log does not continue a copy, which must be built again from a snapshot."""
+    """The log does not have the group that was asked for, or does not continue after it.
+
+    A copy at that group must be built again from a snapshot. `log_after` and `was_committed` raise it.
+    """
 
 
 class RowsRejected(Rejected):
@@ -62,12 +74,12 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """The lease as it was read: which control node is active, and how far the record is."""
 
     term: int  # grows with each holder; 0: nobody has held it yet
-    holder: str  # the name of a control node
+    holder: str  # the name of the control node that took it last, also if it has expired; "": nobody has held it yet
     url: str  # where that node can be reached
     number: int  # of the last group
     seq: int  # of the last history entry ever written, also a pruned one
     clock: float  # lab time of the last group; the clock of a later holder is never behind it
-    remaining_s: float  # until it expires; 0 or less: it has expired
+    remaining_s: float  # seconds until it expires, by the server's clock; 0 or less: it has expired
     server_time: float  # the server's own clock, in POSIX seconds
     record_id: str  # changes when the record is made or its epochs are renewed; a copy of another one is useless
 

@@ -177,9 +177,10 @@ def renew_epochs(url: str, *, now: float) -> int:
 
 
 def require_standby(name: str, db: LimitedConnection) -> None:
-    """Raise Refused if the server demands a synchronous standby and none is connected.
+    """Raise Refused if the server demands a synchronous standby and no synchronous one is connected.
 
-    Every COMMIT would wait for one. `name` is how the message calls the server. psycopg.Error if it does not answer.
+    Every COMMIT would wait for one. It does not raise if this user may not see what the standbys are. `name` is how the
+    message calls the server. psycopg.Error if it does not answer.
     """
     rows = db.execute(_DEMANDED_STANDBY).fetchall()
     ((names, connected, visible, synchronous),) = rows

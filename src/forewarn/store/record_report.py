@@ -54,12 +54,12 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine_record(url: str, copy: Path | None = None) -> RecordReport:
-    """Examine the record at a URL, and compare it with a copy; changes nothing. Blocks.
+    """Examine the record at a URL, and compare it with the copy in the file `copy`, if given. Blocks.
 
-    A copy that is in use is compared as of a group that both have; if none is found in five attempts, `problems` says
-    so, as it says how a copy differs. Raises Rejected or Refused if the URL or the record cannot be used; Refused if
-    the file `copy` is not a copy of a record, Unavailable if it is missing or unreadable. RecordUnavailable if the
-    server cannot be examined now.
+    Changes nothing. A copy that is in use is compared as of a group that both have; if none is found in five attempts,
+    `problems` says so, as it says how a copy differs. Raises Rejected or Refused if the URL or the record cannot be
+    used; Refused if the file `copy` is not a copy of a record, Unavailable if it is missing or unreadable.
+    RecordUnavailable if the server cannot be examined now.
     """
     name = postgres_connection.describe_url(url)
     with closing(open_record(url)) as record:

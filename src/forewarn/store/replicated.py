@@ -179,7 +179,10 @@ class RecordReplication(GroupReplication):
 
 
 class ReplicatedStore(SqliteStore):
-    """A `Store` whose record is shared by several control nodes. `open_copy` opens it with a taken lease."""
+    """A `Store` whose record is shared by several control nodes. `open_copy` opens it with a taken lease.
+
+    It reads from this node's copy. A write is committed to the record first, and then to the copy.
+    """
 
     _replication: RecordReplication
     _record: SharedRecord
@@ -233,9 +236,10 @@ class ReplicatedStore(SqliteStore):
         return self._replication.number
 
     async def close(self) -> None:
-        """Finish the writes under way that the record confirms, and close the copy. Closing twice is harmless.
+        """Finish the writes under way, and close the copy and this store's connection. Twice is harmless.
 
-        A write whose outcome is unknown is given up; the next start finds it in the log, if it was saved.
+        Waits as long as it is unknown whether the record has a write: `abandon` ends that. The next start finds it in
+        the log, if it was saved.
         """
         try:
             await super().close()
@@ -243,8 +247,9 @@ class ReplicatedStore(SqliteStore):
             self._record.close()
 
     def abandon(self) -> None:
-        """Let `close` not wait for a record that does not answer; for any thread.
+        """Let `close` not wait for a record that does not answer; for any thread. Returns at once.
 
-        It ends the call to the record that is under way, whose writes then fail.
+        It ends the call to the record that is under way, whose writes then fail. If the outcome of one is unknown, that
+        is a MustStop, which `on_stop` gets. Only for a store that is about to be closed.
         """
         self._replication.close()

@@ -37,7 +37,7 @@ class ReplicatedTable(NamedTuple):
     unique: tuple[str, ...]  # other columns that no two rows have in common
 
     def key_of(self, row: SqlValues) -> SqlValues:
-        """Return the values of the primary key of a row."""
+        """Return the values of the primary key of a row, which has all `columns`, in the order of `key`."""
         return tuple(row[place] for place in self.key_places)
 
 
@@ -102,7 +102,7 @@ def statements_of(changes: Iterable[RowChange], placeholder: str) -> list[tuple[
     """Return the statements that apply changes, each with its rows: all deletes, then all upserts.
 
     Deletes come first because a row may have the unique name of one that was deleted in the same group. `placeholder`
-    is that of the database driver, such as `?` or `%s`. One pair per table and kind of statement.
+    is that of the database driver, such as `?` or `%s`. There is one pair for each different statement.
     """
     deletes: defaultdict[str, list[SqlValues]] = defaultdict(list)
     upserts: defaultdict[str, list[SqlValues]] = defaultdict(list)
@@ -133,9 +133,10 @@ def set_last_seq(db: sqlite3.Connection, seq: int) -> None:
 class ChangeCapture:
     """Notes which rows the writes on a connection change, and reads them at the end of a group.
 
-    The constructor installs temporary triggers, which end with the connection. Call `reset` at the beginning of each
-    transaction and `changes` before its COMMIT. After ROLLBACK TO a savepoint it returns some rows that did not change.
-    `db` is the connection that writes.
+    The constructor installs temporary triggers, which end with the connection, on the tables of REPLICATED_TABLES. A
+    scope of which only `last_request_at` moves, within the same hour, does not count. Call `reset` at the beginning of
+    each transaction and `changes` before its COMMIT. After ROLLBACK TO a savepoint it returns some rows that did not
+    change. `db` is the connection that writes.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:

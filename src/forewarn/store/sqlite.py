@@ -36,8 +36,8 @@ class SqliteStore(Store):
     """A `Store` (see `interface`) in a SQLite file that one process owns. Open it with `SqliteStore.open`.
 
     Reads block the calling thread, and `scope` and `vm` use a cache of recently read scopes; writes run on a writer
-    thread, which commits those that wait together. `close` closes `reader` and `writer`;
-    `file_check` detects that the file was replaced (None: a new check).
+    thread, which commits those that wait together. `path` is the file, `reader` and `writer` are connected to it, and
+    `close` closes them; `file_check` detects that the file was replaced (None: a new check).
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class SqliteStore(Store):
         """Return the store at `path`; creates the file if it is missing, or migrates it to the newest schema.
 
         Blocks. Starts a writer thread, which `close` ends. Raises Rejected, and leaves the file as it is, if it is not
-        an intact store or its directory is missing; Unavailable if it cannot be opened.
+        an intact store or its directory is missing, and Refused for one that was moved to a record or is a copy of one;
+        Unavailable if it cannot be opened.
         """
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):

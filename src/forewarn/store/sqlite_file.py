@@ -262,7 +262,7 @@ def _foreign_file_error(path: Path, why: str) -> Rejected:
 
 
 class StoreDamaged(Rejected):
-    """The file of a store is damaged."""
+    """The file of a store is damaged, as `read_revision` found; the message says how, and what to do."""
 
 
 def _damaged_file_error(path: Path, why: str) -> StoreDamaged:
@@ -273,7 +273,10 @@ def _damaged_file_error(path: Path, why: str) -> StoreDamaged:
 
 
 class StoreFileDisplaced(sqlite3.OperationalError):
-    """The database or the log of an open store was moved, deleted or replaced; the message says which."""
+    """The database or the log of an open store was moved, deleted or replaced; the message says which.
+
+    `StoreFileCheck.check` raises it.
+    """
 
 
 FileIdentity = tuple[int, int]  # device and inode: they stay the same when a file is renamed

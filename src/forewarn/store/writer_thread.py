@@ -50,8 +50,8 @@ class GroupReplication(Protocol):
     def commit(self) -> None:
         """Called before the COMMIT of the copy: commit what has changed since `begin` to the record.
 
-        Raises Unavailable if nothing was written there, for all writes of the group; Rejected if the record cannot
-        store what one of them wrote: each is then tried alone.
+        Raises Unavailable for all writes of the group; Rejected if the record cannot store what one of them wrote: each
+        is then tried alone.
         """
 
     def copied(self) -> None:
@@ -102,10 +102,11 @@ class WriterThread:
     ) -> Result:
         """Run `write` on the thread, with its connection and in a transaction; return its result once durable.
 
-        `write` may run twice, after a rollback because of another write: it must change only the database. `on_commit`
-        is called with the result before this returns, on the event loop, in commit order, also if the caller was
-        cancelled. Raises what `write` raises, and Unavailable for file errors and after `finish`. After an error
-        nothing of this write is stored, unless it says that `limit_s` has passed.
+        `write` may run several times, after a rollback because of another write: it must change only the database.
+        `on_commit` is called with the result before this returns, on the event loop, in commit order, also if the
+        caller was cancelled. Raises what `write` raises, and Unavailable for file errors and after `finish`. After an
+        error nothing of this write is stored, unless it says that `limit_s` has passed, that the file was replaced, or
+        that the process must end (MustStop).
         """
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")

@@ -40,8 +40,8 @@ class BearerAuthenticator:
     """Authenticates requests by their bearer token; reads the caller's grants for each request.
 
     `authenticate` returns the caller's Principal. It raises AuthenticationRequired for a missing or wrong token, and
-    Unavailable if the keys of an external issuer were never fetched. `sign_in` verifies the tokens; `real_time` returns
-    POSIX seconds, which their expiry is compared with.
+    Unavailable if the keys of an external issuer were never fetched. `sign_in` verifies the tokens, and `store` has the
+    clients, VMs and grants; `real_time` returns POSIX seconds, which the tokens' expiry is compared with.
     """
 
     def __init__(self, *, sign_in: TokenService, store: Store, real_time: Callable[[], float] = read_real_time) -> None:

@@ -34,10 +34,7 @@ class VisibleDirectory:
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """The caller's grants, () if there are none; callers with equal grants see the same directory.
-
-        In the order in which they were granted.
-        """
+        """The caller's grants, () if there are none; callers with equal grants see the same directory."""
         return self._principal.grants
 
     def can_see(self, vm: Vm) -> bool:

@@ -28,7 +28,10 @@ class NewBudget(StrictBody, frozen=True, kw_only=True):
     tag: str = ""  # such as `team=platform`; "": VMs with any tags or none
 
     def to_budget(self) -> Budget:
-        """Returns the budget that it describes, raises Rejected for another grouping or tag."""
+        """Returns the budget that it describes; raises Rejected if `per` or `tag` is not valid.
+
+        Its name and limits are checked when it is set.
+        """
         return make_budget(
             self.name,
             max_vms=self.max_vms,

@@ -66,7 +66,8 @@ class ConnectionShares:
     def reserved(self) -> int:
         """How many connections are kept for administrators and callers on this machine.
 
-        An eighth of the total, rounded down. They are used when all general ones are in use.
+        An eighth of the total, rounded down. They are used when all general ones are in use, a few of them also by
+        callers who have not signed in yet.
         """
         return self.total // 8
 
@@ -122,8 +123,8 @@ class ConnectionSlot:
     `ConnectionSlots.open` and `refuse` make it. At first it is not signed in, and waits for its first request. Its
     owner releases it when the connection is closed. `group` is that of its peer's address, `principal_id` is "" until
     it is signed in, and `refusal`, if not None, is the error that answers its requests; `evict()` closes the connection
-    at once. `waits_since` (real time) is since when it waits for a whole request, None while one is answered; `pool`
-    has the connections among which it counts.
+    at once. `waits_since` (event loop time) is since when it waits for a whole request, None while one is answered;
+    `pool` has the connections among which it counts.
     """
 
     def __init__(self, slots: ConnectionSlots, group: str, pool: _Pool, now: float, evict: Callable[[], None]) -> None:

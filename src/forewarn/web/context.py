@@ -129,8 +129,8 @@ class RequestContext:
     async def wait_for_reconciler(self) -> None:
         """Waits until the reconciler has done all work that is due now, so that the response shows its effect.
 
-        The request is durable already: if the work fails, that is logged and the reconciler tries again later. Waits
-        for ten seconds of real time at most.
+        It does not wait for acts that run. The request is durable already: if the work fails, that is logged and the
+        reconciler tries again later. Waits for ten seconds of real time at most.
         """
         try:
             await self.control.reconciler.catch_up()

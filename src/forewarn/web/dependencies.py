@@ -59,30 +59,39 @@ class ControlNodeView(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of this node, unique in the cluster."""
 
     @property
     def active_name(self) -> str:
-        """The name of the node that is active, this or another one; "" if none is."""
+        """The name of the node that has the lease, this or another one; "" if none has it.
+
+        It is the one that this node knew last, and this node also while it starts or is suspended.
+        """
 
     @property
     def active_term(self) -> int:
-        """The term of the lease of the active node; 0 if none is active."""
+        """The term of the lease of the node that `active_name` names; 0 if that is ""."""
 
     @property
     def problem(self) -> str:
-        """Why it cannot write now, in a sentence; "" if it can."""
+        """What is wrong with it, in a sentence: why it cannot write or take over; "" if nothing is."""
 
     @property
     def clock_difference_s(self) -> float:
-        """How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind."""
+        """How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind.
+
+        As it was measured last, which an active node does not do.
+        """
 
     @property
     def nodes(self) -> Sequence[NodeRow]:
         """All control nodes, as they described themselves last, sorted by name."""
 
     def resign(self) -> None:
-        """Give control to another node; returns at once. Raises Refused if no other one can take it."""
+        """Give control to another node; returns at once, before that is done.
+
+        Raises Refused if this node is not active, or no other one can take it.
+        """
 
 
 HostNodeInfo = Mapping[str, Any]  # a host node, by the keys that `NodeRegistry.describe` names
@@ -139,7 +148,7 @@ class Dependencies:
     endpoint_of: Callable[[Vm], str] = _no_endpoint
     # The rules by which the metadata server answers VMs of a location.
     rules_for: Callable[[str], EndpointRules] = _default_rules
-    # Stores the polls and deliveries observed until now, so that reads show them.
+    # Stores the deliveries and polls (of up to some thousand VMs) observed until now, for reads; errors are logged.
     flush_observations: Callable[[], Awaitable[None]] = _nothing_to_flush
     # How often the VM with this key polls, and how long ago it last did; None if it never did.
     pace_of: Callable[[str], PollingPace | None] = _no_pace

@@ -76,19 +76,20 @@ def _host_entries(context: RequestContext, host: Host) -> list[HistoryEntry]:
 
 
 def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
-    """Explains a scope: its state, its live events, and at most ten of its latest past ones.
+    """Explains a scope: its present VMs, whether they poll, its live events and its ten latest past ones.
 
-    Shows the first eight live events, and counts the others. Does not check whether the user may see the scope: check
-    that before.
+    Shows the first eight live events, and counts the others. Deliveries and polls are those that are stored. Does not
+    check whether the user may see the scope: check that before.
     """
     events = _events_with_facts(context, context.store.events(scope_id=scope.id))
     return scope_explanation(_scope_facts(context, scope, scope_title(scope), [], [], []), events)
 
 
 def explain_request(context: RequestContext, request: MaintenanceRequest) -> Explanation:
-    """Explains a request or rollout: its events, its history entries, and the progress of a rollout.
+    """Explains a request or rollout: its state, its events, its history, and the progress of a rollout.
 
-    Shows the first eight live events, counts the others, and shows the ten latest past ones. Does not check whether the
+    Shows the first eight live events, counts the others, and shows the ten latest past ones; of the history entries,
+    those about the request as a whole. Does not check whether the
     user may see the request: check that before.
     """
     events = request_events(context, request)

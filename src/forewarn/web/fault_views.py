@@ -25,7 +25,7 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     left: int | None  # of its count; None: no limit
     left_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
     touched: int
-    touched_at: float | None  # of the last request; None: none so far, or a fault on events
+    touched_at: float | None  # lab time of the last request; None: none so far, or a fault on events
     events: tuple[str, ...]
     seen: str  # in words
 

@@ -90,8 +90,10 @@ class ForwardingApp:
     ) -> None:
         """Forward one HTTP call and send the response; raises NodeUnreachable if it can be sent again.
 
-        `can_repeat` says whether the same messages can be received again. Otherwise a failure is answered with an
-        error, as is a call while no node is active, and one that was forwarded already.
+        That is if the active node cannot be connected to. If `can_repeat()` says that the same messages can be received
+        again, it also is if the node answers that it is not active, or a call that only reads fails. Any other failure
+        is answered with an error, as is a call while no node is active, and one that was forwarded already. An error
+        after the beginning of the response is raised.
         """
         if is_forwarded(scope):
             await not_active_response(scope, self._node)(scope, receive, send)
@@ -255,7 +257,8 @@ class ForwardedCallMiddleware:
 def forwarded_owner(request: Request) -> Principal | None:
     """The owner who called on another node's unix socket, as that node says; None: any other caller.
 
-    Only a call that passed `ForwardedCallMiddleware` has one.
+    The principal may do everything, and its name is `OWNER on NODE`. Only a call that passed `ForwardedCallMiddleware`
+    has one.
     """
     name = (request.scope.get("state") or {}).get(_STATE_OWNER)
     return None if name is None else owner_principal(str(name))
@@ -286,7 +289,7 @@ def unavailable_response(scope: Scope, reason: str) -> Response:
     """A 503 with Retry-After, whose sentence says what to do in the words of the caller's surface.
 
     `reason` is the first part of the sentence: why no node can answer. `scope` is the ASGI scope of the call, whose
-    path says which surface it is.
+    path and headers say which surface it is: a page for the portal, else JSON.
     """
     return _error_response(scope, 503, f"{reason}: {_REMEDIES[_surface(scope)]}")
 
@@ -297,7 +300,10 @@ def is_forwarded(scope: Scope) -> bool:
 
 
 def not_active_response(scope: Scope, node: str) -> Response:
-    """The 503 of a node that is not active, to a call that another node has forwarded; nothing was done."""
+    """The 503 of a node that is not active, to a call that another node has forwarded; nothing was done.
+
+    `node` is its name, which the header NOT_ACTIVE_HEADER has, too.
+    """
     response = unavailable_response(
         scope, f"control node {node} is not the active one, and does not forward a call twice"
     )
@@ -311,7 +317,7 @@ def no_active_node_response(scope: Scope) -> Response:
 
 
 def unreachable_response(scope: Scope) -> Response:
-    """The 503 for a call of which nothing was sent."""
+    """The 503 for a call that had no effect, because the active node cannot be reached."""
     return unavailable_response(scope, "the active control node cannot be reached, so nothing was done")
 
 

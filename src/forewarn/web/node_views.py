@@ -21,7 +21,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     role: str  # standby, starting, active, suspended or stopping; `silent` if it has not been seen for 10 s
     version: str  # of forewarn
     number: int  # of the last group of writes in its copy
-    behind: int  # how many groups of writes its copy lacks
+    behind: int  # how many groups of writes its copy lacks, of those that a node is known to have
     seen_s_ago: float  # seconds of real time since it described itself
     problem: str = ""  # a sentence: why it cannot take over, or cannot write
 
@@ -35,14 +35,14 @@ class NodesView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nodes_view(node: ControlNodeView | None) -> NodesView:
-    """The view of all control nodes, as the node that answers knows them."""
+    """The view of all control nodes, as `node`, which answers, knows them; None: the service runs alone."""
     if node is None:
         return NodesView(active="", term=0, nodes=())
     return NodesView(active=node.active_name, term=node.active_term, nodes=node_list(node.nodes))
 
 
 def node_list(rows: Sequence[NodeRow]) -> tuple[NodeView, ...]:
-    """The views of these nodes, in their order."""
+    """The views of these nodes, in their order; `behind` is compared with the newest copy among them."""
     newest = max((row.number for row in rows), default=0)
     return tuple(_node_view(row, newest) for row in rows)
 

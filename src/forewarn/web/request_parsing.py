@@ -102,7 +102,7 @@ class ClockSpeedBody(StrictBody, frozen=True, kw_only=True):
 
 
 class BodyTooLarge(Rejected):
-    """The body of a request is longer than `max_bytes`; the response is a 413."""
+    """The body of a request is longer than `max_bytes`; the response is a 413. `read_body` raises it."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the body is longer than {max_bytes} bytes: send less")

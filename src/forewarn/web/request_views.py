@@ -127,7 +127,8 @@ def request_events(context: RequestContext, request: MaintenanceRequest) -> list
 def wait_sentences(view_builder: ViewBuilder, status: RequestStatus) -> tuple[str, ...]:
     """What a request in progress waits for, in sentences for people; () when it is over (spec §9).
 
-    One per live event, one that counts the planned ones, and one if its rollout is paused; equal ones only once.
+    One per live event, one that counts the planned ones, one for each thing that keeps its rollout from publishing
+    more, and one if that is paused; equal ones only once.
     """
     return tuple(dict.fromkeys(_waits(view_builder, status)))
 

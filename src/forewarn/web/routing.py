@@ -115,9 +115,10 @@ def handler_signature(handler: Handler) -> HandlerSignature:
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """A route of the API: the caller needs `right` over each of `resources`.
+    """A route of the API: the caller needs `right` over each resource id that `resources` returns.
 
-    `path` is below API_PREFIX, in starlette's syntax; `status` is that of a successful response.
+    `resources(context, call)` is a function. `path` is below API_PREFIX, in starlette's syntax; `status` is that of a
+    successful response.
     """
 
     method: str  # such as GET

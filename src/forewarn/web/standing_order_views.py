@@ -28,7 +28,7 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
     notice_s: DurationSeconds = 0  # lab time; 0: the minimum, 15 minutes
     at_once: int = 1  # hosts, from 1
-    windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
+    windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # `sat,sun 02:00 4h Europe/Berlin`; (): any time
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
 
     def to_order(self, who: str, at: float) -> StandingOrder:
@@ -55,11 +55,11 @@ class HostVisitView(BaseView, frozen=True, kw_only=True):
     """A host of a standing order, and its last visit. Times are lab time."""
 
     host: str  # its name
-    state: str  # visited, due, under way or late (its last visit is longer ago than the interval)
+    state: str  # late (its last visit is longer ago than the interval, also while under way), under way, due or visited
     visited_at: float | None  # when the last visit with the order's impact that succeeded ended; None: there was none
     due_at: float  # when it is to be visited next
     rollout: str  # the id of the visit under way; "": none is
-    problem: str  # why the last visit did not succeed; "": it did
+    problem: str  # why the last visit did not succeed; "": it did, or there was none
 
 
 class StandingOrderView(BaseView, frozen=True, kw_only=True):

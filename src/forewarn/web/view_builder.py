@@ -200,7 +200,7 @@ class ViewBuilder:
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
         """The view of a host with the names of `vms`; if that is None, of all VMs on it, visible or not.
 
-        `unreachable` says whether it answers the hypervisor now.
+        `unreachable` is true if it did not answer the hypervisor when this builder was made.
         """
         names = tuple(vm.name for vm in (self._store.vms(host=host.name) if vms is None else vms))
         return HostView(
@@ -216,7 +216,7 @@ class ViewBuilder:
     def scope(self, scope: Scope) -> ScopeSummaryView:
         """The view of a scope with the names of its present VMs and the number of its live events.
 
-        Its epoch, incarnation and times are those that are stored.
+        Everything is as of the scope that it is given.
         """
         return ScopeSummaryView(
             id=scope.id,

@@ -40,7 +40,7 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     title: str  # such as `availability set web`
     enabled: bool  # whether documents show its events
     enabled_at: float | None  # lab time; None: not enabled
-    epoch: int  # how often it was enabled or reset
+    epoch: int  # grows each time it is enabled or reset; after a restored backup it is a large number
     incarnation: int  # of its document, within the epoch
     last_request_at: float | None  # lab time; None: never
     vms: tuple[str, ...]  # names
@@ -143,10 +143,10 @@ class VmView(BaseView, frozen=True, kw_only=True):
     url: str | None  # where the VM reads its events in a lab; None on a real network, or if it is not served
     host: str  # "" while deallocated
     power: str  # running, stopped or deallocated
-    last_polled_at: float | None  # lab time; None: it never polled
+    last_polled_at: float | None  # lab time of its last poll or approval; None: it never sent one
     silent_s: float | None  # real time since its last poll, or since the end of a long poll; None: it never polled
     polled_version: str | None  # the api-version of its last poll
-    polls: int  # how often it has polled
+    polls: int  # how many polls and approvals it has sent since it was added
     pending: int  # its live events
 
 
@@ -173,13 +173,13 @@ class VmSupervisorView(BaseView, frozen=True, kw_only=True):
 
 
 class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
-    """The connected supervisors (`keepers`), also of frozen and stopped namespace VMs, by VM key."""
+    """The connected supervisors (`keepers`), also of frozen and stopped namespace VMs, sorted by VM key."""
 
     keepers: tuple[VmSupervisorView, ...]
 
 
 class VmWithEvents(VmView, frozen=True, kw_only=True):
-    """The fields of VmView, the live events and, of a running namespace VM, its supervisor (`keeper`)."""
+    """The fields of VmView, the live events and, of a namespace VM, its connected supervisor (`keeper`)."""
 
     events: tuple[EventView, ...]  # in order of publication
     keeper: VmSupervisorView | None  # None: no supervisor of the VM is connected
