@@ -102,7 +102,7 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
 
 
 def _longest_starved_s(timeline: Timeline, start: float, end: float) -> float:
-    """Return how long the copy of the handler that waited longest for a CPU did so between these times, in seconds."""
+    """Return for how many seconds the handler's copy that lacked a CPU longest did so in this time."""
     waited: defaultdict[str, float] = defaultdict(float)
     for sample in timeline.of(ResourcesSampled):
         if start < sample.at <= end:
