@@ -19,15 +19,15 @@ class CapacityHypervisor(Protocol):
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory that is free for more VMs, by the name of the host; without hosts of which it is not known."""
+        """Memory in MiB that is free for more VMs, by the name of the host; without hosts of which it is unknown."""
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """Memory of a VM, by its size in the fleet file, such as Standard_D2s_v5."""
+        """Memory of a VM in MiB, by its size in the fleet file, such as Standard_D2s_v5; unknown sizes are missing."""
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
-        """Memory of single VMs, by name, which counts instead of that of their size."""
+        """Memory of single VMs in MiB, by name, which counts instead of that of their size."""
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
@@ -59,7 +59,8 @@ class CpuHypervisor(Protocol):
 def destination_hints(hypervisor: Hypervisor, unreachable_hosts: frozenset[str]) -> DestinationHints:
     """Return what is known about destinations now: memory, CPUs, and which hosts do not answer.
 
-    Of a hypervisor that is no `CapacityHypervisor`, only the last. Asks no host.
+    The last are `unreachable_hosts` (names), and those that are silent for the hypervisor. If it is no
+    `CapacityHypervisor`, only `unreachable_hosts` are known. Asks no host.
     """
     if isinstance(hypervisor, CapacityHypervisor):
         return DestinationHints(

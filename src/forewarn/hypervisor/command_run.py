@@ -53,7 +53,7 @@ class CommandRun:
     """A command that was started: its process, the process's start time, and its output file."""
 
     pid: int  # also the id of its session and process group
-    started: str  # the process's start time, in clock ticks since boot
+    started: str  # the process's start time, in clock ticks since boot; "": it had already ended
     output: Path  # the file with its stdout and stderr
 
     @classmethod
@@ -188,7 +188,7 @@ async def _wait_until_unlocked(output: Path, *, within_s: float) -> bool:
 class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The journal's entry about the latest run of the command of one act."""
 
-    act_id: str  # `EVENT_ID:vm name`
+    act_id: str  # of the act, or `ACT/STEP` for a step of a move
     begun_at: float  # lab time
     pid: int = 0  # 0: the command is not known to have started
     started: str = ""  # the process's start time, in clock ticks since boot; "": not known
@@ -219,7 +219,7 @@ class CommandRunJournal:
             ) from error
 
     def find(self, act_id: str) -> CommandRunRecord | None:
-        """The entry of this act; None if its command never began, or if its entry was deleted as old."""
+        """The entry of this act; None if nothing was recorded about it, or its entry was deleted as old."""
         rows = self._execute("SELECT act_id, begun_at, pid, started, ok, note FROM attempt WHERE act_id = ?", act_id)
         values = dict(zip(CommandRunRecord.__struct_fields__, rows[0], strict=True)) if rows else None
         return msgspec.convert(values, CommandRunRecord, strict=False) if values else None

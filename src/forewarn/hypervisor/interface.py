@@ -73,10 +73,7 @@ class ObservingHypervisor(Protocol):
 
     @property
     def observed_hosts(self) -> tuple[str, ...]:
-        """The names of the hosts that can be observed, as the settings spell them.
-
-        In the order of the settings.
-        """
+        """The names of the hosts that can be observed, as `observe` takes them, in no particular order."""
 
     @property
     def observe_interval_s(self) -> float:
@@ -85,7 +82,8 @@ class ObservingHypervisor(Protocol):
     async def observe(self, host: str) -> HostObservation:
         """Return what a host reports about all its VMs, or why it does not answer. Changes nothing.
 
-        Raises Unavailable if the hypervisor cannot tell which VMs it is acting on itself.
+        Raises Unavailable if the hypervisor cannot tell which VMs it is acting on itself, or cannot ask the host now;
+        it may also wait until it can.
         """
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:

@@ -58,9 +58,9 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     `ends_at` is planned when it begins. `ended` is False until a perform at `ends_at` or later sees the end.
     """
 
-    act_id: str  # `EVENT_ID:vm name`
+    act_id: str  # of the act, or `ACT/STEP` for a step of a move
     vm: str  # the VM's key
-    verb: Verb
+    verb: Verb  # of the act
     event_id: str  # of the act's event
     begun_at: float  # lab time
     ends_at: float  # planned when it began
@@ -74,7 +74,7 @@ class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What has happened to a VM, from the effects that ended."""
 
     boots: int = 0  # reboots, redeployments, starts and reimages
-    host: str = ""  # where it is now; "": on no host, or unknown
+    host: str = ""  # where the latest of them left it; "": on no host, or unknown
 
 
 class EffectLedger:
@@ -202,7 +202,7 @@ class EffectLedger:
     def record_outcome(self, act_id: str, done: ActDone, at: float) -> None:
         """Record how an act ended without an effect at lab time `at`; its first outcome stays.
 
-        From time to time it deletes old outcomes: all but the newest 100,000 and those of the last day.
+        From time to time it deletes old outcomes: all but the newest 100,000 and those of the last day of lab time.
         """
         insert = "INSERT INTO outcome (act_id, at, ok, note) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq"
         rows = self._execute(insert, act_id, at, done.ok, done.note)
@@ -212,7 +212,7 @@ class EffectLedger:
             self._execute(f"DELETE {old}", *limits)
 
     def find_outcome(self, act_id: str) -> ActDone | None:
-        """How this act ended without an effect; None for one with an effect, and for an unknown one."""
+        """How this act ended without an effect; None for one with an effect, and for one unknown or deleted."""
         rows = self._execute("SELECT ok, note FROM outcome WHERE act_id = ?", act_id)
         return ActDone(ok=bool(rows[0][0]), note=rows[0][1]) if rows else None
 
@@ -248,7 +248,10 @@ class EffectLedger:
 
     @property
     def repeated_effects(self) -> int:
-        """How often `record_effect` refused a second effect of an act: 0 unless a hypervisor has a bug."""
+        """How often `record_effect` refused a second effect of an act: 0 unless a hypervisor has a bug.
+
+        Without acts that were deleted as old.
+        """
         return int(self._execute("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
 
     def close(self) -> None:

@@ -41,7 +41,10 @@ class MoveRelease(StrEnum):
 
 
 class MoveHandover(msgspec.Struct, frozen=True, array_like=True):
-    """What the hosts of a move hand over to each other, as far as it is known."""
+    """What the hosts of a move hand over to each other, as far as it is known.
+
+    A report of a step has only what that step adds.
+    """
 
     definition: bytes = b""  # of the VM, in the form of its hypervisor; b"": not known, or not needed
     address: str = ""  # where the destination waits for a live migration; "": not needed
@@ -51,9 +54,9 @@ class MoveHandover(msgspec.Struct, frozen=True, array_like=True):
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
     """How a step is going, and what it hands over once it is done. It has one of `done` and `under_way`."""
 
-    done: ActDone | None = None  # with `ok` False: the step failed, and had no effect
-    under_way: ActUnderWay | None = None
-    handover: MoveHandover = MoveHandover()
+    done: ActDone | None = None  # with `ok` False: the step failed; None: it is under way
+    under_way: ActUnderWay | None = None  # None: the step is over
+    handover: MoveHandover = MoveHandover()  # empty while it is under way, and if the step hands over nothing
 
     @classmethod
     def of(cls, answer: ActDone | ActUnderWay, handover: MoveHandover = MoveHandover()) -> StepReport:
@@ -62,7 +65,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def answer(self) -> ActDone | ActUnderWay:
-        """How the step ended, or that it is under way; at lab time 0 if the report has neither."""
+        """How the step ended, or that it is under way; ActUnderWay at lab time 0 if the report has neither."""
         return self.done or self.under_way or ActUnderWay(at=0.0)
 
 
@@ -73,9 +76,9 @@ class SteppedHypervisor(Protocol):
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Begin this step of a move, or return how it is going; does not wait for lab time.
 
-        A step, known by the act's id, takes effect at most once. `given` is what the hosts of the move have handed over
-        so far. `now` is lab time. A step that failed is a report whose `done` has `ok` False. Raises Unavailable if the
-        outcome is unknown: call it again later; ActNotTried if the attempt does not count.
+        A step, known by the act's id and `step`, takes effect at most once. `given` is what the hosts of the move have
+        handed over so far. `now` is lab time. A step that failed is a report whose `done` has `ok` False. Raises
+        Unavailable if the outcome is unknown: call it again later; ActNotTried if the attempt does not count.
         """
 
 

@@ -34,8 +34,8 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
     """Acts that match `vm` and `verb` take this long, not as long as asked for or usual.
 
-    `vm` is a pattern for VM names in any case, such as `web-*`, by default all; `verb` None means every verb. Of
-    several such rules that match an act, the first counts.
+    A SlowRule that matches too multiplies it. `vm` is a pattern for VM names in any case, such as `web-*`, by default
+    all; `verb` None means every verb. Of several such rules that match an act, the first counts.
     """
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # lab time
@@ -162,7 +162,7 @@ class SimulatedHypervisor:
 
     @property
     def ledger(self) -> EffectLedger:
-        """The ledger with the effects of all acts."""
+        """The ledger that it was made with, in which it records effects and outcomes; `close` closes it."""
         return self._ledger
 
     def set_behaviour(self, behaviour: SimulatedBehaviour) -> None:
@@ -170,7 +170,10 @@ class SimulatedHypervisor:
         self._behaviour = behaviour
 
     def has_begun(self, act_id: str) -> bool:
-        """Whether this act was performed here: it has taken effect, is under way, or ended by a rule."""
+        """Whether this act was performed here: it has taken effect, is under way, or ended by a rule.
+
+        False again once the ledger has deleted it as old.
+        """
         return self._ledger.find(act_id) is not None or self._ledger.find_outcome(act_id) is not None
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
@@ -220,10 +223,10 @@ class SimulatedHypervisor:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Record this step of a move to or from another host, or return how it is going.
 
-        The release takes as long as the act, and rules apply to it. The effect of the act is recorded where the VM
-        arrives, by ACTIVATE. FENCE always fails, and so do ACTIVATE after UNDO and UNDO after ACTIVATE; other steps
-        succeed at once. `given` is not used; `now` is lab time. Raises Unavailable if a rule makes it unreachable,
-        ActNotTried if the ledger cannot be written.
+        RELEASE takes as long as the act, and rules apply to it; it fails after WITHDRAW or RETURN. WITHDRAW, once the
+        release has begun, reports that release instead. ACTIVATE records the effect of the act; it fails after UNDO,
+        and UNDO after it. FENCE always fails; other steps succeed at once. `given` is not used; `now` is lab time.
+        Raises Unavailable if a rule makes a release unreachable, ActNotTried if the ledger cannot be written.
         """
         report = await self._ledger.write_in_group(lambda: self._step_in_ledger(act, step, now))
         if report is None:

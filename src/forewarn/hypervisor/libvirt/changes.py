@@ -26,7 +26,7 @@ class DomainChanges:
     def note(self, host: str, vm: str) -> None:
         """Note that this VM has changed on this host, and wake those who wait for that.
 
-        A later `wait_for` returns at once, unless the change was forgotten.
+        A later `wait_for` returns at once, unless the change was forgotten. Subscribers get nothing.
         """
         self._changed.add((host.casefold(), vm.casefold()))
         self._any_change.set()

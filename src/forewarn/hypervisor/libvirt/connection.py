@@ -39,9 +39,9 @@ class LibvirtHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     uri: str  # of its libvirt, as the service reaches it, such as qemu+ssh://kvm-a/system
     peer_uri: str = ""  # of its libvirt, as other hosts reach it: they then migrate without the service; "": through it
-    migrate_uri: str = ""  # where its QEMU receives migrations, such as tcp://10.0.0.2; {vm} is the VM's name
+    migrate_uri: str = ""  # where its QEMU receives VMs: tcp://10.0.0.2; {vm} is the VM's name; "": libvirt chooses
     timeout_s: float = 30  # for each answer, in real time
-    fence: tuple[str, ...] = ()  # program and arguments that cut the host off: exit code 0 says that it is off
+    fence: tuple[str, ...] = ()  # program and arguments that cut the host off: exit code 0 says that it is off; () none
     fence_timeout_s: float = 60  # real time; after it the command is killed, and has failed
 
 
@@ -83,7 +83,7 @@ class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str  # its name, as the settings spell it
     vm: str  # the domain's name; "": about the host itself
-    kind: ChangeKind
+    kind: ChangeKind  # what has changed
 
 
 class LibvirtConnection:

@@ -35,8 +35,9 @@ from forewarn.hypervisor.machines.driver import HostUnreachable, MachineState, V
 class DomainDefinitions:
     """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
 
-    `copies` gets a copy of each definition that is read or given, which is used when its host does not answer. Methods
-    raise HostUnreachable if one of `hosts` does not answer, and Refused with a sentence if it refuses.
+    `copies` gets a copy of each definition that is read or given, which is used when its host does not answer or has
+    lost the domain. Methods raise HostUnreachable if one of `hosts` does not answer, and Refused with a sentence if it
+    refuses.
     """
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
@@ -48,7 +49,7 @@ class DomainDefinitions:
 
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
         another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
-        cannot create its ephemeral disks.
+        cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so.
         """
         xml = await self._xml(host, vm)
         disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []

@@ -17,7 +17,8 @@ from forewarn.hypervisor.libvirt.session import LibvirtSession
 def owned_disks(definition: str) -> list[str]:
     """Return where the disks are that belong to the VM of this domain XML alone, in its order.
 
-    Paths, or POOL/VOLUME; without read-only and shareable ones. Rejected if it is no domain XML.
+    Paths, or POOL/VOLUME; without CD-ROMs and the like, and read-only and shareable ones. Rejected if it is no domain
+    XML.
     """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_owned and disk.source]
 
@@ -59,8 +60,9 @@ def require_new_disks(
 ) -> None:
     """Make sure that the host can create these disks; Refused if not. Creates no disk.
 
-    `volumes` has the XML of the disks on another host, by path: those that this one does not have become like them, and
-    it saves that XML in `copies`. Raises LibvirtFailure. `paths` are the disks, `host` and `vm` names for messages.
+    `volumes` has the XML of the disks on another host, by path: for those that this host does not have, saves that XML
+    in `copies`, from which `empty_ephemeral_disks` creates them; Refused if neither has it. Raises LibvirtFailure.
+    `paths` are the disks, `host` (also the name in `copies`) and `vm` names.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:

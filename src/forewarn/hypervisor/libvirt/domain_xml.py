@@ -57,7 +57,7 @@ class DomainDisk(msgspec.Struct, frozen=True, kw_only=True):
     target: str  # its name in the definition, such as vda
     source: str  # path on the host, or POOL/VOLUME; "": an empty drive
     device: str = "disk"  # or cdrom, floppy, lun
-    is_owned: bool = True  # False: read-only or shared with other VMs, so never deleted with this one
+    is_owned: bool = True  # False: no `disk`, read-only or shared with other VMs, so never deleted with this one
     is_ephemeral: bool = False  # the operator marked it so
 
 
@@ -74,8 +74,8 @@ class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # "": the XML has none; the same for the UUID
     uuid: str  # "": the XML has none
-    memory_mib: int  # 0: the XML does not say it
-    cpus: int  # virtual ones; 1: the XML does not say it
+    memory_mib: int  # in MiB; 0 if the XML does not say it
+    cpus: int  # virtual ones; 1 if the XML does not say it
     cpu_model: str = ""  # or a mode such as host-passthrough; "": not named
     is_windows: bool = False  # as libosinfo's metadata says
     disks: tuple[DomainDisk, ...] = ()  # in the order of the XML

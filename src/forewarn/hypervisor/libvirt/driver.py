@@ -43,11 +43,11 @@ from forewarn.hypervisor.machines.fence_command import run_fence_command
 
 
 class LibvirtDriver:
-    """Operations on the domains of these hosts, by the fleet's names of them; names ignore case.
+    """Operations on the domains of these hosts, by the fleet's names of them, which ignore case.
 
-    `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened before it
-    is needed. Methods raise HostUnreachable if the host does not answer, and Refused with a sentence if libvirt
-    refuses.
+    It implements `MachineDriver`; a VM is the domain of exactly this name. `definitions` is a directory for copies of
+    the VMs' definitions; None: no copies. No connection is opened before it is needed. Methods raise HostUnreachable if
+    the host does not answer, and Refused with a sentence if libvirt refuses.
     """
 
     can_reimage = True
@@ -60,7 +60,7 @@ class LibvirtDriver:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the hosts, as the settings spell them."""
+        """The names of the hosts, as the settings spell them, in their order."""
         return self._hosts.names
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
@@ -132,9 +132,9 @@ class LibvirtDriver:
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is OFF: OFF becomes RUNNING.
 
-        Its ephemeral disks are new and empty with `fresh_ephemeral_disk`; otherwise only those that are missing are
-        made. Does nothing if it is RUNNING or HALTED. Refused in any other state, and if it does not start;
-        HostUnreachable if the host does not answer.
+        Its ephemeral disks are new and empty with `fresh_ephemeral_disk`; otherwise only those are made that are
+        missing, and of which a copy of the XML is kept. Does nothing if it is RUNNING or HALTED. Refused in any other
+        state, and if it does not start; HostUnreachable if the host does not answer.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -173,8 +173,8 @@ class LibvirtDriver:
         """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
 
         With `delete_disks`, deletes its disks first, except read-only and shareable ones; Refused if one of them is in
-        no storage pool of the host. Without, a copy of its definition stays for its next start. A `host` of "" is a VM
-        that is on no host: any host that has its disks deletes them.
+        no active storage pool of the host. Without, a copy of its definition stays for its next start. A `host` of ""
+        is a VM that is on no host: any host that has its disks deletes them.
         """
         if not host:
             await self._definitions.delete_disks_everywhere(vm)
@@ -214,18 +214,25 @@ class LibvirtDriver:
 
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
         another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
-        cannot create its ephemeral disks. `then_receives` makes no difference here.
+        cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so. `then_receives` makes no
+        difference here.
         """
         await self._definitions.copy(host, vm, to_host, fresh_ephemeral_disk=fresh_ephemeral_disk)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
-        """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks."""
+        """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks.
+
+        They are the copies if the host does not answer or has lost the domain.
+        """
         return await self._definitions.read(host, vm)
 
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
-        """Define the VM on `host` as on another host; b"": as the copy of its definition on that host says."""
+        """Define the VM on `host` as `read_definition` described it on `from_host`; b"": as the copy there says.
+
+        Keeps the description as a copy. Refused for the reasons of `copy_definition`, and without a copy.
+        """
         await self._definitions.define(
             host, vm, definition, from_host=from_host, fresh_ephemeral_disk=fresh_ephemeral_disk
         )
@@ -314,8 +321,7 @@ class LibvirtDriver:
     async def fence(self, host: str) -> bool:
         """Run the operator's fence command for the host; return whether it ended with 0 in time.
 
-        It gets the host's name as FOREWARN_HOST. False also without such a command. Failures to start or end it are
-        logged.
+        It gets the host's name as FOREWARN_HOST. False also without such a command. Failures are logged.
         """
         connection = self._hosts.connection(host)
         return await run_fence_command(

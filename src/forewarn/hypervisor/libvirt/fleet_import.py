@@ -49,7 +49,7 @@ class ImportedFleet(msgspec.Struct, frozen=True, kw_only=True):
 
     hosts: tuple[ImportedHost, ...]  # in the order in which they were given
     vms: tuple[ImportedVm, ...]  # the domains of all hosts that can be VMs, sorted by name
-    notes: tuple[str, ...] = ()  # for people: what was left out, and what to do about it
+    notes: tuple[str, ...] = ()  # for people: what was left out or is unusual, and what to do about it
 
 
 def split_named_uri(text: str) -> tuple[str, str]:
@@ -86,8 +86,8 @@ def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
     """Return the fleet that these hosts make. Rejected if hosts share a name, or one is not allowed.
 
     A domain that cannot be a VM, or that several hosts have, is left out with a note; one that runs on exactly one of
-    them is taken from there. Names are compared without case. The VMs are sorted by name, the hosts as given. Asks no
-    host.
+    them is taken from there, with a note, as a transient one is. Names are compared without case. The VMs are sorted by
+    name, the hosts as given. Asks no host.
     """
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)

@@ -40,7 +40,7 @@ class LibvirtHosts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the hosts, as the settings spell them."""
+        """The names of the hosts, as the settings spell them, in their order."""
         return tuple(connection.name for connection in self._connections.values())
 
     def connection(self, host: str) -> LibvirtConnection:

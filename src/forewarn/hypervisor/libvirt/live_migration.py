@@ -38,11 +38,11 @@ class LiveMigrations:
 
     def __init__(self, *, on_end: Callable[[str, str], None] = lambda host, vm: None) -> None:
         self._on_end = on_end
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}  # (host, VM) in lower case → its migration
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}  # (host in lower case, VM) → its migration
         self._errors: dict[tuple[str, str], str] = {}
 
     def is_active(self, host: str, vm: str) -> bool:
-        """Return whether this process is migrating the VM from the host."""
+        """Return whether this process is migrating the VM (exact name) from the host (name in any case)."""
         task = self._tasks.get(_key(host, vm))
         return task is not None and not task.done()
 
@@ -90,7 +90,7 @@ class LiveMigrations:
     def complete(self, host: str, vm: str, progress: MigrationProgress) -> MigrationProgress:
         """Return what libvirt reports, with what only this process knows: that it has begun, or why it failed.
 
-        `host` is the source; `host` and `vm` are names, in any case. Changes nothing.
+        `host` is the name of the source, in any case, `vm` that of the VM, in its exact case. Changes nothing.
         """
         return msgspec.structs.replace(
             progress,

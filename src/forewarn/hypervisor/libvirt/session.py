@@ -105,7 +105,10 @@ class LibvirtSession:
             self._connection.close()
 
     def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
-        """Call these, in libvirt's thread, when a domain changes or the daemon ends the connection, for ever."""
+        """Call these, in libvirt's thread, when a domain changes or the daemon ends the connection, for ever.
+
+        `on_lifecycle` gets the domain's name, and libvirt's numbers of the event and its detail.
+        """
 
         def lifecycle(_connection: Any, domain: Any, event: int, detail: int, _opaque: Any) -> None:
             on_lifecycle(domain.name(), event, detail)
@@ -341,9 +344,9 @@ class LibvirtSession:
     ) -> None:
         """Migrate a domain live, so that it ends paused on the target and off here; blocks until it is over.
 
-        With `peer_uri` the source's daemon calls the target's, and continues when this process ends; without it ("")
-        this process passes the messages between the two. `migrate_uri` "": libvirt chooses. LibvirtFailure if it fails;
-        the domain then goes on here.
+        `dest_xml` is its running definition there, `stored_xml` the stored one. With `peer_uri` the source's daemon
+        calls the target's, and continues when this process ends; without it ("") this process passes the messages
+        between the two. `migrate_uri` "": libvirt chooses. LibvirtFailure if it fails; the domain then goes on here.
         """
         constants = self._libvirt
         flags = constants.VIR_MIGRATE_LIVE | constants.VIR_MIGRATE_PAUSED | constants.VIR_MIGRATE_PERSIST_DEST
@@ -362,7 +365,7 @@ class LibvirtSession:
     def progress(self, name: str) -> MigrationProgress:
         """Return how the latest migration of a domain from here is going, or went; zeros without one.
 
-        A domain that is not known has none. Raises LibvirtFailure.
+        A domain that is not known has none. Why one failed is not known here (`error` ""). Raises LibvirtFailure.
         """
         completed = self._libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED | self._libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
         for flags in (0, completed):
@@ -393,10 +396,7 @@ class LibvirtSession:
                 raise
 
     def capacity(self) -> FreeCapacity:
-        """Return what the host can still take, and what its VMs need. Raises LibvirtFailure.
-
-        VMs whose definition cannot be read are left out.
-        """
+        """Return what the host can take, and the needs of VMs with a readable definition. Raises LibvirtFailure."""
         with self._failures():
             capabilities = self._connection.getCapabilities()
         vms = self._vm_needs(host_cpu_identity(capabilities))

@@ -75,7 +75,7 @@ class MachineHypervisor:
 
     `policy` has its time limits; `real_clock` is real time (None: the system's). `is_confirmed_down` says whether an
     operator has confirmed that a host is down, by its name. A VM starts on another host only once its source has
-    confirmed that it stopped or sent it, or was fenced, or was confirmed down.
+    confirmed that it stopped or sent it, or was fenced, or was confirmed down, or the VM's disk locks are free.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class MachineHypervisor:
         self._is_closed = False
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Advance the act for about a second of real time, or return its recorded outcome.
+        """Advance the act for about `perform_wait_s` of real time, or return its recorded outcome.
 
         A host that does not answer makes the act wait; the note of ActUnderWay says for what. While another call for
         this VM runs, it only returns ActUnderWay. An earlier act on the VM that was given up is ended first. Raises
@@ -125,9 +125,9 @@ class MachineHypervisor:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Advance one step of a move between hosts with a hypervisor each, or return how it ended.
 
-        A step takes effect at most once; `given` is what the hosts have handed over so far. Takes about a second of
-        real time. While another call for this VM runs, it only returns that the step is under way. Raises ActNotTried
-        if the journal cannot be used. `now` is lab time.
+        A step takes effect at most once; `given` is what the hosts have handed over so far. Takes about
+        `perform_wait_s` of real time. While another call for this VM runs, it only returns that the step is under way.
+        Raises ActNotTried if the journal cannot be used. `now` is lab time.
         """
         if act.vm in self._busy:
             return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S))
@@ -352,8 +352,8 @@ class MachineHypervisor:
     async def observe(self, host: str) -> HostObservation:
         """Return what a host reports about its VMs, or why it does not answer.
 
-        VMs with an act that was given up, and that the hosts may still complete, count as acted on for an hour. Raises
-        ActNotTried if the journal cannot be read.
+        `acting_on` has the VMs, on any host, of acts that have not ended and entered a step within the last hour of
+        real time; it is empty if the host does not answer. Raises ActNotTried if the journal cannot be read.
         """
         since = self._clock.now() - _GIVEN_UP_AFTER_S
         acting_on = self._journal.vms_acted_on(since)
@@ -370,7 +370,10 @@ class MachineHypervisor:
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory that hosts have free for more VMs, by name; without those that did not answer the last time."""
+        """Memory in MiB that hosts have free, by name; without those that did not answer the last time.
+
+        Like all that is known about capacity, it is empty unless `watch_capacity` runs.
+        """
         return self._capacity.free_mib
 
     @property
@@ -380,17 +383,20 @@ class MachineHypervisor:
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
-        """Memory of each VM that was seen so far, by name."""
+        """Memory of each VM in MiB, by name, as its host or a kept definition said the last time."""
         return self._capacity.vm_mib
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """Hosts that cannot run the CPU of a VM, by the VM's name; a VM without an entry fits everywhere."""
+        """Hosts that cannot run a VM's CPU, by the VM's name; without an entry it fits everywhere, as far as known."""
         return self._capacity.incompatible_hosts
 
     @property
     def vm_cpus(self) -> Mapping[str, str]:
-        """The CPU that each running VM needs, by name; without VMs that any host can run."""
+        """The CPU that each running VM needs, by name; without VMs that any host can run.
+
+        Also without CPUs that cannot be compared with those of hosts. A host that became silent keeps its VMs here.
+        """
         return self._capacity.vm_cpus
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
@@ -403,16 +409,17 @@ class MachineHypervisor:
         return self._capacity.silent_hosts
 
     async def watch_capacity(self) -> None:
-        """Look at what hosts have free, again and again, until cancelled.
+        """Look at what hosts have free and what VMs need, again and again, until cancelled.
 
-        A host that becomes silent is logged.
+        Without it nothing is known about capacity. A host that becomes silent is logged.
         """
         await self._capacity.run()
 
     async def close(self) -> None:
         """Close the driver and the journal; may be called twice. Acts under way stay as they are.
 
-        Migrations continue by themselves; a hypervisor that is opened later continues all acts.
+        Ends fence commands that run. Migrations are left to the driver; a hypervisor that is opened later continues all
+        acts.
         """
         if self._is_closed:
             return

@@ -56,21 +56,21 @@ class MigrationProgress(msgspec.Struct, frozen=True, kw_only=True):
     transferred_bytes: int = 0  # so far
     remaining_bytes: int = 0  # it may grow, because the guest writes
     downtime_ms: int | None = None  # None: not known yet
-    error: str = ""  # for people: why it failed; "": it has not failed
+    error: str = ""  # for people: why it failed; "": it has not failed, or that is not known
 
 
 class VmNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """What a VM needs from a host."""
 
-    memory_mib: int  # that must be free
+    memory_mib: int  # memory that must be free, in MiB
     cpu: str = ""  # for `MachineDriver.can_run_cpu`, in the driver's own words; "": any host can run it
 
 
 class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """What a host can still take, and what the VMs need that it has."""
 
-    memory_mib: int  # free for more VMs
-    cpu_model: str = ""  # "": not known
+    memory_mib: int  # memory that is free for more VMs, in MiB
+    cpu_model: str = ""  # of the host, for people and comparison; "": not known
     vms: Mapping[str, VmNeeds] = {}  # by name, also those that are off; without those whose definition is wrong
 
 
@@ -196,7 +196,7 @@ class MachineDriver(Protocol):
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Start the VM on `to_host` as the destination of a live migration: OFF becomes RECEIVING.
 
-        Raises HostUnreachable or Refused.
+        Does nothing if it is RECEIVING. Raises HostUnreachable or Refused.
         """
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
@@ -217,7 +217,7 @@ class MachineDriver(Protocol):
         """Begin to migrate the VM live to a host of another driver, where it waits at this address.
 
         That driver has prepared it and returned the address (`receive_address`); "": `to_host` is a host of this
-        driver. Returns at once; when the migration is over, the VM is SENT here and RECEIVED there. Raises
+        driver. Returns at once; when the migration has succeeded, the VM is SENT here and RECEIVED there. Raises
         HostUnreachable or Refused.
         """
 
@@ -269,7 +269,10 @@ class MachineDriver(Protocol):
         """
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return what the VMs need that are on no host, and of which the driver has a definition, by name."""
+        """Return what the VMs need, by name, of which the driver keeps a definition apart from any host.
+
+        VMs on no host are among them; others may be, too. Asks no host.
+        """
 
     async def close(self) -> None:
         """Release connections; may be called twice. VMs and acts under way are left as they are."""

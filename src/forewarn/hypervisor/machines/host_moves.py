@@ -82,7 +82,7 @@ class HostMoves:
         self._done: dict[str, tuple[int, Operation]] = {}  # as in `MachineHypervisor`
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Advance a step for about a second of real time, or return how it ended.
+        """Advance a step for about the policy's `perform_wait_s` of real time, or return how it ended.
 
         One call per VM at a time. `given` is what the hosts have handed over so far, `now` lab time. A host that does
         not answer makes it wait. Raises ActNotTried if the journal cannot be used.

@@ -34,7 +34,7 @@ def first_step(act: MachineActRecord) -> Step:
     """Return the step with which an act begins, also a move. It is abrupt if its VM's host has failed.
 
     A move is prepared; a freeze pauses the VM, a start boots it, and the deletion of a VM on no host removes its disks.
-    Any other act asks the guest to shut down, unless it is abrupt.
+    Any other act asks the guest to shut down; if it is abrupt, a reboot pauses the VM, and others power it off.
     """
     if act.is_move:
         return Step.PREPARE
@@ -109,8 +109,8 @@ def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: 
     """Return what follows when the platform refuses an operation for good: the VM is not left paused.
 
     A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, a failed reimage boots it; a
-    refused resume, and any refusal while a start is undone, is tried again; any other ends the act as failed. `reason`
-    is a sentence for people.
+    refused resume, unless the act was booting the VM, and any refusal while a start is undone, is tried again; any
+    other ends the act as failed. `reason` is a sentence for people.
     """
     if act.step is Step.UNDO:
         return Wait(reason)

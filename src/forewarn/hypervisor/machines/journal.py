@@ -97,7 +97,8 @@ class MachineJournal:
     def last_destination(self, vm: str) -> str:
         """Return the host that the latest successful act with a destination brought this VM (by key) to.
 
-        "" if there is none, or if the VM has left that host since then.
+        "" if there is none, or if a later eviction, deletion or deallocation succeeded. Only acts of this journal
+        count, so the VM may have been moved to a host with another one since then.
         """
         rows = self._execute(
             "SELECT destination FROM act WHERE vm = ? AND ok = 1 AND (destination != '' OR verb IN (?, ?, ?))"
@@ -123,7 +124,7 @@ class MachineJournal:
         return bool(rows)
 
     def begin(self, record: MachineActRecord) -> None:
-        """Store a new record with its first step.
+        """Store a new record with its steps so far, at least one.
 
         Deletes records of acts that began over 30 days of lab time ago and ended. An act that has a record keeps it.
         """

@@ -48,14 +48,15 @@ _VISIBLE_OPERATIONS = frozenset(
 class FoundMark(msgspec.Struct, frozen=True, kw_only=True):
     """The step that a service which lost its journal finds in the marks of an act."""
 
-    step: Step
+    step: Step  # with which the act continues
     release: Release | None = None  # None: the VM may run on the source
 
 
 class HostFencer:
-    """Fences hosts through the driver, at most once per interval; remembers success for ten seconds.
+    """Runs the fence commands of hosts through the driver, and remembers a success for ten seconds.
 
-    `interval_s` is the shortest time between two attempts at one host. All times are real time, by `clock`.
+    `interval_s` is the shortest time between two attempts at one host: callers ask `may_try` first. All times are real
+    time, by `clock`.
     """
 
     def __init__(self, driver: MachineDriver, clock: Clock, *, interval_s: float) -> None:
@@ -74,7 +75,7 @@ class HostFencer:
     def may_try(self, host: str) -> bool:
         """Return whether the fence command may run now, or is already running.
 
-        It may if it has not run for `interval_s`, whether it succeeded or not. `host` is its name.
+        It may if it was last started `interval_s` ago or earlier, whether it succeeded or not. `host` is a name.
         """
         tried_at = self._tried_at.get(host)
         return host in self._tasks or tried_at is None or self._clock.now() - tried_at >= self._interval_s
@@ -256,10 +257,11 @@ class MachineOperations:
     async def carry_out(self, act: MachineActRecord, operation: Operation, host: str, *, wait_s: float) -> None:
         """Perform one operation of the current step on a host.
 
-        Before one that the guest notices, stores the act's mark with the VM. But a VM that was sent is resumed first:
-        its guest is paused meanwhile, and until the source is cleaned up, the mark there says as much. `wait_s` is how
-        long it waits for a fence command, in real time; others take as long as the driver. Raises HostUnreachable if
-        the outcome is unknown, Rejected if the platform refuses it.
+        Before one that the guest notices, on the source or while the VM is activated, stores the act's mark with the VM
+        there. But a VM that was sent is resumed first, because its guest is paused meanwhile; and while the destination
+        gets ready to receive, the mark of the next step is stored on the source. RESET also resumes the VM. `wait_s` is
+        how long it waits for a fence command, in real time; others take as long as the driver. Raises HostUnreachable
+        if the outcome is unknown, Rejected if the platform refuses it.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)

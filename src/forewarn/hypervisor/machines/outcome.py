@@ -12,8 +12,9 @@ _FORCED = {Step.RESET: "reset", Step.POWER_OFF: "powered off"}  # steps that do 
 def outcome_note(act: MachineActRecord, end: End, *, real_now: float, acpi_timeout_s: float) -> str:
     """Return what the history says about an act that ends now.
 
-    For a failed act it is the reason; for a successful one, its duration, the VM's downtime and its new host.
-    `real_now` is real time; `acpi_timeout_s` is how long the guest was given to shut down.
+    For a failed act it is the reason; for a successful one, its duration and, as far as they apply, the VM's downtime,
+    its new host, and what was unusual. `real_now` is real time, in POSIX seconds; `acpi_timeout_s` is how long the
+    guest was given to shut down.
     """
     if not end.ok:
         return end.note

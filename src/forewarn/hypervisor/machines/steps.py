@@ -50,7 +50,7 @@ class Release(StrEnum):
 class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     """When a step was entered."""
 
-    step: Step
+    step: Step  # the one that was entered
     lab_at: float  # lab time
     real_at: float  # real time; both are POSIX seconds
 
@@ -62,8 +62,8 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
     verb: Verb
     vm: str  # the VM's key
     name: str  # the VM's name, as drivers know it
-    source: str  # the host where the VM is; "": none
-    destination: str = ""  # the host that the act brings it to; "": it does not move
+    source: str  # the host where the VM is, or where a start brings it; "": none
+    destination: str = ""  # the host that the act brings it to; "": none, or a step of a move other than its activation
     is_abrupt: bool = False  # the source has failed: the guest is not asked, and the source is fenced
     is_stopped: bool = False  # the VM was stopped by its user, and stays off
     keeps_disks: bool = True  # False: its disks are deleted when the VM is removed
@@ -83,12 +83,12 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_move(self) -> bool:
-        """Whether it moves the VM between two hosts."""
+        """Whether it moves the VM between two hosts: its verb is migrate or redeploy."""
         return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
 
     @property
     def is_live(self) -> bool:
-        """Whether it moves the VM with its memory."""
+        """Whether it moves the VM with its memory: its verb is migrate."""
         return self.verb is Verb.MIGRATE
 
     @property
@@ -134,10 +134,10 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     source: MachineState | None  # of the VM on the act's source; ABSENT if it has none
     destination: MachineState | None = MachineState.ABSENT  # of the VM there, if the act moves it
     progress: MigrationProgress | None = None  # read before the states; None: not asked, or no answer
-    is_source_down: bool = False  # it was fenced just now, or the operator confirmed that it is down
+    is_source_down: bool = False  # it is silent, and was fenced just now, or the operator confirmed that it is down
     is_destination_down: bool = False  # the same for the destination
     can_lock_disks: bool = False  # the source is silent, and does not hold the locks of the disks; not asked: False
-    may_fence: bool = False  # whether it is time to try the fence command, again if it failed
+    may_fence: bool = False  # whether the source is silent, and it is time to try its fence command (again)
     stop_reason: str = ""  # for people: why the VM is HALTED, where it is; "": it is not
     is_overdue: bool = False  # whether the step has taken longer than its limit
     done: Operation | None = None  # the last operation that this process completed in this step

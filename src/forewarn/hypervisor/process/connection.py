@@ -131,8 +131,8 @@ class SupervisorConnection:
     def send_order(self, act: Act, duration_s: float) -> None:
         """Send the order to perform an act. A repeated order gets the same answer and has no second effect.
 
-        `duration_s` is how long the act should take, in seconds of real time. `wait_for_answer` returns the answer.
-        Sends nothing if the connection is closed.
+        `duration_s` is how long the act should take, in seconds of real time. `wait_for_answer` returns the answer; an
+        earlier one that was not final is forgotten. Sends nothing if the connection is closed.
         """
         if (previous := self._answers.get(act.id)) is not None and not previous.is_final:
             del self._answers[act.id]

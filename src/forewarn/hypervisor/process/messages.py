@@ -61,9 +61,9 @@ class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a supervisor: a hello, a listener, an exit, or, with `act`, the answer to an act."""
 
     hello: SupervisorHello | None = None  # the first message; None: another one
-    listener: ListenerOffer | None = None
-    exited: ProgramExitMessage | None = None
-    act: str = ""  # the id of the act that it answers
+    listener: ListenerOffer | None = None  # None: another one
+    exited: ProgramExitMessage | None = None  # None: another one
+    act: str = ""  # the id of the act that it answers; "": another one
     until: float | None = None  # the act is under way, for this many more seconds of real time
     ok: bool | None = None  # the act is over, and succeeded or failed; None: it is not over
     note: str = ""  # of the outcome, for people

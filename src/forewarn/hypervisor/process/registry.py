@@ -162,8 +162,8 @@ class SupervisorRegistry:
         """Make this the VM's connection, record its supervisor, and return whether that supervisor is new.
 
         The connection must be identified (`SupervisorConnection.identify`). Closes an earlier connection of the VM, and
-        ends `wait_for_connection`. Raises Refused if another live process is the VM's supervisor, OSError if the record
-        cannot be written; then this connection is not registered.
+        ends `wait_for_connection`. Raises Refused if another live process is the VM's supervisor, and then changes
+        nothing; OSError if the record cannot be written, and then this connection is not registered.
         """
         self.require_no_other_supervisor(vm, connection.hello)
         if (previous := self._connections.get(vm)) is not None:

@@ -69,8 +69,8 @@ class ProgramStarter:
 
     store: _ProgramStore  # part of `forewarn.store.Store`
     supervisors: SupervisorRegistry
-    data: Path  # the service's data directory
-    write_history: WriteHistory
+    data: Path  # the service's data directory, where supervisors find its socket
+    write_history: WriteHistory  # called with the kind, VM and text of an entry
     _vms_with_program: dict[str, Vm] = field(default_factory=dict)  # by key
     _attempts: dict[str, _StartAttempt] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class ProgramStarter:
             self._detach()
 
     async def reconcile(self) -> None:
-        """One pass: report supervisors that ended, start missing ones, and stop those of removed VMs.
+        """One pass: report supervisors that failed, start missing ones, and stop those of removed VMs.
 
         It knows only the VMs that `run` has read. It starts at most eight supervisors, each again with a backoff of up
         to a minute, and none while an act on its VM is pending.

@@ -11,7 +11,7 @@ from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_d
 
 
 class QemuDefinitionCopies:
-    """The latest definition of every VM, in one directory of this machine, created when it is needed."""
+    """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -43,9 +43,9 @@ class QemuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The table `[qemu]` of the settings."""
 
     hosts: dict[str, QemuHost] = {}  # by the fleet's name of the host
-    # Absolute, on file systems of this machine: a VM whose disks are all below them, and whose locks there are free,
-    # does not run; so it may start on another host although its own is silent.
-    lock_directories: tuple[str, ...] = ()  # absolute paths of shared storage with locks; (): no locks
+    # A VM whose disks are all below them, and whose locks there are free, does not run; so it may start on another host
+    # although its own is silent.
+    lock_directories: tuple[str, ...] = ()  # absolute, on local file systems: locks of disks there count; (): none do
 
 
 def check_qemu(settings: QemuSettings) -> None:
@@ -88,7 +88,7 @@ class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the driver must know about a VM, as its definition file says."""
 
     command: tuple[str, ...]  # QEMU and its options, without those that the driver adds
-    memory_mib: int  # as in `command`
+    memory_mib: int  # in MiB, as in `command`
     disks: tuple[str, ...] = ()  # files and devices with data that outlive the VM's move to another host
     image: str = ""  # what a reimage copies over the first disk; "": the VM cannot be reimaged
     ephemeral: EphemeralDisk | None = None  # None: it has none
@@ -143,7 +143,10 @@ def option_text(value: object) -> str:
 
 
 def check_vm_name(vm: str, directory: Path) -> None:
-    """Raise Refused if a VM of this name cannot have files and sockets in a host's directory."""
+    """Raise Refused if a VM of this name cannot have files and sockets in a host's directory.
+
+    That is an empty name, one that begins with a dot or has `/`, `,` or NUL, and one that makes too long a path.
+    """
     if not vm or vm.startswith(".") or "/" in vm or "\0" in vm or "," in vm:
         raise Refused(f"VM name {vm!r} cannot be the name of a file: QEMU's VMs need a name without '/' and ','")
     longest = directory / f"{vm}.migrate"

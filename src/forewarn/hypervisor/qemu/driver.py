@@ -117,7 +117,7 @@ class QemuDriver:
         return changed_hosts({name: Path(host.directory) for name, host in self._hosts.items()})
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return the VM's state now, and keep a copy of its definition.
+        """Return the VM's state now; keeps a copy of its definition, and a record of its disk locks if they count.
 
         Ends QEMU after the guest's shutdown, and a destination without a definition to which nothing was sent yet.
         """
@@ -148,7 +148,7 @@ class QemuDriver:
                 await monitor.execute("stop")
 
     async def resume(self, host: str, vm: str) -> None:
-        """Let a paused or halted VM continue. Refused if it is off, sent, receiving, or is being migrated."""
+        """Let a paused, halted or received VM continue; nothing if it runs. Refused if off, sent or migrating."""
         async with self._running(host, vm, "resumed") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.RUNNING:
@@ -182,7 +182,7 @@ class QemuDriver:
                 require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is off, with a new ephemeral disk if asked or missing; nothing if it runs."""
+        """Boot a VM that is off, with a new ephemeral disk if asked or missing; nothing if it runs or is halted."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             state = await self._state(instance)
@@ -289,7 +289,7 @@ class QemuDriver:
         await self.copy_definition("", vm, host)
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Start QEMU as the destination of a live migration, paused and listening. Refused unless it is off."""
+        """Start QEMU paused, listening for a live migration. Refused unless it is off or receives already."""
         async with self._locks[to_host, vm]:
             instance = self._instance(to_host, vm)
             try:
@@ -316,7 +316,7 @@ class QemuDriver:
         await self.send_to(host, vm, to_host, "")
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """Begin the migration to the URI ("": to `to_host`), unless begun; Refused if nothing receives there."""
+        """Begin the migration to the URI, unless begun; "": to `to_host`, Refused if that does not receive."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
             find_address = partial(self.receive_address, to_host, vm)
             await begin_to_send(monitor, instance, address=address, find_address=find_address)
@@ -337,7 +337,7 @@ class QemuDriver:
         return migration_progress(report)
 
     async def cancel_send(self, host: str, vm: str) -> None:
-        """Abort an active migration and wait until QEMU has done so. It may complete first: `state` says so."""
+        """Abort an active migration, if any, and wait until QEMU has. It may complete first: `state` says so."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:

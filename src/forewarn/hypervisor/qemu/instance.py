@@ -28,9 +28,9 @@ EVENTS_SUFFIX = ".events"  # of the socket of QEMU's monitor for events
 class QemuInstance:
     """The files and the process of the VM `vm` on the host `host`, whose directory is `directory`."""
 
-    host: str
-    vm: str
-    directory: Path
+    host: str  # its name in the settings; "": a copy of a definition, on no host
+    vm: str  # its name
+    directory: Path  # which holds all files of the host's VMs
 
     @property
     def name(self) -> str:

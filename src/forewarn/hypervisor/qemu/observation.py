@@ -55,8 +55,8 @@ def machine_in_state(status: str, *, is_destination: bool, instance: str) -> Obs
 async def observe_instance(instance: QemuInstance, processes: QemuProcesses) -> ObservedMachine:
     """Return how a VM that is defined on its host is now; CHANGING if its QEMU does not answer.
 
-    That is logged, and nothing is raised. A process that has ended by itself has removed its pid file; one that crashed
-    or was killed has not.
+    That is logged, and nothing is raised. Without a process it is OFF: by a CRASH if its pid file is left, since QEMU
+    removes that when it ends by itself, else by an OPERATOR.
     """
     try:
         answer = await processes.ask(instance, lambda monitor: monitor.execute("query-status"))

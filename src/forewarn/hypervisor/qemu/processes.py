@@ -48,7 +48,7 @@ def start_failure(message: str) -> str:
 
 
 class NotRunning(Exception):
-    """The VM has no QEMU process."""
+    """`QemuProcesses` raises it: the VM has no QEMU process."""
 
 
 class _KeptMonitor(NamedTuple):
