@@ -46,7 +46,7 @@ class VmActOrder:
 
     act: str  # its id
     verb: str  # such as freeze, reboot or evict
-    duration_s: float = 0.0  # of a freeze or migration; ignored for other verbs
+    duration_s: float = 0.0  # of a freeze or migration, in seconds of real time; ignored for other verbs
     host: str = ""  # the host of the VM after it; "": unchanged
     abrupt: bool = False  # the VM's host has failed: kill without SIGTERM
 

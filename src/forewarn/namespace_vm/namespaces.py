@@ -31,12 +31,11 @@ _PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CL
 class InitReply:
     """The reply of init to a command, with file descriptors that the caller must close.
 
-    Only `listen` has descriptors: of listening sockets.
+    Only `listen` has descriptors, of listening sockets; its value has [address, port] for each. The value of start and
+    run is the pid, that of signal whether processes are left, that of other commands None.
     """
 
-    # Of start and run: the pid; of signal: whether processes are left; of listen: [address, port] per descriptor; else
-    # None.
-    value: Any  # JSON, as the command says
+    value: Any  # of JSON, as the command says
     descriptors: list[int] = field(default_factory=list)  # [] for other commands
 
 
