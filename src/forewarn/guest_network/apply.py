@@ -27,7 +27,7 @@ class ApplyOutcome:
     """What a command found or changed: the plan, and in words what differed from it before."""
 
     plan: NetworkPlan
-    differences: tuple[str, ...]  # clauses, without a full stop; (): nothing differed
+    differences: tuple[str, ...]  # clauses, without a full stop; of `compare_here` also missing devices; (): none
 
 
 def plan_here(named: NamedInterfaces, state_file: Path, *, with_firewall: bool = True) -> NetworkPlan:

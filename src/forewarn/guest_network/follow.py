@@ -35,11 +35,11 @@ def follow_devices(
 ) -> None:
     """Apply the plan for what `read` returns, now and after each change, until SIGINT or SIGTERM.
 
-    Blocks, in the main thread. Changes are those of network devices; every 5 s it compares anyway. `replace_earlier` is
-    for the first pass; later ones drop VMs that are no longer named. `on_change` is called with the first outcome and
-    with each one that changed the host or the missing devices. Errors of the first pass are raised; later ones go to
-    `on_error`, each once while it lasts, and the pass is repeated after a second. Call it as root, with
-    `exclusive_access`.
+    Blocks, in the main thread. Changes are those of network devices; every 5 s it compares anyway. `read` is called for
+    each pass, with True if what libvirt said last may be used again. `replace_earlier` is for the first pass; later
+    ones drop VMs that are no longer named. `on_change` is called with the first outcome and with each one that changed
+    the host or the missing devices. Errors of the first pass are raised; later ones go to `on_error`, each once while
+    it lasts, and the pass is repeated after a second. Call it as root, with `exclusive_access`.
     """
     asyncio.run(_follow_until_signal(read, state_file, replace_earlier, on_change, on_error))
 

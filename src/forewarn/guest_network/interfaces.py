@@ -141,9 +141,9 @@ def checked_interface(
     """Return an interface with its values trimmed and checked; Rejected if one is not valid.
 
     The MAC is in lower case, the addresses are sorted as text, each once. A port needs a MAC, because the rules that
-    keep a VM to its own address begin with it. Not valid are an empty VM, a MAC of a group, and addresses that are
-    multicast, unspecified or link-local. `vm` is the VM as named, `device` the network device on this host, `mac` "" if
-    it is not known.
+    keep a VM to its own address begin with it. Not valid are an empty VM, what is not the name of a device, a MAC of a
+    group, and addresses that are not IPv4, or are multicast, unspecified or link-local. `vm` is the VM as named,
+    `device` the network device on this host, `mac` "" if it is not known.
     """
     vm, device, mac = vm.strip(), device.strip(), mac.strip().lower()
     if not vm:

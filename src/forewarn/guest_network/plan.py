@@ -60,7 +60,7 @@ class FormerValue:
 class PlannedInterface:
     """An interface with what identifies its VM."""
 
-    interface: VmInterface
+    interface: VmInterface  # as named
     link: Link | None  # None: the device does not exist yet
     mark: int  # 0: a port without a bridge yet
     table: int  # the routing table for refusals; 0 if the mark is 0
@@ -93,7 +93,7 @@ class NetworkPlan:
     Rules and routes are for refusals: connections of VMs while no service listens.
     """
 
-    interfaces: tuple[PlannedInterface, ...]
+    interfaces: tuple[PlannedInterface, ...]  # all that were named, also those whose devices are missing
     elements: Mapping[str, SetElements]  # of the firewall's sets, by family
     sysctls: Mapping[str, int]  # by path below /proc/sys
     rules: frozenset[tuple[int, int]]  # mark and routing table
@@ -116,8 +116,9 @@ def build_plan(
 
     `former` has the sysctls that an earlier plan has changed; None: none. The plan has the interfaces in their order. A
     device that does not exist, is down or is not in its bridge yet gets its firewall elements now, and the rest later.
-    Raises Rejected if a tap is in a bridge or is not a tap, if a port is in something other than a Linux bridge, if two
-    VMs of one bridge have the same MAC or address, and if two VMs have the same mark or two devices the same table.
+    Raises Rejected if a tap is in a bridge, is a bridge or is a device of the host itself, if a port is in something
+    other than a Linux bridge, if two ports of one bridge have the same MAC or address, if two VMs, or one on two
+    devices, have the same mark, and if two devices have the same routing table.
     """
     planned = tuple(_plan_interface(each, machine.links) for each in interfaces)
     _check_conflicts(planned)

@@ -28,7 +28,7 @@ _FORMAT = 1
 class Record:
     """What `apply_plan` has applied, and how the host was before; stored in the state file as JSON."""
 
-    interfaces: tuple[VmInterface, ...] = ()
+    interfaces: tuple[VmInterface, ...] = ()  # that the latest plan was made for
     former: dict[str, FormerValue] = field(default_factory=dict)  # sysctls before the first change, by path
     has_added_address: bool = False  # whether we gave loopback the metadata address
     loaded: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the fixed part of our tables, by family

@@ -37,7 +37,7 @@ class NamedInterfaces:
 class InterfaceSources:
     """Reads the interfaces of options (`given`), of a file, and of the running domains at libvirt URIs."""
 
-    given: tuple[VmInterface, ...] = ()
+    given: tuple[VmInterface, ...] = ()  # those of options, parsed
     file: Path | None = None  # None: no file
     libvirt_uris: tuple[str, ...] = ()  # besides those that the file names
     _domains: dict[str, DomainList] = field(default_factory=dict)
@@ -125,7 +125,7 @@ def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str
     """Return the interface of a domain as one of the VM of that name: a tap or a port.
 
     Where libvirt does not say which, the devices of the host (`links`) do; a device that is not among them is a tap.
-    Raises Rejected if a value is not valid, such as a port without a MAC. `source` says where it was found, for people.
+    Raises Rejected if a value is not valid, such as a port without a MAC. `source` is the libvirt URI that it is from.
     """
     link = links.get(interface.device)
     is_port = interface.is_port if interface.is_port is not None else bool(link and link.master)
