@@ -44,7 +44,7 @@ DoubtHandler = Callable[[str], None]  # called with the reason, in words
 class Bus(Protocol):
     """A connection to the bus. Use it on one event loop. Payloads have at most `max_payload_bytes`."""
 
-    max_payload_bytes: int
+    max_payload_bytes: int  # the limit of the bus
     problem: str  # what the bus does not permit this client, as one sentence for people; "": nothing that is known
 
     @property
@@ -75,8 +75,8 @@ class Bus(Protocol):
     def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
         """Call the handler when messages may have been lost: after a reconnect, or if this side was slow.
 
-        It gets the reason, "reconnected" or "too slow". Returns a function that ends
-        this; calling it twice is harmless.
+        It gets the reason, "reconnected" or "too slow". Returns a function that ends this; calling that twice does no
+        harm.
         """
 
     async def flush(self) -> None:
@@ -95,7 +95,7 @@ async def request_repeatedly(
     every_s: float = RETRY_S,
     may_send: Callable[[], bool] = lambda: True,
 ) -> bytes:
-    """Send a request again every `every_s`, and at once if nobody received it, until it is answered.
+    """Send a request again every `every_s`, and sooner if nobody received it, until it is answered.
 
     Earlier attempts stay valid: the first answer to any of them is returned. Raises NoAnswer after `within_s`, or as
     soon as `may_send`, which is asked before each attempt, returns False. Times are in seconds of real time. `payload`

@@ -43,7 +43,8 @@ class ClusterControl:
 
     `hypervisor` is for the control plane. Then call `attach`, pass `make_streams` to the publisher's start, and `start`
     at last. `session` tells this process apart from others of the same term. `name` is that of this node, `term` that
-    of its lease (None: it is the only service), `subjects` are the bus subjects of this cluster.
+    of its lease (None: it is the only service), `subjects` are the bus subjects of this cluster. All other methods need
+    `make_streams` before.
     """
 
     def __init__(
@@ -66,13 +67,18 @@ class ClusterControl:
     def attach(
         self, control: ControlPlane, publisher: MetadataPublisher, backend: MetadataBackend, config: FrontendConfig
     ) -> None:
-        """Take over what the streams read and call. Call it once, before `make_streams`."""
+        """Take over what the streams read and call. Call it once, before `make_streams`.
+
+        `control` has the store and the fleet, `publisher` knows what VMs see, `backend` carries out what VMs ask for,
+        and `config` has the rules by which VMs are answered.
+        """
         self._control, self._publisher, self._backend, self._config = control, publisher, backend, config
 
     def make_streams(self, store_tag: str) -> HostStreams:
         """Make and return the streams, to which the publisher publishes. `store_tag` is that of the store.
 
-        They are also the attribute `streams`, which exists only from then on.
+        They are also the attribute `streams`, which exists only from then on. From then on the control plane's
+        decisions know which host nodes are silent.
         """
         config, control = self._config, self._control
         self._store_tag = store_tag
@@ -112,14 +118,18 @@ class ClusterControl:
         await self.streams.close()
 
     def describe_nodes(self) -> list[dict[str, Any]]:
-        """Return one dictionary per host node that has joined, with plain JSON values.
+        """Return one dictionary per host node that has joined, with plain JSON values, sorted by host.
 
-        `NodeRegistry.describe` says which keys it has, and the order.
+        Nodes that have left are among them. The keys are those of `NodeRegistry.describe`: host, id, version, machine,
+        pid, hypervisor, workers, vms, silent_s, term, position, clock_ahead_s and left.
         """
         return self.streams.registry.describe(asyncio.get_running_loop().time())
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of requests of VMs at all nodes that have joined, as of their last reports."""
+        """Return the counts of requests of VMs at all nodes that have joined, as `NodeRegistry.request_totals` does.
+
+        Each node counts since it was started, as of its last report; nodes that were replaced count too.
+        """
         return self.streams.registry.request_totals()
 
     def _merge(self, report: ObservationReport) -> None:

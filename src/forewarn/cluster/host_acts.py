@@ -39,7 +39,7 @@ class TermMemory(Protocol):
         """Return the highest term that was stored for the store with this tag; 0 if none is known."""
 
     def store_term(self, store_tag: str, term: int) -> None:
-        """Store a higher term, durably. Raises OSError if that fails.
+        """Store a term that is higher than the one before, durably. Raises OSError if that fails.
 
         `store_tag` tells the stores of different clusters apart.
         """

@@ -57,7 +57,7 @@ class HostBackend:
         self._clock = clock
 
     def now(self) -> float:
-        """Return the time of this machine, in POSIX seconds."""
+        """Return the time of `clock`, in POSIX seconds."""
         return self._clock.now()
 
     async def enable(self, vm: str) -> None:
@@ -70,7 +70,8 @@ class HostBackend:
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
         """Have these events approved for this VM (its key); return None, or the id of an unknown event.
 
-        Then none is approved. Raises Unavailable after 5 s without an answer, or what the active node raises.
+        If one is unknown, none is approved. Raises Unavailable after 5 s without an answer, or what the active node
+        raises.
         """
         unknown = await self._call(ApproveRequest(next(self._ids), vm, event_ids))
         return unknown.unknown if isinstance(unknown, RequestDone) else None

@@ -71,7 +71,10 @@ _FATAL_DENIALS = (DenialReason.OCCUPIED, DenialReason.REPLACED)
 
 
 class RulesChanged(Exception):
-    """The active node serves by other rules, or another store, than when this node joined: start it again."""
+    """The active node serves by other rules, or another store, than when this node joined: start it again.
+
+    `HostNode.run` raises it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +82,9 @@ class HostNodeConfig:
     """What a host node needs besides the bus."""
 
     host: str  # the name in the fleet
-    info: NodeInfo
+    info: NodeInfo  # which process this node is
     frontend: FrontendConfig  # its rules come from the active node
-    subjects: Subjects = field(default_factory=Subjects)
+    subjects: Subjects = field(default_factory=Subjects)  # of the bus
     stale_s: float = 600.0  # after this time without the active node, polls get 503
 
 
@@ -171,7 +174,7 @@ class HostNode:
     def reload_workers(self, timeout_s: float) -> None:
         """Replace the worker processes, one after the other, in the background; does nothing without workers.
 
-        Each has `timeout_s` seconds for the requests in progress.
+        Nor before it serves. Each has `timeout_s` seconds for the requests in progress.
         """
         if self.frontend is not None and self.is_serving:
             self._spawn(self.frontend.reload_workers(timeout_s))

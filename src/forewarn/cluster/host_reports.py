@@ -38,9 +38,10 @@ class HostReports:
         self.changes = -1 if self._observing is None else 0
 
     def capacity(self) -> HostCapacity | None:
-        """Return what the host has free, for the next report; None: report nothing.
+        """Return what the host has free and what its VMs need, for the next report; None: report nothing.
 
-        That is if it has not changed and was reported lately, or if the hypervisor does not know it.
+        That is if it has not changed and was reported lately, or if the hypervisor knows no capacities. Call it once
+        for each report, because it counts them: every 15th has it at least.
         """
         if self._capacity is None:
             return None
@@ -59,9 +60,9 @@ class HostReports:
         return found
 
     async def follow_changes(self) -> None:
-        """Count the changes that the platform reports, until cancelled. Returns at once if it reports none.
+        """Count in `changes` what the platform reports about this host, until cancelled.
 
-        Errors are logged, and it is followed again.
+        Returns at once if VMs are not listed (`changes` is -1). Errors are logged, and it is followed again.
         """
         if self._observing is None:
             return
@@ -76,7 +77,7 @@ class HostReports:
 
 
 def observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
-    """Return the hypervisor if it lists the VMs of its hosts, and the settings let it; else None."""
+    """Return the hypervisor if it lists the VMs of its hosts, and its `observe_interval_s` is above 0; else None."""
     if isinstance(hypervisor, ObservingHypervisor) and hypervisor.observe_interval_s > 0:
         return hypervisor
     return None
@@ -97,7 +98,7 @@ async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareC
 async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage) -> None:
     """Answer a request to list the VMs of this host, with the reason if they cannot be listed.
 
-    `host` is the name of this host, `message` the request. Raises nothing of ours.
+    `host` is the name of this host, `message` the request. Errors of the hypervisor become that reason.
     """
     observing = observing_hypervisor(hypervisor)
     folded = host.casefold()

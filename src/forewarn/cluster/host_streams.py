@@ -86,7 +86,10 @@ class ActiveTerm(Protocol):
 
 
 class OnlyService:
-    """The term of a service without a lease, which is the only one on its bus."""
+    """The term of a service without a lease, which is the only one on its bus: implements `ActiveTerm`.
+
+    It is always held, and there is no record.
+    """
 
     number = 1
     is_held = True
@@ -134,7 +137,8 @@ class HostStreams:
     `session` tells this process apart from others of the same term. `backend` carries out what VMs ask for; `merge`
     takes what nodes observed. Call `publish_scope` for each scope and `set_faults`, then `start`; both again at every
     change. `registry` has the nodes that have joined. `fleet` says which scopes a host needs; `begin` are the settings
-    for workers; `name` is that of this node, `term` that of its lease (None: it is the only service).
+    for answering VMs, which nodes get when they join; `name` is that of this node, `term` that of its lease (None: it
+    is the only service).
     """
 
     def __init__(
@@ -169,14 +173,14 @@ class HostStreams:
 
     @property
     def source(self) -> StreamSource:
-        """What the messages of this process are marked with."""
+        """The present term and the session of this process, with which its messages are marked."""
         return StreamSource(self._term.number, self._session)
 
     async def start(self) -> None:
         """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted.
 
-        The bus may be out of reach. Heartbeats are sent by a task. While the term is not certainly held, there are
-        none, and nodes that join or ask for the state get no answer.
+        The bus may be out of reach. It sends one heartbeat at once, and further ones by a task. While the term is not
+        certainly held, there are no further ones, and nodes that join, report or ask for the state get no answer.
         """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),

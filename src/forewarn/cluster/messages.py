@@ -49,7 +49,7 @@ class StreamSource(msgspec.Struct, frozen=True, array_like=True):
 class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
     """A position in the stream of a host: everything up to this number."""
 
-    source: StreamSource
+    source: StreamSource  # that numbers the stream; numbers of different sources cannot be compared
     number: int  # of the last update; 0: none
 
 
@@ -89,7 +89,7 @@ class HostUpdate(_BusMessage, frozen=True):
     """From the active node to the node of one host: the facts that have changed."""
 
     position: StreamPosition  # its number is one more than that of the update before
-    facts: tuple[HostFact, ...]
+    facts: tuple[HostFact, ...]  # in the order of the changes; a later one of the same scope replaces an earlier one
 
 
 class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +107,7 @@ class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
 class JoinRequest(_BusMessage, frozen=True):
     """From a host node: send the complete state of this host."""
 
-    node: NodeInfo
+    node: NodeInfo  # which node asks
     host: str  # the name in the fleet
     record_number: int = 0  # the highest that this node knows
     record_id: str = ""  # of the record with that number
@@ -160,21 +160,21 @@ class VmCall(_BusMessage, frozen=True):
     """From a host node: what a VM asked for and memory cannot answer. It may be repeated."""
 
     node_id: str  # `NodeInfo.id`
-    request: EnableRequest | ApproveRequest | WorkerTokenRequest
+    request: EnableRequest | ApproveRequest | WorkerTokenRequest  # with an id of the node's choice
 
 
 class VmCallReply(_BusMessage, frozen=True):
     """The reply to `VmCall`, with the scope of the VM as it is then, so that the VM sees what it caused."""
 
     reply: RequestDone | TokenGranted | TokenDenied | RequestFailed  # with the id of the request
-    scopes: tuple[HostScope, ...] = ()  # one; empty for a VM that is unknown or not on the host
+    scopes: tuple[HostScope, ...] = ()  # one; empty for a VM that is unknown, or that the node may not act for
 
 
 class HostCapacity(msgspec.Struct, frozen=True, array_like=True):
     """What a host can still take, and what the VMs need that it knows."""
 
-    free_mib: int | None = None  # memory for more VMs; None: not known
-    vm_mib: dict[str, int] = {}  # by the VM's name
+    free_mib: int | None = None  # memory for more VMs, in MiB; None: not known
+    vm_mib: dict[str, int] = {}  # memory that a VM needs, in MiB, by the VM's name
     is_silent: bool = False  # the platform there did not answer when it was last looked at
     cpus: tuple[str, ...] = ()  # different CPUs that running VMs need, in the words of their driver
     vm_cpus: dict[str, int] = {}  # VM's name → which of `cpus` it needs; without VMs that any host can run
@@ -186,7 +186,7 @@ class SeenReport(_BusMessage, frozen=True):
 
     node_id: str  # `NodeInfo.id`
     number: int  # of this report; the same if it is repeated
-    report: ObservationReport
+    report: ObservationReport  # polls, deliveries and fault hits since the report before, and counts of requests
     position: StreamPosition | None = None  # what it shows; None: it has no complete state
     vms: int = 0  # that it serves
     is_leaving: bool = False  # the node stops; this is its last report
@@ -199,7 +199,7 @@ class SeenReport(_BusMessage, frozen=True):
 class SeenReply(_BusMessage, frozen=True):
     """The reply to `SeenReport`: the position of the host's stream."""
 
-    position: StreamPosition
+    position: StreamPosition  # of the last update that was sent to the host
 
 
 class ActOrder(_BusMessage, frozen=True):
@@ -207,7 +207,7 @@ class ActOrder(_BusMessage, frozen=True):
 
     term: int  # orders of an older term than the node knows are refused
     store_tag: str  # of the store, whose terms these are
-    act: Act
+    act: Act  # the whole act, also for a step of it
     now: float  # lab time
     step: MoveStep | None = None  # None: the whole act
     given: MoveHandover = MoveHandover()  # what the hosts of the move have handed over so far
@@ -240,15 +240,15 @@ class CpuComparison(_BusMessage, frozen=True):
 class OrderReport(_BusMessage, frozen=True):
     """The reply to `ActOrder`: how the act or step is going."""
 
-    report: StepReport
+    report: StepReport  # hands something over only if it is about a step
 
 
 class OrderRefused(_BusMessage, frozen=True):
-    """The reply to an `ActOrder` that was not carried out: it is of a deposed node, or impossible now."""
+    """The reply to an `ActOrder` instead of a report: it is of a deposed node, or failed, or is impossible now."""
 
     text: str  # for people
     term: int = 0  # the newer one that the node knows; 0: the term is not the reason
-    counts: bool = False  # whether it counts as an attempt at the act
+    counts: bool = False  # True: an attempt, whose outcome is unknown; False: nothing was attempted
 
 
 ToActive: TypeAlias = JoinRequest | StatePartRequest | VmCall | SeenReport

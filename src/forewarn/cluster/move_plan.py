@@ -41,9 +41,9 @@ class StepWait:
 class MoveProgress:
     """What is known about one move, in memory. `given` collects what the hosts hand over."""
 
-    act: Act
+    act: Act  # of the move, with the host that the VM is on as its source
     reports: dict[MoveStep, StepReport] = field(default_factory=dict)  # of steps that are over
-    given: MoveHandover = field(default_factory=MoveHandover)
+    given: MoveHandover = field(default_factory=MoveHandover)  # so far
     clean_up_since: float | None = None  # real time of the first attempt
     lost_destination: str = ""  # why the destination cannot take the VM any more: it is down; "": it can
 
@@ -123,9 +123,10 @@ def after_silence(
     """Return what follows if the node of an order does not answer; `text` says so, for people.
 
     `is_down`: the operator confirmed that the source is down; `is_destination_down`: that the destination is. A move to
-    a host that is down ends as failed, and the VM stays on its source. `may_fence`: it is time to fence the source, if
-    it has failed. What it concludes from the silence, such as a release, it records in `progress`. `real_now` is real
-    time in seconds. StepOrder: order this next; StepWait: wait, for what its text says; ActDone: the act is over.
+    a host that is down ends as failed, and the VM stays on its source or goes back to it, unless that has failed too.
+    `may_fence`: it is time to fence the source, if it has failed. What it concludes from the silence, such as a
+    release, it records in `progress`. `real_now` is real time in seconds. StepOrder: order this next; StepWait: wait,
+    for what its text says; ActDone: the act is over.
     """
     act, step = progress.act, order.step
     if step not in _ON_SOURCE and is_destination_down:

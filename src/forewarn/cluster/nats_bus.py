@@ -48,7 +48,7 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_tls(self) -> bool:
-        """Whether a server without TLS must be refused."""
+        """Whether a server without TLS must be refused: there is a CA or certificate, or a URL with tls://."""
         return bool(self.ca or self.certificate) or any(server.startswith("tls://") for server in self.servers)
 
 

@@ -39,7 +39,7 @@ class NodeSilence:
 class JoinedNode:
     """A host node that has joined. Times are of a monotonic clock."""
 
-    info: NodeInfo
+    info: NodeInfo  # which process it is
     host: str  # the name in the fleet
     joined_at: float  # when this process joined first
     heard_at: float  # when it was heard last
@@ -85,8 +85,8 @@ class NodeRegistry:
         """Record that this node serves the host from now on, and was heard; return why not, if it must not.
 
         None: it serves the host. Denied are a node of another protocol (VERSION), one that is older than the present
-        one of the same id (REPLACED), and one of another id while the present one was heard within 3 s (OCCUPIED).
-        `host_key` is the host's name in lower case, `now` the time of a monotonic clock.
+        one of the same id (REPLACED), and one of another id while the present one was heard within 3 s and has not left
+        (OCCUPIED). `host_key` is the host's name in lower case, `now` the time of a monotonic clock.
         """
         info, current = join.node, self._nodes.get(host_key)
         if info.protocol != PROTOCOL:
@@ -144,7 +144,8 @@ class NodeRegistry:
     def record_report(self, host_key: str, report: SeenReport) -> bool:
         """Record what a report says about its node; return False if the last report had the same number.
 
-        `host_key` is the host's name in lower case. KeyError if no node of it has joined: call `check` before.
+        It is recorded then, too; without a capacity or counts, those of an earlier report stay. `host_key` is the
+        host's name in lower case. KeyError if no node of it has joined: call `check` before.
         """
         node = self._nodes[host_key]
         is_new = node.seen_number != report.number
@@ -166,7 +167,10 @@ class NodeRegistry:
         return list(self._nodes.values())
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of requests of VMs at all nodes since this registry was made, as of their reports."""
+        """Return the counts of requests of VMs at all nodes, each since it was started, as of its last report.
+
+        Nodes that were replaced since this registry was made count too.
+        """
         return sum_totals(self._totals_of_replaced, *(node.request_totals for node in self._nodes.values()))
 
     def wait_text(self, host_key: str, host: str, now: float) -> str:

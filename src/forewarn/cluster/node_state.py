@@ -53,7 +53,7 @@ class NodeState:
 
     @property
     def id(self) -> str:
-        """The id of this node, the same for ever."""
+        """The id of this node, the same for as long as its file is kept."""
         return self._stored.id
 
     @property

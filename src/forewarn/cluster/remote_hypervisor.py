@@ -74,7 +74,7 @@ class _LeaseUnsure(Exception):
 
 
 class RemoteHypervisor:
-    """Performs acts by ordering them from host nodes: implements `Hypervisor`.
+    """Performs acts by ordering them from host nodes: implements `Hypervisor`, with observation and capacity.
 
     Orders go out on `bus`, on the subjects of the hosts in `subjects`. `view` has what it needs to know of the cluster:
     nodes, the term, and which hosts are confirmed down.
@@ -90,9 +90,10 @@ class RemoteHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from its host, or the next steps of a move from its two hosts.
 
-        A node that does not answer within 3 s makes the act wait, and so does a lease that is not certainly held: then
-        it returns ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or no host can perform
-        it. `now` is lab time.
+        Before a move, earlier ones of the VM that failed are undone or completed, so that none can end later. A node
+        that does not answer within 3 s makes the act wait, and so does a lease that is not certainly held: then it
+        returns ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or no host can perform it.
+        `now` is lab time.
         """
         host = act.from_host or act.to_host
         try:
@@ -136,7 +137,7 @@ class RemoteHypervisor:
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory that hosts have free, by name, as their nodes reported it; without unknown ones."""
+        """Memory in MiB that hosts have free, by name, as their nodes last reported it; without unknown ones."""
         return {host: each.free_mib for host, each in self._reported.capacities().items() if each.free_mib is not None}
 
     @property
@@ -163,7 +164,10 @@ class RemoteHypervisor:
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts whose platform did not answer their own node."""
+        """Names of the hosts whose platform did not answer their own node, as the nodes last reported it.
+
+        A host whose node is silent is not among them for that.
+        """
         return frozenset(host for host, each in self._reported.capacities().items() if each.is_silent)
 
     async def close(self) -> None:

@@ -49,9 +49,9 @@ class ReportedHosts:
         self._incompatible: dict[str, frozenset[str]] = {}  # VM's name → hosts
 
     def capacities(self) -> dict[str, HostCapacity]:
-        """Return what hosts have free, by name, as their nodes reported it; without unknown ones.
+        """Return what hosts have free, by name, as their nodes reported it last; without unknown ones.
 
-        A new dict.
+        A new dict. Nodes that are silent or have left are in it, with what they last reported.
         """
         return {node.host: node.capacity for node in self._nodes() if node.capacity is not None}
 
@@ -129,9 +129,10 @@ class ReportedHosts:
         return tuple(node.host for node in self._nodes() if node.changes >= 0)
 
     async def observe(self, host: str) -> HostObservation:
-        """Return what the host lists now, or why its platform does not answer.
+        """Return what the host (by the name in the fleet) lists now, or why its platform does not answer.
 
-        Waits for a node that is silent. Raises Unavailable if the node says that it cannot list the VMs now.
+        Waits, without a limit, for a node that is silent, has not joined, or cannot list VMs. Raises Unavailable if the
+        node says that it cannot list them now.
         """
         while True:
             listing = await self._ask(host) if self._can_list(host) else None
@@ -143,7 +144,10 @@ class ReportedHosts:
                 return replace(listing.observation, host=host)
 
     async def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its node has reported a change. It never ends."""
+        """Yield the name of a host whenever its node has reported a change since the last look. It never ends.
+
+        It looks once a second, so several changes may be one, and a host that it sees first is not yielded.
+        """
         known: dict[str, int] = {}
         while True:
             for node in list(self._nodes()):

@@ -52,14 +52,14 @@ class InstallState:
     """Show these facts, and no others, in place of all earlier ones."""
 
     begin: BeginServing  # how to serve; the same each time, unless the active node's rules have changed
-    facts: tuple[HostFact, ...]
+    facts: tuple[HostFact, ...]  # of all parts, in their order
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyFacts:
     """Show these facts in place of earlier ones of the same scope or kind."""
 
-    facts: tuple[HostFact, ...]
+    facts: tuple[HostFact, ...]  # of one update, in its order
 
 
 FollowerAction: TypeAlias = SendJoin | AskPart | InstallState | ApplyFacts
@@ -87,10 +87,10 @@ class StreamFollower:
     the state, by reason.
     """
 
-    position: StreamPosition | None = None
+    position: StreamPosition | None = None  # None: no complete state has arrived yet
     record_number: int = 0  # the highest that a heartbeat had
     record_id: str = ""  # of the record with that number; "": there is none
-    joins: dict[str, int] = field(default_factory=lambda: dict.fromkeys(JOIN_REASONS, 0))
+    joins: dict[str, int] = field(default_factory=lambda: dict.fromkeys(JOIN_REASONS, 0))  # also those that are 0
     _source: StreamSource | None = None  # the latest that was heard of
     _heard_at: float = -math.inf
     _join_reason: str = ""  # "": it follows the stream
@@ -218,8 +218,8 @@ class StreamFollower:
     def on_position(self, position: StreamPosition, now: float) -> list[FollowerAction]:
         """Compare with the position of the stream that the active node reported.
 
-        That is no sign that it holds the lease, so it counts as silent all the same. `now` is the time of a monotonic
-        clock. Returns what to do; [] if nothing is. If this node stays behind for some seconds, `on_tick` joins again.
+        That is no sign that it holds the lease, so it counts as silent all the same. Returns what to do; [] if nothing
+        is. If this node stays behind for about a second, `on_tick` joins again. `now` is the time of a monotonic clock.
         """
         if self._is_deposed(position.source):
             return []
