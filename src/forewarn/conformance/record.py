@@ -35,8 +35,8 @@ HOUR_S = 3600.0
 def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int = 0) -> RecordGroup:
     """Return the group that a holder writes `number` groups after it took the lease.
 
-    `lease` is as it was taken; `seq` is how many history entries were written since. Its clock is `number` seconds
-    later.
+    `lease` is as it was taken; `changes` are the group's; `seq` is how many history entries were written since. Its
+    clock is `number` seconds later.
     """
     return RecordGroup(
         term=lease.term,
@@ -127,7 +127,10 @@ class RecordConformance(ABC):
         assert self.take(second, "c2", URL_2).term == 2
 
     def test_a_released_lease_says_how_long_ago_that_was(self) -> None:
-        """The next holder decides by it whether VMs could not poll meanwhile."""
+        """Right after `release_lease`, `remaining_s` is 0 or less, and not as low as an hour ago.
+
+        The next holder decides by it whether VMs could not poll meanwhile.
+        """
         record = self.open()
         record.release_lease(self.take(record).term)
         assert -HOUR_S < record.read_lease().remaining_s <= 0

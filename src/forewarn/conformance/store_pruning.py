@@ -120,7 +120,10 @@ class StorePruningTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_pruning_removes_the_measurements_of_a_rollout_with_it(self) -> None:
-        """Those of an open rollout stay, also if they are old."""
+        """`prune` deletes the measurements of the rollouts that it deletes.
+
+        Those of an open rollout stay, also if they are old.
+        """
 
         async def scenario(store: Store) -> None:
             measurements = tuple(sample_measurement(0.0, request_id=request_id) for request_id in ("r1", "r2"))

@@ -395,7 +395,10 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(first, second)
 
     def test_maintenance_configurations_and_assignments_are_kept_by_key(self) -> None:
-        """A configuration or assignment replaces the one with the same id in any case; both are sorted by key."""
+        """A configuration replaces the one with the same id in any case, also after reopening.
+
+        `configurations` and `assignments` are sorted by key. Both are removed by key; unknown keys are ignored.
+        """
         words = AzureWindow(start="2026-12-05 02:00", time_zone="UTC", duration="02:00", recur_every="Week Saturday")
         nightly = MaintenanceConfiguration(
             id="/subscriptions/S/b",

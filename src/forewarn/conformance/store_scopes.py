@@ -29,7 +29,7 @@ class StoreScopeTests(StoreSuite):
     """Tests of scopes, of counts, and that every field is read back; part of `StoreConformance`."""
 
     def test_a_new_store_is_empty(self) -> None:
-        """Every query of a new store returns None, an empty list, or the sequence number 0."""
+        """The queries of a new store find nothing: None, an empty result, or the sequence number 0."""
 
         async def scenario(store: Store) -> None:
             assert store.scope(SAMPLE_SCOPE_ID) is None
@@ -49,7 +49,7 @@ class StoreScopeTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_every_field_of_every_value_is_read_back(self) -> None:
-        """Writes values of each kind with many fields set, and reads them equal after reopening the store.
+        """Writes values of many kinds with many fields set, and reads them equal after reopening the store.
 
         Versioned rows come back with version 1, and the entry with its number.
         """
