@@ -21,11 +21,14 @@ _NO_RESPONDERS_PAUSE_S = 0.05  # so that a missing service does not keep a core 
 
 
 class NoAnswer(Unavailable):
-    """A request got no answer in time. It may have been carried out."""
+    """A request got no answer in time; `Bus.request` raises it. The request may have been carried out."""
 
 
 class NoResponders(NoAnswer):
-    """Nobody received a request, or the bus is out of reach: the request was not carried out."""
+    """Nobody received a request, or the bus is out of reach; `Bus.request` raises it.
+
+    Usually the request was not carried out; it may have been if the connection was lost meanwhile.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class ClusterControl:
         return self.streams.registry.describe(asyncio.get_running_loop().time())
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of requests of VMs at all nodes that have joined, as `NodeRegistry.request_totals` does.
+        """Return the counts of requests of VMs at all nodes that have joined.
 
         Each node counts since it was started, as of its last report; nodes that were replaced count too.
         """

@@ -19,7 +19,8 @@ def host_id(name: str) -> str:
 def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
     """Return host key → keys of the scope's VMs on the host, or that an unfinished act brings to it.
 
-    So the destination of a move knows the VM before it arrives. VMs on no host are left out.
+    So the destination of a move knows the VM before it arrives, and it is in both. A VM that is on no host, and that no
+    act brings to one, is left out.
     """
     found: dict[str, dict[str, None]] = {}
     for vm in scope.present_vms:

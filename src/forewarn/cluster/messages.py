@@ -176,8 +176,8 @@ class HostCapacity(msgspec.Struct, frozen=True, array_like=True):
     free_mib: int | None = None  # memory for more VMs, in MiB; None: not known
     vm_mib: dict[str, int] = {}  # memory that a VM needs, in MiB, by the VM's name
     is_silent: bool = False  # the platform there did not answer when it was last looked at
-    cpus: tuple[str, ...] = ()  # different CPUs that running VMs need, in the words of their driver
-    vm_cpus: dict[str, int] = {}  # VM's name → which of `cpus` it needs; without VMs that any host can run
+    cpus: tuple[str, ...] = ()  # different CPUs that running VMs need, in the words of their driver; at most 32
+    vm_cpus: dict[str, int] = {}  # VM's name → index in `cpus` of the one that it needs; without VMs that need none
     compares_cpus: bool = False  # the node answers `CompareCpus`
 
 
@@ -244,7 +244,7 @@ class OrderReport(_BusMessage, frozen=True):
 
 
 class OrderRefused(_BusMessage, frozen=True):
-    """The reply to an `ActOrder` instead of a report: it is of a deposed node, or failed, or is impossible now."""
+    """The reply to an `ActOrder` without a report: it is of a deposed node, failed, or is impossible now."""
 
     text: str  # for people
     term: int = 0  # the newer one that the node knows; 0: the term is not the reason

@@ -74,10 +74,11 @@ class _LeaseUnsure(Exception):
 
 
 class RemoteHypervisor:
-    """Performs acts by ordering them from host nodes: implements `Hypervisor`, with observation and capacity.
+    """Performs acts by ordering them from host nodes: implements `Hypervisor`.
 
-    Orders go out on `bus`, on the subjects of the hosts in `subjects`. `view` has what it needs to know of the cluster:
-    nodes, the term, and which hosts are confirmed down.
+    It also implements `ObservingHypervisor` and `CapacityHypervisor`, from what the nodes report. Orders go out on
+    `bus`, on the subjects of the hosts in `subjects`. `view` has what it needs to know of the cluster: nodes, the term,
+    and which hosts are confirmed down.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, view: ClusterView) -> None:

@@ -19,11 +19,11 @@ class CapacityHypervisor(Protocol):
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory in MiB that is free for more VMs, by the name of the host; without hosts of which it is unknown."""
+        """Memory in MiB that is free for more VMs, by the name of the host; without unknown ones."""
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """Memory of a VM in MiB, by its size in the fleet file, such as Standard_D2s_v5; unknown sizes are missing."""
+        """Memory of a VM in MiB, by its size in the fleet file, such as Standard_D2s_v5; without unknown ones."""
 
     @property
     def vm_mib(self) -> Mapping[str, int]:

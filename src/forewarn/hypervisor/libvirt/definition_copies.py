@@ -10,9 +10,9 @@ from urllib.parse import quote, unquote
 
 
 class DefinitionCopies:
-    """Files `HOST/VM.xml` below a directory; None: keeps nothing.
+    """Copies of VMs' definitions, and of other XML by name: files `HOST/NAME.xml` below a directory.
 
-    They may contain passwords, so only their owner can read them.
+    Without a directory (None), it keeps nothing. They may contain passwords, so only their owner can read them.
     """
 
     def __init__(self, directory: Path | None) -> None:

@@ -87,10 +87,10 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
 
 
 def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Create the ephemeral disks of the VM that a failed move has deleted; leaves others as they are.
+    """Create the ephemeral disks of the VM that are missing, as after a failed move; leaves others alone.
 
-    A disk without a kept XML or an active pool is left out. Raises LibvirtFailure. `host` is the name of the session's
-    host.
+    They are empty. A disk without a kept XML or an active pool is left out. Raises LibvirtFailure. `host` is the name
+    of the session's host.
     """
     for path in ephemeral_disks(session.stored_xml(vm)):
         volume = copies.load_from_any_host(host, path)

@@ -229,9 +229,10 @@ class LibvirtDriver:
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
-        """Define the VM on `host` as `read_definition` described it on `from_host`; b"": as the copy there says.
+        """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
 
-        Keeps the description as a copy. Refused for the reasons of `copy_definition`, and without a copy.
+        b"": as this driver's copy for that host says. Keeps a description that is given as that copy. Refused for the
+        reasons of `copy_definition`, and if there is neither.
         """
         await self._definitions.define(
             host, vm, definition, from_host=from_host, fresh_ephemeral_disk=fresh_ephemeral_disk
@@ -272,7 +273,11 @@ class LibvirtDriver:
         return ""
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """Begin to migrate the VM live, without `address`; Refused if the settings lack the destination."""
+        """Begin to migrate the VM live to `to_host`, as `send` does; `address` is not used.
+
+        The destination must be a host of this driver, too: Refused if its settings lack it, or the VM is not RECEIVING
+        there.
+        """
         await self.send(host, vm, to_host)
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:

@@ -18,8 +18,8 @@ ACCESS_DENIED = frozenset({29, 45, 79, 88})
 class LibvirtFailure(Exception):
     """libvirt refused or could not do something; `code` is its error number (virErrorNumber), else 0.
 
-    `is_connection_lost`: the connection to the daemon has ended, so that a call on a new one may succeed. `message` is
-    libvirt's, or a sentence of ours.
+    `LibvirtSession` and what is built on it raise it. `is_connection_lost`: the connection to the daemon has ended, so
+    that a call on a new one may succeed. `message` is libvirt's, or a sentence of ours.
     """
 
     def __init__(self, message: str, code: int = 0, *, is_connection_lost: bool = False) -> None:

@@ -123,7 +123,7 @@ class LibvirtSession:
             return str(self._connection.getHostname())
 
     def domains(self) -> list[FoundDomain]:
-        """Return all domains of the host, by name, without those that vanish meanwhile. Raises LibvirtFailure."""
+        """Return all domains of the host, sorted by name, without vanishing ones. Raises LibvirtFailure."""
         found = []
         with self._failures():
             listed = self._connection.listAllDomains()
@@ -396,7 +396,7 @@ class LibvirtSession:
                 raise
 
     def capacity(self) -> FreeCapacity:
-        """Return what the host can take, and the needs of VMs with a readable definition. Raises LibvirtFailure."""
+        """Return what the host can take, and what VMs with a readable definition need. Raises LibvirtFailure."""
         with self._failures():
             capabilities = self._connection.getCapabilities()
         vms = self._vm_needs(host_cpu_identity(capabilities))

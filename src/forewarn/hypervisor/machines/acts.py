@@ -388,7 +388,7 @@ class MachineHypervisor:
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """Hosts that cannot run a VM's CPU, by the VM's name; without an entry it fits everywhere, as far as known."""
+        """Hosts that cannot run a VM's CPU, by the VM's name; a VM without an entry fits all, as far as known."""
         return self._capacity.incompatible_hosts
 
     @property

@@ -35,7 +35,7 @@ IN_MEMORY = frozenset({MachineState.RUNNING, MachineState.PAUSED, MachineState.H
 class HostUnreachable(Unavailable):
     """The host, its hypervisor's socket or its daemon does not answer: the state of its VMs is unknown.
 
-    An unreachable host has not failed: its VMs may be running.
+    The methods of `MachineDriver` raise it. An unreachable host has not failed: its VMs may be running.
     """
 
 

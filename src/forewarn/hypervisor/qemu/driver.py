@@ -117,7 +117,7 @@ class QemuDriver:
         return changed_hosts({name: Path(host.directory) for name, host in self._hosts.items()})
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return the VM's state now; keeps a copy of its definition, and a record of its disk locks if they count.
+        """Return the VM's state now; keeps a copy of its definition, and a record of disk locks if they count.
 
         Ends QEMU after the guest's shutdown, and a destination without a definition to which nothing was sent yet.
         """
@@ -182,7 +182,7 @@ class QemuDriver:
                 require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is off, with a new ephemeral disk if asked or missing; nothing if it runs or is halted."""
+        """Boot a VM that is off, with a new ephemeral disk if asked or missing; nothing if it runs or halted."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             state = await self._state(instance)

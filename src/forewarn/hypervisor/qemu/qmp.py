@@ -22,15 +22,18 @@ _CHANGES = ("STOP", "RESUME", "RESET", "SHUTDOWN", "SUSPEND", "WAKEUP", "GUEST_P
 
 
 class MonitorDisconnected(HostUnreachable):
-    """QEMU has closed the connection before it answered: usually it has ended."""
+    """QEMU closed the connection before it answered: usually it has ended. `Monitor.execute` raises it."""
 
 
 class MonitorNotListening(HostUnreachable):
-    """Nothing listens on the monitor's socket: QEMU does not run, or has not opened it yet."""
+    """Nothing listens on the monitor's socket: QEMU does not run, or has not opened it yet.
+
+    `open_monitor` raises it.
+    """
 
 
 class MonitorCommandFailed(Refused):
-    """QEMU answered a command with an error."""
+    """QEMU answered a command with an error, which is in the message. `Monitor.execute` raises it."""
 
 
 @cache
