@@ -45,7 +45,10 @@ DoubtHandler = Callable[[str], None]  # called with the reason, in words
 
 
 class Bus(Protocol):
-    """A connection to the bus. Use it on one event loop. Payloads have at most `max_payload_bytes`."""
+    """A connection to the bus: publishes, requests and subscribes on subjects. Use it on one event loop.
+
+    Any message may be lost, repeated or late. Payloads have at most `max_payload_bytes`.
+    """
 
     max_payload_bytes: int  # the limit of the bus
     problem: str  # what the bus does not permit this client, as one sentence for people; "": nothing that is known

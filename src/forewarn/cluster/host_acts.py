@@ -33,7 +33,10 @@ _RETRY_AFTER_S = 1.0  # lab time
 
 
 class TermMemory(Protocol):
-    """The highest term of each store that this host has obeyed, durable."""
+    """The highest term of each store (by its tag) that this host has obeyed, durable.
+
+    `term_of` returns it, 0 if none; `store_term` replaces it.
+    """
 
     def term_of(self, store_tag: str) -> int:
         """Return the highest term that was stored for the store with this tag; 0 if none is known."""

@@ -63,7 +63,11 @@ _Placements = frozenset[tuple[str, str]]  # pairs of host key and VM key
 
 
 class ActiveTerm(Protocol):
-    """The lease of the active control node, as far as host nodes must know it."""
+    """The lease of the active control node, as far as host nodes must know it.
+
+    Its term (`number`), whether it is certainly held, and the last commit and the id of the record (0 and "" without
+    one). `note_lost_commits` is called when a node knows a commit that the record has lost.
+    """
 
     @property
     def number(self) -> int:
@@ -101,7 +105,11 @@ class OnlyService:
 
 
 class FleetFacts(Protocol):
-    """What the streams read of the committed fleet; hosts are named by key (`host_id`)."""
+    """What the streams read of the committed fleet; hosts are named by key (`host_id`).
+
+    That is the name of a host, the scopes with VMs on it or on their way to it, the scope of a VM (by its key), and
+    what the VMs of a scope see.
+    """
 
     def host_name(self, host_key: str) -> str | None:
         """Return the name of the host with this key (its name in lower case); None if there is none."""

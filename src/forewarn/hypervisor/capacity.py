@@ -13,8 +13,10 @@ from forewarn.hypervisor.interface import Hypervisor
 class CapacityHypervisor(Protocol):
     """A hypervisor that knows how much memory its hosts have free, and what VMs need.
 
-    All of it is read while a decision is made, so it must be in memory already: the hypervisor refreshes it beside its
-    work. A host without an entry is one whose free memory is not known.
+    Memory is in MiB: free by host (`free_mib`), needed by size (`size_mib`) or by VM (`vm_mib`); what has no entry is
+    not known. `incompatible_hosts` has, by VM, the hosts to which it cannot be migrated live, `silent_hosts` those that
+    did not answer the last time. All of it is read while a decision is made, so it must be in memory already: the
+    hypervisor refreshes it beside its work.
     """
 
     @property
@@ -45,7 +47,8 @@ class CapacityHypervisor(Protocol):
 class CpuHypervisor(Protocol):
     """A hypervisor that knows which CPUs its running VMs need, and compares CPUs with its hosts.
 
-    A CPU is a text in the words of its driver, which the hypervisors of all hosts must understand.
+    A CPU is a text in the words of its driver, which the hypervisors of all hosts must understand. `vm_cpus` has those
+    that VMs need, by the VM's name; `can_run_cpu` compares one with a host.
     """
 
     @property

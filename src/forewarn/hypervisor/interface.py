@@ -46,7 +46,11 @@ class ActNotTried(Unavailable):
 
 
 class Hypervisor(Protocol):
-    """Performs acts on VMs. Implementations pass the suite in `forewarn.conformance`."""
+    """Performs acts on VMs, each at most once. Implementations pass the suite in `forewarn.conformance`.
+
+    `perform` starts an act, known by its id, or says how it is going; it is called again until the act is done. `close`
+    releases everything.
+    """
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start this act, or return how it is going; does not wait for lab time.
@@ -68,7 +72,8 @@ class ObservingHypervisor(Protocol):
     """A hypervisor whose hosts can list their VMs.
 
     It reports, and decides nothing; `control.unannounced_changes` compares the reports with the fleet and records what
-    differs. One call lists all VMs of one host.
+    differs. One call of `observe` lists all VMs of one of the `observed_hosts` (names), which is to be done every
+    `observe_interval_s` seconds of real time, and at once for each host that `changed_hosts` yields.
     """
 
     @property

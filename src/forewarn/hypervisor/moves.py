@@ -71,7 +71,10 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
 
 @runtime_checkable
 class SteppedHypervisor(Protocol):
-    """A hypervisor of one host that takes part in moves to and from other hosts."""
+    """A hypervisor of one host that takes part in moves to and from other hosts, one `MoveStep` at a time.
+
+    `perform_step` begins a step of a move, or says how it is going and what it hands over.
+    """
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Begin this step of a move, or return how it is going; does not wait for lab time.

@@ -12,7 +12,10 @@ from forewarn.hypervisor.interface import Hypervisor
 
 @runtime_checkable
 class LimitedHypervisor(Protocol):
-    """A hypervisor that says which verbs it can perform; any other is taken to perform all of them."""
+    """A hypervisor that says which verbs it can perform; one without this is taken to perform all of them.
+
+    `supported_verbs` are those verbs, `verb_setting` the setting that adds another ("": none does).
+    """
 
     @property
     def supported_verbs(self) -> frozenset[Verb]:

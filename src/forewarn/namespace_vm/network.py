@@ -26,7 +26,11 @@ _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_UP = 0x8913, 0x8915, 1
 
 
 class VmNetwork(Protocol):
-    """The network of a VM. The constructors of implementations set it up from inside, or raise OSError."""
+    """The network of a VM. The constructors of implementations set it up from inside, or raise OSError.
+
+    `address` is that of the metadata endpoint, on which `listen` opens sockets; DHCP requests arrive on `dhcp_socket`,
+    if it is not None; `restore` undoes changes to a network of the user.
+    """
 
     @property
     def address(self) -> IPv4Address:

@@ -15,7 +15,7 @@ from forewarn.hypervisor.machines.driver import MachineState
 
 
 class DomainState(IntEnum):
-    """The states of a domain that matter here; libvirt has others, which all mean that it runs."""
+    """The states of a domain that matter here, by libvirt's numbers; all others count as running."""
 
     RUNNING = 1
     PAUSED = 3

@@ -26,7 +26,7 @@ _MIN_RETRY_AFTER_S = 0.05  # lab time
 
 
 class FallbackHypervisor(Hypervisor, Protocol):
-    """A hypervisor for VMs without a supervisor, which knows the acts that it has begun."""
+    """A hypervisor for VMs without a supervisor, which also says whether it has begun an act (by its id)."""
 
     def has_begun(self, act_id: str) -> bool:
         """Whether this hypervisor has performed this act, or is performing it."""

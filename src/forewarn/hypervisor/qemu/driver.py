@@ -278,7 +278,7 @@ class QemuDriver:
                 await self._writes.finish(target)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
-        """Return the bytes of the definition file, or of its copy if the host is lost."""
+        """Return the bytes of the definition file, or of its copy if the host is lost or has no such file."""
         return self._copies.read(self._instance(host, vm))[1]
 
     async def define(
