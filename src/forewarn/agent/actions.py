@@ -24,7 +24,7 @@ class AgentSnapshot:
     now: float  # the server's time, in POSIX seconds
     boot_id: str  # of the current boot
     running_tasks: frozenset[TaskKey] = frozenset()  # of this process
-    board: BoardView = field(default_factory=BoardView)  # what all VMs have published, this one too; empty: no board
+    board: BoardView = field(default_factory=BoardView)  # what all VMs published, this one too; empty: none or not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

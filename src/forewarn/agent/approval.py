@@ -23,11 +23,11 @@ HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 class BoardView:
     """What the readiness board, a folder shared by all VMs, shows at one time.
 
-    Names of VMs are in lower case, without a leading underscore (`normalize_vm_name`).
-    `ReadinessBoard.publish_and_read` makes it.
+    Names of VMs are in lower case, without a leading underscore (`normalize_vm_name`); VMs that never published are not
+    in it. `ReadinessBoard.publish_and_read` makes it.
     """
 
-    heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)  # seconds, by VM; without VMs never seen
+    heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)  # seconds before this VM's own heartbeat, by VM
     ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # VMs that are ready, by `event_key`
 
 

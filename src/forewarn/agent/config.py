@@ -30,14 +30,14 @@ DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 class AgentConfig:
     """The agent's configuration, as `load_config` reads it from its file."""
 
-    endpoint: str | None = None  # URL of the metadata endpoint; None: discover it (spec §2.5)
+    endpoint: str | None = None  # URL of the metadata endpoint; None: the environment's, else discover it (spec §2.5)
     vm: str = ""  # this VM's name; "": ask the endpoint
     state: Path = Path(DEFAULT_STATE_DIRECTORY)  # folder of journal, cursor and step folders
     listen: str = DEFAULT_LISTEN_ADDRESS  # host:port of the agent's pages; "": the agent serves no pages
     board: Path | None = None  # folder of the readiness board, which all VMs share; None: no board
     grace_s: float = 5.0  # seconds that running steps get when the agent stops
     steps: Mapping[str, StepConfig] = field(default_factory=dict)  # by name, in the order of the file
-    rules: tuple[RuleConfig, ...] = ()  # the first that matches an event applies
+    rules: tuple[RuleConfig, ...] = ()  # the file's own, then its profile's; the first that matches an event applies
     file: Path | None = None  # from which it was read, for messages; None: from a text
 
     @property

@@ -30,9 +30,10 @@ class ConfigProblem:
 
 
 class BadConfig(Rejected):
-    """The file has problems; `problems` lists all of them in the order of their lines.
+    """The agent's file has problems; `problems` lists all of them in the order of their lines.
 
-    The message has one line for each; `source` is the name of the file in it.
+    `load_config` and `parse_config` raise it. The message has one line for each problem; `source` is the name of the
+    file in it.
     """
 
     def __init__(self, problems: Sequence[ConfigProblem], *, source: str) -> None:

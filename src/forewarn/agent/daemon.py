@@ -140,10 +140,11 @@ class AgentDaemon:
             await self._close()
 
     async def run_once(self) -> None:
-        """Polls once, runs what is due, and returns when no task runs; later steps are left to the next run.
+        """Polls until one answer, runs what is due, and returns when no task runs.
 
-        It closes the journal. Raises Unavailable if the endpoint does not answer or the journal cannot be written,
-        NotFound or Rejected if the endpoint refuses, Rejected also if journal or cursor file cannot be used.
+        Later steps are left to the next run. It gives up after a few polls without an answer. It closes the journal.
+        Raises Unavailable if the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the
+        endpoint refuses, Rejected also if journal or cursor file cannot be used.
         """
         try:
             await self._prepare(retry=False)

@@ -215,7 +215,7 @@ def _repair_remedy(config_file: Path | None) -> str:
 
 
 class JournalDamaged(Rejected):
-    """The file is not a readable journal; `forewarn agent repair` keeps what can be read."""
+    """The file is not a readable journal; `AgentJournal` raises it. `forewarn agent repair` helps."""
 
 
 def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:

@@ -52,7 +52,7 @@ class JournalRepair:
 
     damaged_copy: Path | None = None  # where the damaged file is kept; None: it is not damaged, nothing was changed
     kept: tuple[str, ...] = ()  # keys of the records, open and closed, oldest first; () if nothing was changed
-    unreadable: tuple[str, ...] = ()  # one text for each lost row or value, with the consequence
+    unreadable: tuple[str, ...] = ()  # texts: each lost row or value with the consequence, and what else may be lost
     step_folders: Path | None = None  # where step folders of lost events are now; None: there are none
 
 

@@ -50,11 +50,13 @@ class ApproveWhen(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalPolicy:
-    """A rule's approval: when to approve, and how long to wait for absent VMs."""
+    """A rule's approval: when to approve and, for ALL_DONE, how long to wait for absent VMs.
+
+    An absent VM is one that the event lists, and whose agent is not alive by the readiness board.
+    """
 
     when: ApproveWhen = ApproveWhen.NEVER
-    # ALL_DONE: seconds from when this VM is ready to wait for listed VMs without a live agent; None: for ever.
-    absent_after_s: float | None = None  # seconds of silence after which a VM is not waited for; None: never
+    absent_after_s: float | None = None  # seconds to wait for absent VMs once this VM is ready; None: for ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class ApprovalCheckConfig:
 class RuleConfig:
     """The steps and the approval for the events that match all conditions; see `rules.rule_matches`.
 
-    The first matching rule of the configuration applies to an event, and stays its rule.
+    The first matching rule of the configuration applies to an event, and stays its rule while it is configured.
     """
 
     name: str  # unique among the file's own rules; the journal stores it
@@ -100,7 +102,7 @@ class RuleConfig:
 class StepContext:
     """What a reaction receives for one run of a step; `ActionRunner` makes it."""
 
-    event: Event  # as last listed
+    event: Event  # as when it was first seen or, once it has started, when it was seen started
     vm: str  # name of the agent's own VM
     key: str = ""  # of the event's journal record: its id in upper case, with #2 if it was gone and came again
     step: StepConfig
@@ -142,6 +144,6 @@ class Reaction(Protocol):
     async def check(self, context: StepContext) -> bool | None:
         """True if `do` is in effect now, False if not; None if that cannot be determined.
 
-        The agent asks this after an interruption of `do` or of `undo`, to decide whether to run that again. An
-        exception or the end of the budget counts as None.
+        The agent asks this after an interruption of `do` or of `undo`, to decide whether to run that again, unless the
+        step is `repeatable`. An exception or the end of the budget counts as None.
         """

@@ -51,11 +51,12 @@ async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
 
 
 async def run_once(config: AgentConfig) -> None:
-    """Polls the endpoint once, runs the actions that are due, and returns when they end; serves no pages.
+    """Polls the endpoint until one answer, runs the actions that are due, and returns when they end.
 
-    It sets handlers: SIGTERM, SIGINT and SIGHUP cancel it (CancelledError), and the next run resumes the steps. Raises
-    Unavailable if the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the endpoint
-    refuses, Rejected also if the journal or the cursor file cannot be used.
+    It gives up after a few polls without an answer, and serves no pages. It sets handlers: SIGTERM, SIGINT and SIGHUP
+    cancel it (CancelledError), and the next run resumes the steps. Raises Unavailable if the endpoint does not answer
+    or the journal cannot be written, NotFound or Rejected if the endpoint refuses, Rejected also if the journal or the
+    cursor file cannot be used.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -108,7 +108,8 @@ class BoardSynchronizer:
     """Publishes this VM's readiness and reads the others', every few seconds and when woken.
 
     `get_snapshot` returns the agent's current state, `on_change` is called when `view` has changed. `view` is the board
-    as read when an event last waited for all VMs, empty before; `problem` says why it cannot be used ("": it can).
+    as last read while an event was listed that needs all VMs for its approval, empty before; `problem` says why the
+    board could not be used at the last try ("": it could, or was not tried yet).
     """
 
     def __init__(

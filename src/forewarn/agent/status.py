@@ -90,18 +90,21 @@ class AgentReport:
     The readiness board is a folder shared by all VMs, in which they say for which events they are ready.
     """
 
-    endpoint: str  # "": not known yet
+    endpoint: str  # the configured URL, or as discovered to ask for this VM's name; "": neither
     vm: str  # this VM's name; "": not known yet
     boot_id: str  # of the current boot
     now: float  # the server's time, in POSIX seconds
     silent_s: float | None  # real seconds since the endpoint's last answer; None: no answer yet
     problems: tuple[str, ...]  # sentences: of endpoint, journal and readiness board, then `open_problems`
-    events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # open ones, oldest first, with their open steps
+    events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # what `events_with_schedule` returns
     waits: tuple[tuple[str, str], ...] = ()  # (key of an event, what it waits for)
 
 
 def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
-    """Pairs of each open record, oldest first, and its `remaining_schedule`: the steps without a run yet."""
+    """Pairs of each open record, oldest first, and its `remaining_schedule`: the steps without a run yet.
+
+    The open records include events that are gone and not closed; their schedule has no meaning.
+    """
     return tuple((record, remaining_schedule(record, snapshot)) for record in snapshot.open_records)
 
 

@@ -79,7 +79,7 @@ class ApplyUpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     name: Any = None
     type: Any = None
     system_data: Any = None
-    properties: ApplyUpdatePropertiesBody | None = None
+    properties: ApplyUpdatePropertiesBody | None = None  # of which only `status` matters
 
     @property
     def is_cancel(self) -> bool:

@@ -52,7 +52,7 @@ class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     start_date_time: str | None = None  # local time, such as `2026-12-05 02:00`
     expiration_date_time: str | None = None  # local time; None: never
     duration: str | None = None  # hours and minutes, `02:00`; None: the scope's default
-    time_zone: str | None = None  # a name of Windows
+    time_zone: str | None = None  # in the words of Windows, such as `W. Europe Standard Time`
     recur_every: str | None = None  # such as `Week Saturday`; None: opens once
 
 

@@ -45,8 +45,8 @@ def once(handler: ArmHandler, show_repeated: RepeatedResponse = accepted_respons
 
     A call is repeated if the same caller sent the same x-ms-client-request-id, method, path, query and body within the
     last hour of real time; without that header it is always new. The handler must give its request the call's
-    `request_key`. Until that request is stored, each call runs the handler. `show_repeated` is called after waiting for
-    the reconciler.
+    `request_key`: a call is recognized by the stored request, so one that stored none, as after an error, runs the
+    handler again. `show_repeated` is called after waiting for the reconciler.
     """
 
     async def handle(context: RequestContext, call: ArmCall) -> ArmResponse:

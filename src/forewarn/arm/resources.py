@@ -88,10 +88,10 @@ class _VmRenderer:
 async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the VMs of the path's subscription or group that the caller may read, in pages of 100.
 
-    In natural order of group and name, without instances of uniform scale sets and cloud services. `$filter` limits
-    the list to the VMs of a flexible scale set. The body of a page is `{"value": [...]}`, with a `nextLink` if there is
-    another one. Raises ArmError 404 if the subscription or group has no VM and the caller may read it (other callers
-    get an empty list), and Rejected for an invalid `$skiptoken` or `$filter`.
+    In natural order of group and name, without instances of uniform scale sets and cloud services. `$filter` limits the
+    list to the VMs of a flexible scale set; other filters are ignored. The body of a page is `{"value": [...]}`, with a
+    `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has no VM and the caller may
+    read it (other callers get an empty list), and Rejected for an invalid `$skiptoken` or `$filter`.
     """
     require_container(context, call)
     keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
@@ -120,9 +120,10 @@ def _filtered_scale_set(call: ArmCall) -> str | None:
 
 
 async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the VM that the path names. Raises NotFound, also for an instance of a uniform scale set.
+    """Shows the VM that the path names; 200. Raises NotFound, also for an instance of a uniform scale set.
 
-    It has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`.
+    A VM of a cloud service is not found either. It has its instance view only if the query has `$expand=instanceView`
+    or `statusOnly=true`.
     """
     return ArmResponse(body=_VmRenderer(context, call).vm(find_vm(context, call)))
 
@@ -194,8 +195,8 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the instances of the called scale set that the caller may read, in pages of 100.
 
     In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. The VMs of a flexible set
-    are listed with their own ids. Raises NotFound if the set has no instance and the caller may read it (other callers
-    get an empty list), Rejected for an invalid `$skiptoken`, and ArmError 400 for instance views of a flexible set.
+    are listed with their own ids. If there are none to list: raises NotFound if the caller may read the set, else the
+    list is empty. Raises Rejected for an invalid `$skiptoken`, and ArmError 400 for instance views of a flexible set.
     """
     renderer = _VmRenderer(context, call)
     if renderer.with_view:

@@ -38,7 +38,7 @@ class ArmCall:
     body: bytes = field(default=b"", repr=False)  # may contain a secret, like the fields below without repr
     base_url: str = ""  # https://host:port, as the client called us
     resource: str = ""  # the called one's id: the route's path, filled in with `path_params`, without an action
-    form_fields: Mapping[str, str] = field(default_factory=dict, repr=False)  # of a form body
+    form_fields: Mapping[str, str] = field(default_factory=dict, repr=False)  # of a form body; {}: another kind of body
     authorization: str = field(default="", repr=False)  # the header, for sign-in
     client_request_id: str = ""  # the header x-ms-client-request-id; "": none
     request_key: RequestKey | None = None  # gives the request that the handler creates its id; None: it gets a new one

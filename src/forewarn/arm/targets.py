@@ -204,7 +204,7 @@ def authorize_instances(context: RequestContext, call: ArmCall, right: Right) ->
     """Raises Forbidden unless the caller has the right over the scale set or each instance in the body.
 
     A body that is invalid, or names no instances or `*`, needs the right over the scale set. Instances need not exist.
-    In a flexible set, the right over each named VM is needed, or else over the set and all its VMs.
+    In a flexible set, the right over each named VM is needed; without names, over the set and all its VMs.
     """
     ids = _instance_ids_in_body(call)
     if _flexible_vm_resources(context, call):

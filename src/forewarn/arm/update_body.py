@@ -213,7 +213,7 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
-    """The settings of a `scheduledEventsPolicy`: approval of restart and redeploy, and publishing.
+    """The settings of a `scheduledEventsPolicy`: automatic approvals, and publishing.
 
     A setting that is left out is off, except that `allInstancesDown` is on; `value` None sets all to that. Returns a
     change of only these settings. Raises ArmError, naming `path`, for an unknown member, a wrong type, or a
@@ -239,7 +239,7 @@ def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
-    """The tags of a body, text by name; none for null.
+    """The tags of a body, text by name; {} for null.
 
     A tag whose value is null is left out. Raises ArmError, naming `path`, beyond Azure's limits (50 tags, names of 1 to
     512 and values of up to 256 characters), for a value that is no text, a blank name, or names that differ only in

@@ -30,10 +30,10 @@ _REPLACE_CA_ADVICE = "move 'ca.pem' and 'ca.key' away to get a new CA, which cli
 
 
 class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
-    """The CA and the server certificate in the service's directory `tls`; `load_or_create` makes it."""
+    """The files of the service's own CA and server certificate; `load_or_create` makes it."""
 
-    ca: CertificateFiles
-    server: CertificateFiles  # certificate chain and key
+    ca: CertificateFiles  # ca.pem and ca.key
+    server: CertificateFiles  # server.pem, without a chain, and server.key
 
     @classmethod
     def load_or_create(

@@ -25,12 +25,15 @@ class TokenErrorReason(StrEnum):
     WRONG_AUDIENCE = "wrong audience"  # it is for another service
     WRONG_ISSUER = "wrong issuer"
     BAD_SIGNATURE = "bad signature"  # or one of an algorithm that is not allowed
-    MALFORMED = "malformed"  # no token in the form of RFC 7515, or a needed claim is missing
+    MALFORMED = "malformed"  # not in the form of RFC 7515, without a needed claim, or of another sign-in
     UNKNOWN_KEY = "unknown key"  # signed with a key that is not the issuer's: perhaps a token of another issuer
 
 
 class InvalidToken(Rejected):
-    """A token is not accepted; `reason` says why. The message, `sentence`, never contains the token."""
+    """A token is not accepted; `reason` says why. The message, `sentence`, never contains the token.
+
+    What verifies tokens and sessions raises it.
+    """
 
     def __init__(self, reason: TokenErrorReason, sentence: str) -> None:
         super().__init__(sentence)
@@ -43,8 +46,8 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...]  # principal ids, such as `client:ID`; at least one
     name: str  # for people
     tenant: str  # "": not known
-    expires_at: float  # 0: not from a token
-    secret_fingerprint: str = ""  # of the secret with which a client signed in
+    expires_at: float  # POSIX seconds; 0: not from a token
+    secret_fingerprint: str = ""  # of the secret with which a client signed in; "": another kind of caller
     vm_key: str = ""  # only for a VM's managed identity, as the next
     vm_id: str = ""  # the VM's GUID
 
@@ -55,12 +58,12 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims of RFC 7519 that every token must have, from any issuer; base of the payloads."""
+    """The registered claims (RFC 7519) that are checked in tokens of any issuer; base of the payloads."""
 
     iss: str  # the issuer
     aud: str | list[str]  # the audience, or several
     exp: float  # not valid from then on; real time in POSIX seconds
-    nbf: float = 0  # not valid before; the same
+    nbf: float = 0  # not valid before; the same; a token without it has 0
 
 
 def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:

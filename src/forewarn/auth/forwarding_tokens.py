@@ -34,9 +34,9 @@ class _ForwardingPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defau
 
 
 class ForwardingTokens:
-    """Signs and verifies forwarding tokens. `real_time` returns POSIX seconds.
+    """Signs and verifies forwarding tokens, which are valid for a minute of real time.
 
-    `key` is the one that all control nodes share.
+    `key` is the one that all control nodes share. `real_time` returns POSIX seconds.
     """
 
     def __init__(self, key: SigningKey, real_time: Callable[[], float]) -> None:

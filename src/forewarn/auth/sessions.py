@@ -37,7 +37,7 @@ class SignInIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInLink:
-    """A one-time link that signs in to the portal until `ends_at`, in real time."""
+    """A one-time link that signs in to the portal until `ends_at`, in POSIX seconds of real time."""
 
     url: str = field(repr=False)  # a secret
     ends_at: float
@@ -91,8 +91,8 @@ class PortalSession(msgspec.Struct, frozen=True, kw_only=True):
     """A verified portal session: who signed in, and how. Grants are looked up at every request."""
 
     id: str  # random
-    ends_at: float  # real time
-    claims: Claims
+    ends_at: float  # real time, in POSIX seconds
+    claims: Claims  # of the person or client who signed in
     issuer: str = ""  # the external issuer that identified the person; "": this service did
     is_owner: bool = False  # signed in with a link that only the service's owner can make
 

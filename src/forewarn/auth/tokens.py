@@ -102,8 +102,8 @@ class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str  # the claim `tid`
     name: str = ""  # for people
     secret_fingerprint: str = ""  # of the secret that a client has proven; "" for a VM
-    vm_key: str = ""  # this and the next two are "" for a client
-    vm_id: str = ""
+    vm_key: str = ""  # the VM's key in the fleet; this and the next two are "" for a client
+    vm_id: str = ""  # the VM's GUID
     resource_id: str = ""  # of the VM in Azure Resource Manager
 
 
@@ -175,7 +175,7 @@ class TokenIssuer:
         return token
 
     def accept_audiences(self, audiences: Iterable[str]) -> None:
-        """Accept tokens for these audiences, too."""
+        """Accept tokens for these audiences, too, in `verify` and `accepts`; until the process ends."""
         self._audiences |= normalize_audiences(audiences)
 
     def accepts(self, audience: str) -> bool:

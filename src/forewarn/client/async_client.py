@@ -177,8 +177,8 @@ class AsyncClient(ClientProperties):
         """Returns this VM's name, as the `resources` of events spell it; asks only until it is known.
 
         An unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
-        raises Unavailable, also if the answer cannot be a name. Raises
-        Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
+        raises Unavailable, also if the answer cannot be a name. Raises Unreachable at once if nothing accepts the
+        connection, NotFound or Rejected if a retry cannot help.
         """
         return await self.ask(self._session.name())
 
@@ -186,16 +186,17 @@ class AsyncClient(ClientProperties):
         """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
 
         All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). An unknown
-        endpoint is discovered first, which may take minutes. Retries
-        transient failures a few times, then raises Unavailable; Unreachable at once if nothing accepts the connection.
-        Raises Rejected if no id is given, an id is empty or the endpoint refuses, NotFound if it answers 404.
+        endpoint is discovered first, which may take minutes. Retries transient failures a few times, then raises
+        Unavailable; Unreachable at once if nothing accepts the connection. Raises Rejected if no id is given, an id is
+        empty or the endpoint refuses, NotFound if it answers 404.
         """
         await self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
         """Returns the seconds from now until the event's NotBefore by the service's time, negative after it.
 
-        None if the event has no NotBefore, or before the first answer with a Date. Sends nothing.
+        None if the event has no NotBefore, or the service's time is not known yet: no poll was answered with a Date.
+        Sends nothing.
         """
         return self._session.time_left(event)
 

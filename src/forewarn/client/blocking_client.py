@@ -240,7 +240,8 @@ class Client(ClientProperties):
     def time_left(self, event: Event) -> float | None:
         """Returns the seconds from now until the event's NotBefore by the service's time, negative after it.
 
-        None if the event has no NotBefore, or before the first answer with a Date. Sends nothing.
+        None if the event has no NotBefore, or the service's time is not known yet: no poll was answered with a Date.
+        Sends nothing.
         """
         return self._session.time_left(event)
 

@@ -51,7 +51,7 @@ class KnownDocument:
     epoch: str = ""  # `epoch_from_etag`: another one means that incarnations began again; "" if the server gives none
     incarnation: int = -1  # the document's number, which grows with each change; -1: no document yet
     events: tuple[KnownEvent, ...] = ()  # not gone yet, in order of publication
-    is_exact: bool = True  # False: `events` contains some that `incarnation` does not count
+    is_exact: bool = True  # False: `events` may not be exactly those that `incarnation` counts
     gone_keys: tuple[str, ...] = ()  # `event_key` of the latest events that are gone, at most 100, oldest first
 
 
@@ -74,7 +74,7 @@ class DocumentFreshness(Enum):
     """How a received document relates to the known one."""
 
     CURRENT = auto()  # the same document or a newer one
-    RESET = auto()  # another epoch: incarnations cannot be compared
+    RESET = auto()  # incarnations began again, or so it seems: they cannot be compared
     STALE = auto()  # older, and certainly not reset: to be ignored
     DOUBTFUL = auto()  # stale or reset, not known yet: new events count, missing ones do not
 

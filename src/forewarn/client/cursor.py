@@ -33,7 +33,10 @@ class WatchCursor:
 
 
 class BadCursor(ValueError):
-    """The file does not contain a usable cursor; the message says why."""
+    """The file does not contain a usable cursor; the message says why.
+
+    `decode_cursor` and `load_cursor` raise it.
+    """
 
 
 def read_boot_id() -> str:

@@ -21,19 +21,22 @@ BODY_TIMEOUT_S = 120.0  # a slow body is worth waiting for, an endless one is no
 
 
 class Unreachable(Unavailable):
-    """Nothing accepts connections at the endpoint, or no endpoint was found."""
+    """Nothing accepts connections at the endpoint, or no endpoint was found; requests raise it."""
 
 
 class IncompleteResponse(Unavailable):
-    """The endpoint accepted the connection, and sent no complete response."""
+    """The endpoint accepted the connection, and sent no complete response in time; requests raise it."""
 
 
 class StaleConnection(IncompleteResponse):
-    """The server had closed a kept connection before the request; nothing was received on it."""
+    """A kept connection was closed before any byte of the response came, perhaps before the request."""
 
 
 class WatchInterrupted(Exception):
-    """The caller of a watch has interrupted it. A flow does not catch it, so that the watch ends."""
+    """The caller of a watch has set its `interrupt`, which makes the watch raise this and end.
+
+    Flows do not catch it.
+    """
 
 
 def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:

@@ -77,7 +77,7 @@ class Gone(_EventChange):
     `done()` marks it as handled.
     """
 
-    outcome: Outcome = Outcome.UNKNOWN  # finished, withdrawn and so on
+    outcome: Outcome = Outcome.UNKNOWN  # finished, withdrawn, or unknown which of the two
 
 
 Change = Scheduled | Started | Gone

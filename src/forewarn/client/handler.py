@@ -66,9 +66,9 @@ class Handler:
         """Decorator: calls the function with the first change of an event.
 
         That is a Scheduled, or a Started for an event without notice. With `approve`, an event whose change was a
-        Scheduled is approved after the function returns, unless it is gone; a failed approval is retried, a refused one
-        is not. No kinds means all kinds; their case is ignored. Raises Rejected for a kind that is not a text, and the
-        decorator for a function that cannot be called with one argument.
+        Scheduled is approved after the function returns, unless it is gone or a SpotRebalanceRecommendation; a failed
+        approval is retried, a refused one is not. No kinds means all kinds; their case is ignored. Raises Rejected for
+        a kind that is not a text, and the decorator for a function that cannot be called with one argument.
         """
         return partial(self._add_rule, _is_first_change, _checked_kinds(kinds, "on"), approve)
 
@@ -201,11 +201,11 @@ class Handler:
                     return
 
     def stop(self) -> None:
-        """Makes `run` or `arun` return when the running functions have returned.
+        """Makes `run` or `arun` return when the running functions, and their approvals, are over.
 
-        It ends an open poll or a pause at once; a connection that is being opened may take CONNECT_TIMEOUT_S. Any
-        thread and any signal handler may call it; before a run, it makes that run return at once. Changes that are not
-        handled by then are delivered again next time, if there is a cursor file.
+        It returns at once itself. It ends an open poll or a pause at once; a connection that is being opened may take
+        CONNECT_TIMEOUT_S. Any thread and any signal handler may call it; before a run, it makes that run return at
+        once. Changes that are not handled by then are delivered again next time, if there is a cursor file.
         """
         self._stopped.set()
         for interrupt in tuple(self._interrupts):

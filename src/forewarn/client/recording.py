@@ -39,8 +39,8 @@ class RecordedResponse:
     at_s: float  # seconds since the recording began
     status: int | None  # None if no response came
     date: float | None = None  # the server's Date, as POSIX seconds; None: it gave none
-    content_type: str = ""  # as the header has it; "": none
-    retry_after: str = ""  # as the header has it
+    content_type: str = ""  # the header, on one line of ASCII; "": none
+    retry_after: str = ""  # likewise
     body: bytes = b""  # b"" if no response came
     broke: str = ""  # the error, if no response came
 
@@ -76,7 +76,10 @@ class EndpointRecording:
 
 
 class BadRecording(Rejected):
-    """The file cannot be replayed; the message names the file, the line if one is at fault, and a remedy."""
+    """The file cannot be replayed; the message names the file, the line if one is at fault, and a remedy.
+
+    `decode_recording` raises it.
+    """
 
 
 def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> bytes:

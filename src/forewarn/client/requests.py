@@ -34,7 +34,7 @@ class TemporarilyUnavailable(Unavailable):
     """The service answered with the transient status `status`; a later retry may help.
 
     `retry_after_s` is what its Retry-After asks for, 0 to MAX_RETRY_AFTER_S seconds; None without a usable one.
-    `message` is a sentence for people.
+    `message` is a sentence for people. `raise_for_status` and `parse_poll_answer` raise it.
     """
 
     def __init__(self, message: str, *, status: int, retry_after_s: float | None = None) -> None:
@@ -74,7 +74,7 @@ class PollStep:
     """What follows a poll: the new state, the document if it changed, the pause before the next poll."""
 
     state: PollState
-    new_document: Received | None  # None: the poll failed, or its document equals the last one
+    new_document: Received | None  # None: the poll failed, or brought no document (304), or one equal to the last
     pause_s: float  # seconds
 
 

@@ -340,7 +340,7 @@ class ClientProperties:
 
     @property
     def date(self) -> float | None:
-        """The service's time at its latest answer to a poll, in POSIX seconds; None before the first Date.
+        """The service's time at its latest usable answer to a poll, in POSIX seconds; None until it is known.
 
         With that document the time left is `not_before - date` (spec §12). A Date that does not fit the earlier ones
         counts only if further answers confirm it.
@@ -349,7 +349,7 @@ class ClientProperties:
 
     @property
     def now(self) -> float | None:
-        """The service's time in POSIX seconds, by its Dates and the time since; None before the first."""
+        """The service's time now in POSIX seconds, by its Dates and the time since; None until it is known."""
         return self._session.now()
 
     @property
@@ -366,6 +366,6 @@ class ClientProperties:
     def trouble(self) -> str:
         """Why the latest poll of `documents` or `watch` failed, or brought a partly usable document.
 
-        A sentence for people; "" if neither.
+        A sentence for people; "" if neither, or if any poll has succeeded since.
         """
         return self._session.last_error

@@ -134,8 +134,8 @@ class WatchOptions:
     `explicit`: a change is handled only by its `done()`, not when the next one is requested. `in_order`: `done()` also
     handles all changes before it, so that a thousand changes need one write. `max_poll_s` returns for how many seconds
     the next poll may be held (at most LONG_POLL_S), and how long the pause after it may be; the watch then yields None
-    after each poll, so that the caller gets control. `confirm_time`: the service's time is unknown until several
-    answers agree about it, also at the start.
+    after each poll, so that the caller gets control. `confirm_time`: the first Date of the service counts only once
+    several answers agree about it, and its time is unknown until then; else the first counts at once.
     """
 
     explicit: bool = False

@@ -106,14 +106,18 @@ class MetadataFrontend:
         await self.network_listeners.start(self.server)
 
     def publish(self, scope: PublishedScope) -> None:
-        """Show this scope to its VMs, in place of what they saw before; VMs it no longer has become unknown.
+        """Show this scope to its VMs, in place of what they saw before.
 
-        With workers, it returns before they show the scope: see `wait_until_published`. Only after `prepare`.
+        VMs that it no longer has become unknown, unless another scope has them. With workers, it returns before they
+        show the scope: see `wait_until_published`. Only after `prepare`.
         """
         self._documents.publish(scope)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults; those that are not transport faults are ignored. Only after `prepare`."""
+        """Replace the active faults; those that are not transport faults are ignored.
+
+        With workers, it returns before they apply them. Only after `prepare`.
+        """
         self.server.set_faults(faults)
 
     async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
@@ -137,7 +141,7 @@ class MetadataFrontend:
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
 
-        `timeout_s` is in seconds of real time. Workers that still run a second later are killed.
+        `timeout_s` is in seconds of real time. Workers that still run a second later are killed. Only after `prepare`.
         """
         await self.network_listeners.stop()
         await self.server.drain(timeout_s)
@@ -186,7 +190,7 @@ class MetadataFrontend:
     def describe_workers(self) -> list[dict[str, Any]]:
         """The state of each worker process, as in `GET /service`: "pid", "ready" and "behind_ms".
 
-        "ready" says whether it serves, "behind_ms" is its lag. Empty without workers.
+        "ready" says whether it serves, "behind_ms" how long its last answer took. Empty without workers.
         """
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 

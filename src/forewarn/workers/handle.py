@@ -89,10 +89,10 @@ class WorkerHandle:
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:
-        """Send an echo request that counts as missed until the worker answers anything.
+        """Send an echo request that counts as missed until the worker answers this or a later request.
 
-        Adds 1 to `missed_heartbeats`, which any answer of the worker sets to 0. Returns a future, done when the worker
-        has applied everything sent so far, or is gone.
+        Adds 1 to `missed_heartbeats`, which every reply to an echo or report request sets to 0. Returns a future, done
+        when the worker has applied everything sent so far, or is gone.
         """
         self.missed_heartbeats += 1
         return self.request_echo()

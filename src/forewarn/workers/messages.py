@@ -45,7 +45,10 @@ IDLE_GRACE_S = 2.0  # of a worker that is replaced, see `DrainWorker`; most clie
 
 
 class ChannelBroken(Exception):
-    """A frame is missing, out of order, too large or unreadable: the channel must be closed."""
+    """A frame is out of order, too large or unreadable, or a message wrong: the channel must be closed.
+
+    `FrameDecoder.feed` raises it, and a worker whose first message is not `BeginServing`.
+    """
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -83,7 +86,7 @@ class VmPlacement(_Message, frozen=True):
 
 
 class ScopeUpdate(_Message, frozen=True):
-    """To a worker: what the VMs of a scope see from now on. Other fields are those of `PublishedScope`."""
+    """To a worker: what the VMs of a scope see from now on; the content of a `PublishedScope`."""
 
     scope_id: str  # of the scope in the store
     enabled: bool  # False: the next request of a VM must be sent to the owner, which enables it
@@ -161,11 +164,11 @@ class DrainWorker(_Message, frozen=True):
 class RequestDone(_Message, frozen=True):
     """To a worker: reply to `EnableRequest` or `ApproveRequest`: the request took effect, durably.
 
-    If `unknown` is set, nothing took effect, because the VM's scope never had the event with that id.
+    If `unknown` is set, nothing took effect, because the VM's scope does not have, or keep, the event with that id.
     """
 
     id: int  # of the request
-    unknown: str | None = None  # an event id; None: everything is approved or enabled
+    unknown: str | None = None  # an event id; None: the request took effect
 
 
 class TokenGranted(_Message, frozen=True):
@@ -208,8 +211,8 @@ class ObservationReport(_Message, frozen=True):
     """To the owner: polls, deliveries and fault hits since the last report; poll counts are increments."""
 
     polls: list[LastPoll] = []  # the last one of each VM that polled
-    deliveries: list[EventDelivery] = []  # first deliveries of events to VMs
-    hits: list[FaultHits] = []
+    deliveries: list[EventDelivery] = []  # the first of each event, in each status, to a VM
+    hits: list[FaultHits] = []  # how many requests each transport fault affected
     id: int = 0  # of the report request that this completes; 0: none
     counted: RequestTotals | None = None  # request counts since the worker started; None: as in the last report
 

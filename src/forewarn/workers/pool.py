@@ -116,9 +116,10 @@ class WorkerPool:
             raise
 
     def publish(self, scope: PublishedScope) -> None:
-        """Send this scope to every worker, for its VMs to see; does nothing if it is unchanged.
+        """Send this scope to every worker, for its VMs to see in place of what they saw before.
 
-        Workers that start later get it too. Returns at once; `wait_until_published` waits for the workers.
+        Does nothing if it is unchanged. Workers that start later get it too. Returns at once; `wait_until_published`
+        waits for the workers.
         """
         payload = messages.encode_message(messages.scope_message(scope))
         key = ("scope", scope.scope_id)
@@ -195,9 +196,9 @@ class WorkerPool:
         await self._terminate()
 
     def describe(self) -> list[dict[str, Any]]:
-        """The worker of each slot, as in `GET /service`: "pid", "ready" (it serves) and "behind_ms" (its lag).
+        """The worker of each slot, as in `GET /service`: "pid", "ready" (it serves) and "behind_ms".
 
-        An empty slot has None, False and None.
+        The last one is how many milliseconds its last answer took. An empty slot has None, False and None.
         """
         return [
             {

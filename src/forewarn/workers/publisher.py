@@ -50,14 +50,15 @@ class PublisherConfig(FrontendConfig):
     """The settings that a `MetadataPublisher` and its frontend need; see `publisher_config`."""
 
     is_lab: bool = False  # serve each VM on a loopback address or port of its own
-    port: int = 8254  # of the loopback addresses; 0: any free port
-    one_port_per_vm: bool = False  # in a lab: a port of 127.0.0.1 per VM instead of a loopback address per VM
+    port: int = 8254  # in a lab: of the loopback addresses, or the first of the VMs' ports; 0: any free port
+    one_port_per_vm: bool = False  # in a lab: a port of 127.0.0.1 per VM; False: a loopback address per VM, if possible
 
 
 class GuestBackend:
     """The `MetadataBackend` of the owner process: enables scopes, approves events and issues tokens.
 
-    It does so through `control` and `tokens`; without `tokens` it issues none. `now` is the time of control's clock.
+    It does so through `control` and `tokens`; without `tokens` it issues none. Its methods are the attributes `enable`,
+    `approve`, `token` and `now`, the time of control's clock.
     """
 
     def __init__(self, control: ControlPlane, tokens: VmTokens | None = None) -> None:
@@ -71,7 +72,11 @@ class ScopeSink(Protocol):
     """What gets published scopes in place of the frontend in this process: the streams of host nodes."""
 
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
-        """Show this scope to its VMs. Called with all scopes at the start, then at each change."""
+        """Show `published`, what the VMs of `scope` (as stored) see now, to them, in place of what they saw.
+
+        VMs that it no longer has become unknown, unless another scope has them. Called with all scopes at the start,
+        then at each change.
+        """
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
         """Replace the active faults; those that are not transport faults are ignored."""
@@ -110,10 +115,11 @@ class MetadataPublisher:
 
     @classmethod
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
-        """Make a publisher with every socket bound: a port in use stops the start before anything is served.
+        """Make a publisher with its sockets bound: a port in use stops the start before anything is served.
 
-        Accepts nothing yet. Raises Rejected if a socket cannot be bound, or a listener names a VM that never existed or
-        has a name that several VMs have; Unavailable if the system has no socket left. Then none stays bound.
+        Sockets that the helper passes, or whose device does not exist yet, come later. Accepts nothing yet. Raises
+        Rejected if a socket cannot be bound, or a listener names a VM that never existed or has a name that several VMs
+        have; Unavailable if the system has no socket left. Then none stays bound.
         """
         frontend = MetadataFrontend(
             config, callers=CallerDirectory(), clock=control.clock, real_time=control.faults.real_time
@@ -170,7 +176,7 @@ class MetadataPublisher:
     async def wait_until_published(self) -> None:
         """Wait until VMs are shown what is committed now: at most 30 s, and then a second for the workers.
 
-        Does not say whether that was enough.
+        With a sink, until it is on its way there. Does not say whether that was enough.
         """
         await self._publish_queue.wait_until_empty()
         await (self._sink or self.frontend).wait_until_published()

@@ -36,7 +36,7 @@ def _when_text(event: Event) -> str:
 
 
 def event_details(context: StepContext) -> str:
-    """The facts about the event for people, one line `Name: value` for each; unknown facts are left out.
+    """The facts about the event for people, a line `Name: value` for each; those it lacks are left out.
 
     They are Event (its id), Kind, Status, VMs, Not before, Impact (its duration), Source and Description. In the undo
     phase the status is `gone`, and Not before is left out.
@@ -84,11 +84,11 @@ def event_facts(context: StepContext) -> dict[str, object]:
 
 
 def event_variables(context: StepContext) -> dict[str, str]:
-    """The event, VM, step and phase as environment variables FOREWARN_*, by name; "" if unknown.
+    """The event, VM, step and phase as environment variables FOREWARN_*, by name; "" for what it lacks.
 
-    They are EVENT_ID, KIND, STATUS, SOURCE, DESCRIPTION, DURATION_S, RESOURCES (with commas), NOT_BEFORE (as in the
-    document), VM, STEP, PHASE, FOLDER (the step's) and LEFT_S, the rest of the step's time in whole seconds. Values are
-    not yet safe for an environment: a server may send anything.
+    They are EVENT_ID, KIND, STATUS, SOURCE, DESCRIPTION, DURATION_S (-1: unknown), RESOURCES (with commas), NOT_BEFORE
+    (as in the document), VM, STEP, PHASE, FOLDER (the step's) and LEFT_S, the rest of the step's time in whole seconds.
+    Values are not yet safe for an environment: a server may send anything.
     """
     event = context.event
     return {

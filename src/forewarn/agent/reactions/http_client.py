@@ -26,7 +26,10 @@ _RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpCallFailed(Unavailable):
-    """No usable reply came; the message has the host and the reason for people, and no secrets."""
+    """No usable reply came; the message has the host and the reason for people, and no secrets.
+
+    `send_call` and `send_with_retries` raise it. A reply of any status is usable for them.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

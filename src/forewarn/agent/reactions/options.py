@@ -22,7 +22,8 @@ from forewarn.errors import Rejected, Unavailable
 class BadOption(Rejected):
     """An invalid option of a step: its key ("": the whole step), what is wrong, and a remedy, for people.
 
-    They are attributes of these names; the message is `what: remedy`.
+    They are attributes of these names; the message is `what: remedy`. The functions that read and check options here,
+    and the `read` of a ReactionKind, raise it.
     """
 
     def __init__(self, key: str, what: str, remedy: str) -> None:
@@ -181,9 +182,9 @@ def check_url(key: str, given: str) -> None:
 
 
 def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tuple[int, ...]:
-    """The whole numbers under `key`, given as a list or a single number; () if the key is absent.
+    """The whole numbers under `key`, a list or a single number; () if the key is absent or the list empty.
 
-    Raises BadOption if one is not a whole number from `least` to `most`. In the order of the list.
+    In the order of the list. Raises BadOption if one is not a whole number from `least` to `most`, both included.
     """
     value = raw.get(key, [])
     items = value if isinstance(value, list) else [value]
@@ -193,7 +194,7 @@ def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tupl
 
 
 def read_table(raw: RawOptions, key: str) -> RawOptions:
-    """The table under `key`, with its values not validated; {} if absent. Raises BadOption if it is none."""
+    """The table under `key`, its values not validated; {} if absent. Raises BadOption if it is no table."""
     value = raw.get(key, {})
     if not isinstance(value, dict):
         raise BadOption(key, f"{key} = {value!r} is not a table", f"write {key} = {{ … }}")
@@ -220,7 +221,7 @@ def check_known_keys(raw: RawOptions, known: Iterable[str]) -> None:
 
 
 class SecretUnavailable(Unavailable):
-    """The file of a secret cannot be read, or its first line is empty."""
+    """The file of a secret cannot be read, or its first line is empty; `read_secret` raises it."""
 
 
 def read_secret(path: Path) -> str:

@@ -127,7 +127,7 @@ async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals
     """Signals processes and the groups that they lead, and waits up to `timeout_s` seconds for their end.
 
     Returns True as soon as they and the groups they led have ended, at once without targets; False if some still run at
-    the end of that time. Ignores a target that has ended. Raises PermissionError.
+    the end of that time. A target that has ended is ignored, but not a group that it led. Raises PermissionError.
     """
     target_list = list(targets)
     for target in target_list:
