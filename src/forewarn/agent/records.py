@@ -14,7 +14,7 @@ class StepState(StrEnum):
 
     BEGUN = "begun"  # running, or interrupted
     DONE = "done"  # it succeeded, or was already done for another event
-    FAILED = "failed"  # perhaps done in part, so it is undone
+    FAILED = "failed"  # perhaps done in part: a step is undone later, an undo is tried again a few times
     CUT = "cut"  # not run: there was no time, or the event had started
     SKIPPED = "skipped"  # not run for another reason; of an undo: not needed
 

@@ -329,7 +329,10 @@ def warning_effect(text: str) -> CallFunction:
 
 
 class ClientProperties:
-    """The read-only properties that `Client` and `AsyncClient` share."""
+    """The read-only properties that `Client` and `AsyncClient` share; reading one sends nothing.
+
+    They are `version`, `date`, `now`, `answered_at`, `held_s` and `trouble`.
+    """
 
     _session: ClientSession
 

@@ -48,7 +48,7 @@ class StopProcessesOptions:
 
 
 class StopProcessesReaction:
-    """Ends processes. Its undo runs `start`, only if it stopped some and none is running again."""
+    """Ends processes. Its undo runs `start`, only if `do` found some to end and none is running again."""
 
     def __init__(self, options: StopProcessesOptions) -> None:
         self._options = options
