@@ -89,7 +89,7 @@ class WorkerHandle:
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:
-        """Send an echo request that counts as missed until the worker answers this or a later request.
+        """Send an echo request that counts as missed until the worker answers an echo or report request.
 
         Adds 1 to `missed_heartbeats`, which every reply to an echo or report request sets to 0. Returns a future, done
         when the worker has applied everything sent so far, or is gone.
