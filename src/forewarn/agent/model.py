@@ -102,7 +102,7 @@ class RuleConfig:
 class StepContext:
     """What a reaction receives for one run of a step; `ActionRunner` makes it."""
 
-    event: Event  # as when it was first seen or, once it has started, when it was seen started
+    event: Event  # as its latest change, Scheduled or Started, had it
     vm: str  # name of the agent's own VM
     key: str = ""  # of the event's journal record: its id in upper case, with #2 if it was gone and came again
     step: StepConfig

@@ -82,7 +82,7 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
-    """The Azure resource of a scale set, made from all its instances, of which there must be one.
+    """The Azure resource of a scale set, made from all its instances, at least one.
 
     Its keys are id, name, type, location, zones (if they are in some), tags, properties and sku. Where they differ, it
     shows the settings of the first, all their zones, and the tags that all have; `sku.capacity` is their number.
@@ -111,7 +111,7 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
 
 
 def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObject:
-    """The Azure resource of an availability set, made from all its VMs, of which there must be one.
+    """The Azure resource of an availability set, made from all its VMs, at least one.
 
     Its keys are id, name, type, location, sku, tags and properties. `properties.virtualMachines` has the ids of
     `visible`, the VMs that the caller may read. Policy and location are those of the first VM; tags are those that all

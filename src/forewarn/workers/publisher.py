@@ -147,9 +147,10 @@ class MetadataPublisher:
     ) -> None:
         """Publish all scopes, follow every commit and fault change, and serve; returns when VMs are served.
 
-        Continues the stored poll counts. `metrics_sockets`: one per worker, or none. If other processes answer the VMs,
-        `make_sink` makes, from the store's tag, what gets the scopes. Raises Unavailable if a worker fails to start or
-        the store cannot be written. Most other methods work only after `start`.
+        Continues the stored poll counts. `backend` carries out what VMs ask for. `metrics_sockets`: one per worker, or
+        none. If other processes answer the VMs, `make_sink` makes, from the store's tag, what gets the scopes. Raises
+        Unavailable if a worker fails to start or the store cannot be written. Most other methods work only after
+        `start`.
         """
         store_tag = await load_store_tag(self._store)
         await self.frontend.prepare(backend, store_tag=store_tag, metrics_sockets=metrics_sockets)
