@@ -21,9 +21,9 @@ def build_pages(
     """The pages /health, /ready, /metrics and /state, by path, as functions that make the page anew.
 
     /health (JSON with `healthy` and `text`) is 503 once the endpoint is silent for too long, /ready (`ready` and `why`,
-    a list) while a readiness step is in effect; else 200. /state has the keys of `state_view`, `health` (the fields of
-    EndpointHealth) and those that `extra_state` returns, such as endpoint and problems, which replace keys of the same
-    name. `get_snapshot` returns the agent's current state.
+    a list) while a readiness step is in effect; else 200. /metrics is what `metrics` renders. /state has the keys of
+    `state_view`, `health` (the fields of EndpointHealth) and those that `extra_state` returns, such as endpoint and
+    problems, which replace keys of the same name. `get_snapshot` returns the agent's current state.
     """
 
     def status() -> MaintenanceStatus:

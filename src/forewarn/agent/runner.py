@@ -104,9 +104,9 @@ class ActionRunner:
     def start(self, action: AgentAction) -> None:
         """Starts the task for an action, which is already journalled, and returns at once.
 
-        A StopStep instead cancels its task, if that runs; a step then ends as failed, an approval or its check stays as
-        journalled. Does nothing for RecordStepEnd, CloseEvent and WaitUntil. The step of the action must not be
-        running.
+        A StopStep instead cancels its task, if that runs; a step then ends as failed. A step whose `check` was running,
+        an approval and its check stay as journalled. Does nothing for RecordStepEnd, CloseEvent and WaitUntil. The step
+        of the action must not be running.
         """
         match action:
             case StartStep(key=key, step=step, phase=phase):
