@@ -338,7 +338,7 @@ class ClientProperties:
 
     @property
     def version(self) -> str:
-        """The api-version of the next request: as given, else the newest that the service has not rejected."""
+        """The api-version of the next poll or approval: as given, else the newest that was not rejected."""
         return self._session.version
 
     @property
