@@ -22,7 +22,10 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "keep
 
 
 class InvalidAnswer(Exception):
-    """The service's answer is not HTTP, is longer than the proxy reads, or ended too early."""
+    """The service's answer is not HTTP, is longer than the proxy reads, or ended too early.
+
+    `AnswerReader.feed` and `AnswerReader.end` raise it; the text says which of these it is.
+    """
 
 
 class AnswerReader:
@@ -43,10 +46,11 @@ class AnswerReader:
         self._body = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Add received bytes, and return those to pass on: all of them from the head of the final answer on.
+        """Add the bytes that the service sent next, and return those to pass on to the client.
 
-        Returns b"" while the head is incomplete, and leaves interim answers (1xx) out. Raises InvalidAnswer if it is
-        not HTTP, its head is over 64 KiB, or its body is over 16 MiB. `data` is what the service sent next.
+        Returns b"" until the head of the final answer is complete, then everything from that head on, as received;
+        interim answers (1xx) are left out. Raises InvalidAnswer if it is not HTTP, an unfinished head is over 64 KiB,
+        or the body is over 16 MiB.
         """
         if self._parser is not None:
             self._feed_parser(self._parser, data)
@@ -82,15 +86,15 @@ class AnswerReader:
 
     @property
     def status(self) -> int | None:
-        """The status of the answer; None before its head is complete."""
+        """The status of the final answer; None before its head is complete, and for interim answers (1xx)."""
         return None if self._parser is None else int(self._parser.get_status_code())
 
     @property
     def keeps_connection(self) -> bool:
         """Whether the service keeps the connection open after this answer. Valid once its head is complete.
 
-        False with `Connection: close`, and without a length unless it is a 304: then only the end of the connection
-        ends it.
+        False if it says `Connection: close`. False too if it has neither Content-Length nor Transfer-Encoding and is
+        not a 304: then only the end of the connection ends it.
         """
         is_closing = any(name.lower() == "connection" and value.lower() == "close" for name, value in self._headers)
         return not is_closing and (self._has_length or self.status == HTTPStatus.NOT_MODIFIED)
@@ -156,13 +160,13 @@ class EncodedAnswer:
 def encode_answer(
     answer: ServiceAnswer, *, keep_alive: bool, is_http10: bool, is_head_request: bool, is_slow: bool
 ) -> EncodedAnswer:
-    """Encode an answer for a client. `keep_alive`: both sides want to keep it open.
+    """Encode an answer as the bytes for a client. `keep_alive`: both sides want to keep the connection.
 
-    The body is one piece, or with `is_slow` at most 20 pieces of equal size. If the answer has Transfer-Encoding:
-    chunked (not for HTTP/1.0), each piece is a chunk, of 256 bytes unless `is_slow`. `is_http10` and `is_head_request`
-    are about the request. To a HEAD request, and with status 204 and 304, no body is sent. A Content-Length that
-    `answer` has is sent even if it is wrong; then the connection does not stay open. The status line is of HTTP/1.1,
-    also for HTTP/1.0.
+    `is_http10` and `is_head_request` are about the request. The body is one piece; with `is_slow`, up to 20 pieces of
+    equal size (the last may be smaller). If `answer` has a Transfer-Encoding and the request is not HTTP/1.0, each
+    piece is a chunk, of 256 bytes unless `is_slow`, and one more piece ends the body. To a HEAD request, and with
+    status 204 and 304, no body is sent. A Content-Length that `answer` has is sent in place of the right one, but not
+    with chunks, 204 and 304; if it is wrong, `keeps_connection` is False. The status line is always of HTTP/1.1.
     """
     is_bodyless = answer.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
     is_chunked = answer.header("Transfer-Encoding") is not None and not is_http10 and not is_bodyless

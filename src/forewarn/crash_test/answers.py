@@ -59,12 +59,12 @@ class Concerns(StrEnum):
 class SpoiledAnswer:
     """How the proxy answers instead of the service; a script gives it to `Stage.substitute`.
 
-    The service still gets the request and acts on it, unless `withholds_request`; `transform` makes of its answer the
-    one that the handler gets. One that is left as it is does not count as a substitute.
+    The service still gets the request and acts on it, unless `withholds_request`. `transform`, a pure function, makes
+    of its answer (of an empty 200 if the request is withheld) the one that the handler gets. If that is the service's
+    own answer, sent as usual, it does not count as a substitute.
     """
 
     name: str  # as timelines and reports show it, such as "status 503"
-    # Pure. It gets the service's answer, or with `withholds_request` a 200 without headers and body.
     transform: Callable[[ServiceAnswer], ServiceAnswer] = lambda answer: answer
     concerns: Concerns = Concerns.ALL  # other requests get the service's own answer
     delay_s: float = 0.0  # real time before the first byte
@@ -92,7 +92,7 @@ def status(
     concerns: Concerns = Concerns.ALL,
     withholds_request: bool = True,
 ) -> SpoiledAnswer:
-    """Answer with this status. `body` is sent as JSON; None: an object with `error`, the status in words.
+    """Answer with this status, and `body` as JSON; None: an object with `error`, the status in words.
 
     `retry_after` is the Retry-After header: seconds, or a date; None: without it. Unless `withholds_request`, the
     service gets the request and acts on it, although the handler reads this status. `concerns` says for which requests.
@@ -127,7 +127,7 @@ def empty_object() -> SpoiledAnswer:
 def redirect(location: str = "/sign-in", code: int = 302) -> SpoiledAnswer:
     """Redirect polls to this location, with this status; the service does not get them.
 
-    By default it is a path of the same endpoint, which answers 404.
+    By default it is a path of the same endpoint that does not exist there.
     """
     response = HttpResponse(status=code, headers=(("Location", location),))
     return _whole_answer(f"a redirect to {location}", response, Concerns.POLLS)
@@ -382,7 +382,7 @@ def resets_connections(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
 
 
 def refuses_connections() -> SpoiledAnswer:
-    """Refuse connections and close open ones until another substitute is set, also if `times` is given."""
+    """Refuse connections and close open ones until the script's next `substitute`, whatever `times` is."""
     return SpoiledAnswer(name="connection refused", refuses_connections=True)
 
 

@@ -121,8 +121,8 @@ def not_approved(event: int = 0) -> Demand:
 def approves_only_own() -> Demand:
     """Demand that no copy of the handler sends an approval of an event that is only for other VMs.
 
-    Refused approvals count too; approvals of ids that were never published do not. Applies to handlers that do not
-    claim to approve for their scope.
+    Refused approvals count too; approvals of ids that were never published do not. One that sends none passes. Applies
+    to handlers that do not claim to approve for their scope.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -166,10 +166,11 @@ def approves_nothing() -> Demand:
 def approved_only_after_prepared(event: int = 0) -> Demand:
     """Demand that the handler on the judged VM approves the event only once it is prepared.
 
-    The probe `prepared` that ran when the first approval arrived decides, refused or not. If it gave no answer, those
-    before and up to 1.5 s after do. One that does not approve passes; it is unknown if the probe said yes before the
-    event was published, or if that never was. Needs the probe `prepared`; applies to handlers that claim to approve and
-    to prepare. `event` is its number in the order of publication, from 0.
+    What the probe `prepared` said when the first approval arrived, accepted or refused, decides. If it gave no answer
+    then, it must have turned to yes after the publication, and at most 1.5 s after the approval. One that does not
+    approve passes; it is unknown if the probe said yes before the event was published, or if that never was. Needs the
+    probe `prepared`; applies to handlers that claim to approve and to prepare. `event` is its number in the order of
+    publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -204,10 +205,11 @@ def approved_only_after_prepared(event: int = 0) -> Demand:
 def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 20.0) -> Demand:
     """Demand that an approval is accepted within `within_s` after the last one that was refused.
 
-    Accepted is a 2xx. Until `at_most_s` it is slow; both are seconds of the service's clock, without those in which the
-    handler could not poll. It is a failure if the handler never tried although it could, and unknown if no approval was
-    refused, the event was never published, the machine was too slow, or the case ended before `at_most_s` without one.
-    Applies to those that claim to approve. `event` is its number in the order of publication, from 0.
+    Accepted is a 2xx, refused any other answer, and none. Until `at_most_s` it is slow; both are seconds of the
+    service's clock, without those in which the handler could not poll. A handler that never tried fails if it had the
+    event and 5 s for it, otherwise that is unknown. It is unknown too if no approval was refused, the event was never
+    published, the machine was too slow, or the case ended before `at_most_s` without one. Applies to those that claim
+    to approve. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:

@@ -25,8 +25,8 @@ _MAX_INCARNATION = 2**31  # beyond, a case has made it up
 def listen_for_handler(address: str) -> socket.socket:
     """Return a socket that listens on ADDRESS:PORT; port 0 is any free one.
 
-    An IPv6 address is in brackets; "" as ADDRESS means all addresses. The caller closes the socket. Raises Rejected,
-    with what to do instead, if that is not possible.
+    An IPv6 address is in brackets; "" as ADDRESS means all IPv4 addresses. The caller closes the socket. Raises
+    Rejected, with what to do instead, if that is not possible.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
@@ -106,10 +106,11 @@ class AttachedHandler:
             return await stage.until_polled(within_s=within_s * self._speed)
 
     async def run(self, case: Case) -> RawCaseResult:
-        """Run a case, once the handler polls, and return what was observed, not judged.
+        """Run a case once the handler polls, and return what was observed, not judged.
 
-        If the handler does not poll for a minute and two claimed intervals (real time), the result has a `problem`, and
-        nothing else; a script that fails or takes too long gives one too. The case must be attachable: see
+        First the handler must poll twice; if it does not within a minute and two claimed intervals (real time), the
+        result has a `problem`, and nothing else. With the probe `prepared`, waits up to 20 s more for a no of it. A
+        script that fails or takes too long gives a `problem` too. The case must be attachable: see
         `why_not_attachable`. Run one case at a time. Seeds Python's `random`. Raises Rejected if no VM can have the
         handler's VM name.
         """

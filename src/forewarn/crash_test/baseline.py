@@ -68,7 +68,8 @@ def baseline_text(result: CrashTestResult, expected: Mapping[str, str]) -> str:
     """Return the text of a baseline file with every failure of the result, for `load_baseline`.
 
     A failure has its reason in `expected` (case id → reason) or else a placeholder, which `load_baseline` accepts and
-    the user replaces. Cases of `expected` that did not run stay. The failures come first, in the order of the result.
+    the user replaces. The failures come first, in the order of the result; then the cases of `expected` that did not
+    run. Those that ran and did not fail are left out.
     """
     ran = {case.id for case in result.cases}
     failed = [case.id for case in result.cases if case.outcome is CaseOutcome.FAIL]

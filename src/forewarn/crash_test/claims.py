@@ -33,7 +33,7 @@ class Approves(StrEnum):
 class HandlerClaims(msgspec.Struct, frozen=True, kw_only=True):
     """What a handler says it does. Nothing else is demanded of it."""
 
-    approves: Approves = Approves.NONE
+    approves: Approves = Approves.NONE  # whose events it approves
     prepares: bool = False  # it does something before NotBefore; a probe tells whether it has
     recovers: bool = False  # it restores the application after an event
     survives_restart: bool = False  # it continues correctly after it was killed, or after a reboot

@@ -76,12 +76,12 @@ def noticed(event: int = 0, *, within_s: float | None = None, at_most_s: float |
 def noticed_before_start(
     event: int = 0, *, margin_s: float = 10.0, least_s: float = 2.0, despite_disturbance: bool = False
 ) -> Demand:
-    """Demand that a poll gets the event `margin_s` before its NotBefore or earlier; slow until `least_s`.
+    """Demand that a poll gets the event `margin_s` seconds before its NotBefore or earlier.
 
-    `event` is its number in the order of publication, from 0. It is unknown if the event had no notice or was never
-    published, the machine was too slow, the case left too little time to poll, or ended before that limit. With
-    `despite_disturbance`, substitute answers are no excuse: a handler must be able to use them. Applies to all
-    handlers.
+    Until `least_s` before NotBefore it is slow, later a failure. `event` is its number in the order of publication,
+    from 0. It is unknown if the event had no notice or was never published, the machine was too slow, the case left too
+    little time to poll, or ended before that limit without such a poll. With `despite_disturbance`, substitute answers
+    are no excuse: a handler must be able to use them. Applies to all handlers.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -106,12 +106,12 @@ def noticed_before_start(
 def prepared_before_start(event: int = 0, *, margin_s: float = 1.0, already_counts: bool = False) -> Demand:
     """Demand that the handler is prepared `margin_s` before the event starts; until the start it is slow.
 
-    A yes of the probe up to 1.5 s after the start counts as one before it. If the event started before NotBefore,
-    because it was approved, the handler must have been prepared by then. A probe that says yes before the event was
-    published proves nothing (unknown), unless `already_counts`: an earlier event may be why. It is unknown too if the
-    event had no notice or was never published, the machine was too slow, the case left too little time to poll or ended
-    before the start, or the handler may have been prepared before its VM went down. Needs the probe `prepared`; applies
-    to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
+    A yes of the probe up to 1.5 s after the start is not too late yet. If the event started before NotBefore, because
+    it was approved, a yes by then is in time. A probe that says yes before the event was published proves nothing
+    (unknown), unless `already_counts`: an earlier event may be why. It is unknown too if the event had no notice or was
+    never published, the machine was too slow, the case left too little time to poll or ended before the start, or the
+    handler may have been prepared before its VM went down. Needs the probe `prepared`; applies to handlers that claim
+    to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -124,11 +124,11 @@ def prepared_before_start(event: int = 0, *, margin_s: float = 1.0, already_coun
 def reacted(event: int = 0, *, already_counts: bool = False, despite_disturbance: bool = False) -> Demand:
     """Demand a visible reaction before the event starts: the handler is prepared, or it approves.
 
-    For cases in which a handler must understand a document. With the probe `prepared`, only the preparation counts,
-    also one from before the publication if `already_counts`. Without it, an approval shows that the handler has
-    understood; one that claims to prepare, and does not approve, is unknown then. Otherwise it is unknown where
-    `prepared_before_start` and `approved` are; with `despite_disturbance`, substitute answers are no excuse. Applies to
-    handlers that claim to prepare or to approve. `event` is its number in the order of publication, from 0.
+    For cases in which a handler must understand a document. If it claims to prepare and the user gave the probe
+    `prepared`, only the preparation counts, as in `prepared_before_start` without a margin, also one from before the
+    publication if `already_counts`. Otherwise an approval counts, as in `approved`; a handler that claims to prepare,
+    and does not approve before NotBefore, is unknown then. `despite_disturbance`: substitute answers are no excuse.
+    Applies to handlers that claim to prepare or to approve. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -177,10 +177,10 @@ def stays_prepared(event: int = 0) -> Demand:
 def prepared_at_start(event: int = 0) -> Demand:
     """Demand that a handler that was prepared for the event still is, or is again, when it starts.
 
-    One that lost its preparation needs a claimed poll interval and 5 s before the start: otherwise it is unknown, and
-    so is one that was never prepared, or on a machine that was too slow, and an event that was never published. Needs
-    the probe `prepared`; applies to handlers that claim to prepare. `event` is its number in the order of publication,
-    from 0.
+    If the platform acts on its VM only later, that moment counts. One that lost its preparation needs a claimed poll
+    interval and 5 s before the start: otherwise it is unknown, and so is one that was never prepared, or on a machine
+    that was too slow, and an event that was never published or has no known start. Needs the probe `prepared`; applies
+    to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -245,9 +245,10 @@ def not_prepared_for(event: int = 0) -> Demand:
 def prepared_at_most_once(event: int = 0, *, until_start: bool = False) -> Demand:
     """Demand that the handler prepares for the same event at most once, even after a restart.
 
-    What it does after the next event was published does not count; with `until_start`, only what it does before the
-    event starts does. One that does not prepare passes. Needs the probe `prepared`; applies to handlers that claim to
-    prepare. `event` is its number in the order of publication, from 0; it is unknown if there is none.
+    Each turn of the probe `prepared` to yes after the publication is a preparation. Those after the next event was
+    published do not count; with `until_start`, only those before the event starts do. One that does not prepare passes.
+    Needs that probe; applies to handlers that claim to prepare. `event` is its number in the order of publication, from
+    0; it is unknown if there is none.
     """
 
     def judge(observed: Observed) -> Judgement:

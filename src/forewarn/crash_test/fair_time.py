@@ -34,8 +34,9 @@ def obstructed_spans(observed: Observed, *, despite_disturbance: bool = False) -
     """Return the spans of time that do not count against the handler, in order, without overlaps.
 
     A span is (from, until), in seconds since the start of the case. In these spans the case or the platform had ended
-    the program of the judged VM, the program was starting (5 s at most), the platform acted on its VM, or its answers
-    were spoiled. With `despite_disturbance`, spoiled answers are no excuse: a handler must be able to use them.
+    the program of the judged VM or not started it yet, the program was starting after that (5 s at most), the platform
+    acted on its VM, or the case spoiled its answers or rebooted the VM, until a poll got a document again. With
+    `despite_disturbance`, what the case does to answers and VM is no excuse: a handler must be able to cope with it.
     """
     timeline, vm = observed.timeline, observed.vm
     spans = [*_not_running(timeline, vm), *_acted_on(timeline, vm)]

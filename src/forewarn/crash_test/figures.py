@@ -36,7 +36,8 @@ class HandlerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one run; None where nothing could be measured.
 
     Times are seconds of the service's clock. The figures are over all cases, also those that disturbed the handler;
-    events are those of the judged VM.
+    events are those of the judged VM that the scripts published. Each accepted approval is at most one of early, late,
+    repeated and for others.
     """
 
     notice_p50_s: float | None = None  # from publication to the poll that got the event

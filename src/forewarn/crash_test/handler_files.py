@@ -97,11 +97,11 @@ def vm_environment(spec: HandlerSpec, files: VmFiles) -> dict[str, str]:
 
 
 def resolve_command(spec: HandlerSpec) -> tuple[str, ...]:
-    """Return the command for another working directory than the user's.
+    """Return the command of `spec`, the program first, for another working directory than the user's.
 
     A program with a slash becomes an absolute path, below the user's directory if it was relative, and so does an
-    argument with `..` that names an existing file. Other arguments stay, because the copy has their files. The result
-    has the program first.
+    argument with a part `..` that names an existing file or directory. Other arguments stay, because the copy has their
+    files.
     """
     program, *arguments = spec.command
     if "/" in program:

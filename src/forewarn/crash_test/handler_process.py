@@ -27,11 +27,11 @@ _DISK_COMMAND_S = 20.0
 class HandlerProcess:
     """The handler's program on one VM, over all its runs; `recorder` gets its starts, exits and output.
 
-    The recorder also gets samples of what the program uses; of the output, it gets the first 1000 lines. This is the
-    only user of its machine. `vm` is the VM's name. If `restart_after_exit_s` is not None, the program is started again
-    this long (real time) after it has ended by itself, as a timer or a supervisor does. Call `open`, then `boot`, and
-    `close` at the end. `count_connections` returns the open connections to the endpoint; the owner of the proxy sets
-    it.
+    The recorder also gets samples of what the program uses; of the output, it gets the first 999 lines, each up to 1000
+    characters, and a note if there are more. This is the only user of its machine. `vm` is the VM's name. If
+    `restart_after_exit_s` is not None, the program is started again this long (real time) after it has ended by itself,
+    as a timer or a supervisor does. Call `open`, then `boot`, and `close` at the end. `count_connections` returns the
+    open connections to the endpoint; the owner of the proxy sets it.
     """
 
     def __init__(

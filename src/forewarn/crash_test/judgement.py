@@ -40,9 +40,10 @@ class Deadline:
 def judge_deadline(observed: Observed, at: float | None, deadline: Deadline, *, seen: str, missing: str) -> Judgement:
     """Judge whether something happened in time; `at` is when it did, None if it did not.
 
-    `seen` says when it happened, `missing` that it did not, each as a clause. What happened until `soon` passes. Else
-    it is unknown if the machine was too slow (see `why_machine_was_slow`), or if it did not happen and the case ended
-    before `late`. Times are seconds since the start of the case.
+    Returns the outcome, a text for the report, and the times that it is about: `at`, or none. `seen` says when it
+    happened, `missing` that it did not, each as a clause. What happened until `soon` passes. Else it is unknown if the
+    machine was too slow (see `why_machine_was_slow`), or if it did not happen and the case ended before `late`; what
+    happened until `late` is slow, and the rest fails. Times are seconds since the start of the case.
     """
     times = () if at is None else (at,)
     if at is not None and at <= deadline.soon:
@@ -75,7 +76,10 @@ def published_event(observed: Observed, index: int) -> EventPublished | None:
 
 
 def not_published(index: int) -> Judgement:
-    """Return the judgement, unknown, for an event (by number, from 0) that the script has not published."""
+    """Return the judgement, unknown, for an event (by number, from 0) that the script has not published.
+
+    It has an outcome, a text for the report, and no times.
+    """
     return CaseOutcome.UNKNOWN, f"the case ended before it published {event_name(index)}", ()
 
 

@@ -16,7 +16,7 @@ def junit_xml(result: CrashTestResult, expected: Mapping[str, str] | None = None
 
     Each case is a `testcase`. A failed one is a failure; an unknown one is an error if it may lose work, else skipped.
     A case that is not applicable is skipped, and so is a failure that `expected` names (case id → reason; None: none);
-    a slow one passes. Characters that XML does not allow are replaced.
+    a slow one passes. Unprintable characters are replaced.
     """
     expected = expected or {}
     kinds = Counter(_kind(case, expected) for case in result.cases)

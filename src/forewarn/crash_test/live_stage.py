@@ -68,7 +68,7 @@ class StageSetup:
     fleet: DeclaredFleet  # its first VM is the one whose handler is judged
     machines: Mapping[str, HandlerMachine]  # of the VMs with a handler, by name; their creator closes them afterwards
     probes: Mapping[Probe, str] = field(default_factory=dict)  # shell commands, run on each VM with a handler
-    is_one_shot: bool = False  # the handler is started again when it has ended by itself
+    is_one_shot: bool = False  # the handler is started again a second (real time) after it has ended by itself
     speed: float = 1.0  # seconds of the service's clock per second of real time
     clock_offset_s: float = 0.0  # of the service's clock from the real time; above 0: it is ahead
     first_incarnation: int = 1  # of the first document
@@ -258,9 +258,9 @@ class LiveStage:
     async def until_at_rest(self, *, within_s: float, settles_within_s: float) -> bool:
         """Wait until the handler has polled twice, and begin the timeline anew; False if it does not poll.
 
-        `within_s` is for the polls. Then waits up to `settles_within_s` until the probe `prepared` says no, because the
-        handler may have to recover from an earlier case (0: there is no such probe). Returns True also if it does not
-        say so. Both are seconds of the service's clock.
+        `within_s` is for the polls. Then waits up to `settles_within_s` for a no of the probe `prepared` since the
+        stage was opened, because the handler may have to recover from an earlier case (0: there is no such probe).
+        Returns True also without one. Both are seconds of the service's clock.
         """
         if not await self.until_polled(times=2, within_s=within_s):
             return False
@@ -305,9 +305,9 @@ class LiveStage:
 async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
     """Start the lab, the proxies, the reference poller and the handlers, for the time of a block.
 
-    An async context manager; it ends all of them. Raises Refused if the handler cannot be started, and what
-    `open_lab_service` raises. Call `LiveStage.finish` in the block: what happens while the stage closes does not belong
-    to the timeline.
+    An async context manager that gives the `LiveStage`; it ends all of them. Raises Refused if the handler cannot be
+    started, and what `open_lab_service` raises. Call `LiveStage.finish` in the block: what happens while the stage
+    closes does not belong to the timeline.
     """
     real = read_real_time()
     clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=real, speed=setup.speed))

@@ -27,7 +27,7 @@ class ProcessUsage:
 class ThreadTimes:
     """What the kernel has counted for one thread since its start."""
 
-    id: int
+    id: int  # the thread id of the kernel
     ran_ns: int  # nanoseconds on a CPU
     waited_ns: int  # nanoseconds in which it was ready to run, and had no CPU
 
@@ -36,7 +36,8 @@ class StarvationMeter:
     """Measures how long a program could not go on because other programs had taken the CPUs.
 
     The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. Waits of
-    processes that start and end between two measurements are not seen. `read_threads` yields the threads of a process.
+    processes that start and end between two measurements are not seen. `read_threads` gets a pid and yields its
+    threads; None: /proc tells them, without those of low priority.
     """
 
     def __init__(self, read_threads: Callable[[int], Iterable[ThreadTimes]] | None = None) -> None:
@@ -46,9 +47,10 @@ class StarvationMeter:
     def measure(self, pids: Iterable[int]) -> float:
         """Return how many seconds the thread that waited longest has waited for a CPU since the last call.
 
-        Counts only threads that ran for less than a quarter of the time in which they could run: one that computes
-        without a pause always waits, but goes on. Waits for the program's own threads do not count: what all of them
-        ran is subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
+        Of a thread that the last call did not see, all its time counts. `pids` are the processes of the program. Counts
+        only threads that ran for less than a quarter of the time in which they could run: one that computes without a
+        pause always waits, but goes on. Waits for the program's own threads do not count: what all of them ran is
+        subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
         """
         before, self._measured = self._measured, {}
         longest = total = 0

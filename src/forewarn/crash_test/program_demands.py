@@ -109,9 +109,10 @@ def polls_again(*, within_s: float | None = None, at_most_s: float | None = None
 def polls_after_restart(*, within_s: float = 10.0, at_most_s: float = 15.0) -> Demand:
     """Demand that a poll is answered within `within_s` of the program's restart; slow until `at_most_s`.
 
-    Answered means 200 or 304. The restart is the second start of the program; up to 5 s that it takes to start do not
-    count. It is unknown if there is no restart, the machine was too slow, or the case ended before the second limit
-    without such a poll. Does not apply to handlers that claim one-shot or run elsewhere.
+    Answered means 200 or 304. The restart is the second start of the program; if the case or the platform had ended it,
+    up to 5 s that it takes to start do not count. It is unknown if there is no restart, the machine was too slow, or
+    the case ended before the second limit without such a poll. Does not apply to handlers that claim one-shot or run
+    elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -290,9 +291,9 @@ def processes_at_most(count: int = 32) -> Demand:
 def cpu_at_most(share: float = 0.25) -> Demand:
     """Demand that the handler uses at most this share (0.25: a quarter) of one CPU, on average over a run.
 
-    CPU time is sampled once a second; what counts is from four seconds after the first sample of a run to its last. It
-    is unknown if that is under 8 s in every run. The run that used most decides. Does not apply to handlers that run
-    elsewhere.
+    CPU time is sampled once a second, and divided by seconds of the service's clock; what counts is from four seconds
+    after the first sample of a run to its last. It is unknown if that is under 8 s in every run. The run that used most
+    decides. Does not apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -320,7 +321,8 @@ def output_at_most(lines_per_s: float = 5.0) -> Demand:
     """Demand that the handler writes at most this many lines a second while answers are spoiled.
 
     That is the average over all disturbances that have ended; it is unknown if they lasted less than 5 s together.
-    Lines of the judged VM count. Does not apply to handlers that run elsewhere.
+    Lines of the judged VM count that were recorded, at most 1000 in a case. Does not apply to handlers that run
+    elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:

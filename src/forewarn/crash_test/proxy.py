@@ -30,9 +30,9 @@ class Proxy:
     answer is recorded at once. More than 256 connections at a time are reset.
 
     `listener` is a listening TCP socket, of this or another network namespace; `close` closes it. `upstream` is the
-    address and port of the service for this VM, `vm` its name in observations. `now` returns seconds since the start of
-    the case. `record` gets each observation, on the event loop. `ask_prepared` is awaited with the time of each
-    approval before that is passed on; the observation of the approval has its answer.
+    address and port of the service for this VM, `vm` its name in observations, and `by` says there who calls it. `now`
+    returns seconds since the start of the case. `record` gets each observation, on the event loop. `ask_prepared` is
+    awaited with the time of each approval before that is passed on; the observation of the approval has its answer.
     """
 
     def __init__(

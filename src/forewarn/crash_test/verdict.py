@@ -14,7 +14,7 @@ class CaseOutcome(StrEnum):
     PASS = "pass"
     SLOW = "slow"  # it did what was demanded, but later than it should have
     FAIL = "fail"
-    UNKNOWN = "unknown"  # it cannot be judged: a probe is missing, or the machine was too slow
+    UNKNOWN = "unknown"  # it cannot be judged, such as without a probe, or on a machine that was too slow
     NOT_APPLICABLE = "not applicable"  # the handler does not claim to do this, or this machine cannot run it
 
 
