@@ -72,7 +72,10 @@ class InvalidFile(Rejected):
 
 
 class TooManyRequests(Unavailable):
-    """The service answered 429: this caller has too many connections open, so try again in a moment."""
+    """The service answered 429: this caller has too many connections open, so try again in a moment.
+
+    ApiClient raises it. Exit code 3.
+    """
 
 
 _ERROR_CLASSES: dict[str, type[ForewarnError]] = {

@@ -34,7 +34,8 @@ def init(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     forewarn cluster init /etc/forewarn/secrets --host h1 --host h2
 
     \f
-    Prints what it made. Raises Refused if the directory has files, Rejected or Unavailable if it cannot be written.
+    `hosts` are names of hosts, () for none: each gets credentials for NATS. Prints what it made. Raises Refused if the
+    directory has files, Rejected or Unavailable if it cannot be written.
     """
     with require_server_extra("cluster init"):
         from forewarn.service.cluster_secrets import create_cluster_secrets

@@ -19,9 +19,9 @@ _BACKLOG_BYTES = 4096
 
 
 def read_backlog(log: Path, limit: int = _BACKLOG_BYTES) -> bytes:
-    """Return the last lines that the guest has written, whole and together at most `limit` bytes.
+    """Return the end of what the guest has written, from the beginning of a line, up to `limit` bytes.
 
-    b"" if the log cannot be read, and if its last line alone is longer.
+    The last line may be unfinished. b"" if the log cannot be read, and if its last line alone is longer.
     """
     try:
         with log.open("rb") as file:

@@ -28,7 +28,8 @@ def list_nodes(call: Invocation) -> None:
     forewarn node list
 
     \f
-    Prints one line per node; a node with a problem has a second one, which says what to do.
+    Prints one line per node, sorted by name, or a sentence if the service runs alone; a node with a problem has a
+    second one, which says what to do.
     """
     view = call.api.get("nodes")
     if call.output.as_json:
@@ -62,7 +63,8 @@ def show_node(call: Invocation, name: str) -> None:
     forewarn node show c2
 
     \f
-    `name` is in any case. Raises NotFound.
+    `name` is in any case. Raises NotFound. Prints its role, URL and version, how far its copy is behind, and when it
+    was last seen.
     """
     node = call.api.get("nodes", name)
     if call.output.as_json:

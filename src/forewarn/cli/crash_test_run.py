@@ -43,7 +43,7 @@ class ReportFiles:
     `json` may be `-`: then stdout gets the JSON, and nothing else.
     """
 
-    json: Path | None = None
+    json: Path | None = None  # the whole result, for `crash-test replay`
     html: Path | None = None  # a report with a timeline of each case
     junit: Path | None = None  # XML for CI servers
     badge: Path | None = None  # an SVG picture with the grade

@@ -73,7 +73,8 @@ def parse_secret(text: str, source: str) -> str:
 def write_private_file(path: Path, text: str) -> None:
     """Write or replace a UTF-8 file with mode 0600, atomically. A symbolic link is followed, not replaced.
 
-    Durable, and creates missing directories (mode 0700). Raises Rejected if it cannot be written.
+    The content is on disk before it takes the file's place. Creates missing directories (mode 0700). Raises Rejected if
+    it cannot be written.
     """
     target = path.resolve()
     try:

@@ -43,9 +43,9 @@ def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **s
 
     \f
     Shows live events, with `over_too` also those that are over, that match all of `selection`: vm, scope, host and
-    rollout, each None or a name or id; NotFound for an unknown one, Refused for an ambiguous one. `limit` None is 1000;
-    of more the newest are shown, oldest first. With `watch` never returns: prints a live table on a terminal, a line
-    for each change in a pipe, or a JSON page for each.
+    rollout, each None or a name or id (with vm, those that affect it); NotFound for an unknown one, Refused for an
+    ambiguous one. `limit` None is 1000; of more the newest are shown, oldest first. With `watch` never returns: prints
+    a live table on a terminal, a line for each change in a pipe, or a JSON page for each.
     """
     query = {"all": over_too or None, "limit": limit, **selection}
     page = call.api.get("events", query=query)

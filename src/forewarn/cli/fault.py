@@ -139,7 +139,7 @@ def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> No
     \f
     `vms` are names, `group/name` or keys, each once; () means all VMs. New faults begin for `for_s` seconds of lab
     time, at most 24 hours; equal seed, VMs and duration give equal faults. Prints the schedule of the faults. Raises
-    NotFound for an unknown VM, Rejected for a wrong duration.
+    NotFound for an unknown VM, Rejected for a wrong duration. Refused if the fleet has no VM or a name is ambiguous.
     """
     body = {"seed": seed, "vms": list(vms), "for_s": for_s}
     _print_storm(call, call.api.post("faults", "storm", body=body))

@@ -67,8 +67,8 @@ class Invocation:
     def remote_selection(self) -> RemoteSelection:
         """The remote service that options, else the environment, select; falsy for the local service.
 
-        Raises Rejected if --data is given together with --server or --profile. After `require_local` the environment
-        is ignored.
+        Raises Rejected if --data is given together with --server or --profile. After `require_local` there are only the
+        options, and this check is not made.
         """
         flags = RemoteSelection(server=self.given_server, profile=self.given_profile)
         if self._is_local:

@@ -75,7 +75,8 @@ class Output:
     """Prints answers to stdout, and errors to stderr.
 
     With `as_json` only `print_error` prints JSON by itself: for answers the caller chooses between `print_json` and the
-    other methods, which then print text as in a pipe. `program` replaces `forewarn` in hints.
+    other methods, which then print text as in a pipe. `program` replaces `forewarn` in hints. The attributes `stdout`
+    and `stderr` are the consoles of rich that it prints to.
     """
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
@@ -143,7 +144,7 @@ class Output:
             self.print_labelled(join_text("  ", dim(f"{name:<{width}}"), "  "), value)
 
     def print_labelled(self, label: Text, value: Cell) -> None:
-        """Print a text beside its label, with nothing in between.
+        """Print a text beside its label to stdout, with nothing in between.
 
         On a terminal the text wraps below itself, not below the label; without blanks, as a URL, it is not broken.
         """

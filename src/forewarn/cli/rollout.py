@@ -58,8 +58,9 @@ def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
     """Show one rollout and its events, by id or unique id prefix.
 
     \f
-    With `watch` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
-    failures, else 0. Raises Rejected without a rollout, NotFound, or Refused if several ids begin so.
+    `rollout_id` is in any case; None is rejected. Prints its state, progress and events. With `watch` follows it to its
+    end. Returns the exit code: 1 if it was followed and did not complete without failures, else 0. Raises Rejected
+    without a rollout, NotFound, or Refused if several ids begin so.
     """
     if rollout_id is None:
         raise Rejected("no rollout is named: give the id of one, which `forewarn rollout list` shows")
@@ -125,7 +126,7 @@ def hold(call: Invocation, reason: str) -> None:
     Rollouts publish nothing, and none of their events starts without an approval.
 
     \f
-    Prints the hold. Raises Rejected for an empty reason, Refused if there is a hold already.
+    Prints a sentence, with --json the hold. Raises Rejected for an empty reason, Refused if there is a hold already.
     """
     view = call.api.post("rollouts", "hold", body={"reason": reason})
     if call.output.as_json:

@@ -102,11 +102,11 @@ def serve(call: Invocation, **options: Any) -> None:
     forewarn serve --store postgresql://forewarn@db/forewarn --name c1 --console-url https://forewarn.example:8443
 
     \f
-    Prints what it serves, and where, once it does, and runs until SIGTERM or Ctrl-C. `options` are the command's
-    options by name, such as fleet, workers and console; they override the settings of environment and file, those that
-    are None do not. Raises Rejected for wrong settings or a port that cannot be used, Refused if a service runs in the
-    data directory or its store must not be opened, Unavailable if a worker fails to start or the store cannot be
-    written.
+    Prints what it serves, and where, once it does, and runs until SIGTERM or Ctrl-C; a control node of a cluster also
+    ends, with exit code 4, when another one has taken its lease. `options` are the command's options by name, such as
+    fleet, workers and console; they override the settings of environment and file, those that are None do not. Raises
+    Rejected for wrong settings or a port that cannot be used, Refused if a service runs in the data directory or its
+    store must not be opened, Unavailable if a worker fails to start or the store cannot be written.
     """
     run_service_command(call, "serve", options, lab=False)
 
@@ -130,9 +130,10 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
     """Run the service in this process until a signal stops it, and print its banner once it serves.
 
     `command` is the command that was typed, for messages; `options` are the command's options by name, with `config`
-    and `new_store`, which is removed from it; those that are None do not override settings. Configures the log of this
-    process. Raises Rejected for wrong settings or a port that cannot be used, Refused if a service runs in the data
-    directory or its store must not be opened, Unavailable if a worker fails to start or the store cannot be written.
+    and `new_store`, which is removed from it; those that are None do not override settings. With the setting `store`,
+    runs a control node of a cluster instead, and prints its name and URLs. Configures the log of this process. Raises
+    Rejected for wrong settings or a port that cannot be used, Refused if a service runs in the data directory or its
+    store must not be opened, Unavailable if a worker fails to start or the store cannot be written.
     """
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids

@@ -50,10 +50,11 @@ def set_order(
     Each visit is a rollout over one host, within windows and budgets.
 
     \f
-    `within_s` and `notice_s` are in seconds of lab time; None: the minimum. Replaces the present order. Prints the
-    order, and a warning if it has too many hosts. Raises Rejected for an interval or a notice that is not possible, or
-    wrong windows; Refused if the fleet has no host. `impact` is update, migrate or reboot, `at_once` how many hosts are
-    visited at a time; `windows` and `blackouts` are texts as users write them, () for none.
+    `within_s` and `notice_s` are in seconds of lab time; None: the minimum. Replaces the present order; its visits
+    stay, but those under way with other rules begin again. Prints the order, and a warning if it has too many hosts.
+    Raises Rejected for an interval or a notice that is not possible, or wrong windows; Refused if the fleet has no
+    host. `impact` is update, migrate or reboot, `at_once` how many hosts are visited at a time; `windows` and
+    `blackouts` are texts as users write them, () for none.
     """
     body: JsonObject = {"within_s": within_s, "impact": impact, "at_once": at_once, "notice_s": notice_s or 0}
     body |= {"windows": list(windows), "blackouts": list(blackouts)}
@@ -66,7 +67,8 @@ def show_order(call: Invocation) -> None:
     """Show the standing order, its progress, and which hosts are late.
 
     \f
-    The hosts that wait longest come first, up to 20. Prints a sentence if there is none; with --json the whole view.
+    The hosts that wait longest come first, up to 20. Prints a sentence if there is none; with --json the view of the
+    API, with up to 1,000 hosts.
     """
     _print_order(call, call.api.get("rollouts", "standing-order"))
 

@@ -100,7 +100,8 @@ def list_(call: Invocation) -> None:
     """Show the VMs that run a program.
 
     \f
-    Prints state, supervisor process, boot id and program of each, sorted by VM; only namespace VMs, those of `vm run`.
+    Prints state, supervisor process, boot id and program of each, sorted by VM key, also of frozen and stopped ones;
+    only namespace VMs: those of `vm run`, and those whose program is in the fleet.
     """
     answer = call.api.get("keepers")
     if call.output.as_json:
