@@ -37,8 +37,8 @@ def attach(path: Path, vm: str, *, on_connected: Callable[[], None] = lambda: No
     """Connect this terminal to the console at the unix socket `path` until Ctrl-], or until it closes.
 
     What the guest writes goes to stdout. Input that is not a terminal is sent up to its end, which ends the connection
-    too. `vm` is named in messages. `on_connected` is called once the console has answered. Raises Rejected if there is
-    no such socket, Unavailable if nothing answers.
+    too. `vm` is named in messages. `on_connected` is called once it is connected. Raises Rejected if there is no such
+    socket, Unavailable if nothing answers.
     """
     with socket.socket(socket.AF_UNIX) as console:
         try:

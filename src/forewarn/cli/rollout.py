@@ -162,9 +162,9 @@ def _print_hold(call: Invocation, view: JsonObject) -> None:
 def wait_for_rollout(call: Invocation, rollout_id: str) -> int:
     """Follow a rollout until it is over, and print the outcome. Ctrl-C ends only the waiting.
 
-    `rollout_id` is its full id. Returns the exit code: 0 if it succeeded, else 1. On a terminal a live area shows the
-    progress, in a pipe each change is a line, and with --json only the end is printed. Raises KeyboardInterrupt at
-    Ctrl-C, after a note that the rollout goes on.
+    `rollout_id` is its full id. Returns the exit code: 0 if it completed without failed VMs, else 1. On a terminal a
+    live area shows the progress, in a pipe each change is a line, and with --json only the end is printed. Raises
+    KeyboardInterrupt at Ctrl-C, after a note that the rollout goes on.
     """
     printed: list[str] = []
 

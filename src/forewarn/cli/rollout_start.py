@@ -213,7 +213,7 @@ def _deadline(call: Invocation, text: str) -> float:
 
 
 def read_rollout_text(file: str) -> str:
-    """Return the text of a rollout file by its path; Rejected if it cannot be read, or is empty."""
+    """Return the text of a rollout file by its path; Rejected if it cannot be read, or is blank."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -33,9 +33,9 @@ from forewarn.protocol.versions import VERSIONS
 class ServiceAnswer:
     """An HTTP answer: of the service, or what is sent instead.
 
-    The proxy adds Content-Length and Connection when it sends the answer; `headers` of the service have neither. If
-    `headers` have a Content-Length, that is sent even if it is wrong. With Transfer-Encoding: chunked in `headers`, the
-    body is sent in chunks.
+    `headers` of the service have no Content-Length, Transfer-Encoding and Connection; the proxy adds what is needed
+    when it sends the answer. If `headers` have a Content-Length, that is sent even if it is wrong. With
+    Transfer-Encoding: chunked in `headers`, the body is sent in chunks.
     """
 
     status: int  # the HTTP status
@@ -256,7 +256,7 @@ def upper_case_names() -> SpoiledAnswer:
 
 
 def incarnation_reset() -> SpoiledAnswer:
-    """Let polls get documents with DocumentIncarnation 1, as after a day without polls, and all events."""
+    """Let polls get documents with DocumentIncarnation 1, as after a day without polls; the events stay."""
     return edited_documents("DocumentIncarnation 1 again", lambda document: document.update(DocumentIncarnation=1))
 
 

@@ -34,8 +34,8 @@ def approved(event: int = 0, *, margin_s: float = 2.0, despite_disturbance: bool
 
     An approval after NotBefore, or none, is a failure; only those that got a 2xx count. A handler that claims to
     approve for its scope may do so on any VM, another one on a VM of the event. Applies to handlers that claim to
-    approve. It is unknown if the event was withdrawn, had no notice or was never published, if the machine was too
-    slow, if the case left too little time to poll, or ended before NotBefore without an approval; with
+    approve. It is unknown if the event was withdrawn before an approval, had no notice or was never published, if the
+    machine was too slow, if the case left too little time to poll, or ended before NotBefore without an approval; with
     `despite_disturbance`, substitute answers are no excuse. `event` is its number in the order of publication, from 0.
     """
 

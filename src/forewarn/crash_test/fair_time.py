@@ -36,7 +36,7 @@ def obstructed_spans(observed: Observed, *, despite_disturbance: bool = False) -
     A span is (from, until), in seconds since the start of the case. In these spans the case or the platform had ended
     the program of the judged VM or not started it yet, the program was starting after that (5 s at most), the platform
     acted on its VM, or the case spoiled its answers or rebooted the VM, until a poll got a document again. With
-    `despite_disturbance`, what the case does to answers and VM is no excuse: a handler must be able to cope with it.
+    `despite_disturbance`, disturbances are no excuse, such as spoiled answers: a handler must be able to use them.
     """
     timeline, vm = observed.timeline, observed.vm
     spans = [*_not_running(timeline, vm), *_acted_on(timeline, vm)]
@@ -127,8 +127,8 @@ def is_spoiled(poll: Polled) -> bool:
 def disturbed_spans(observed: Observed) -> list[Span]:
     """Return the spans in which the case disturbed the judged VM, in order, without overlaps.
 
-    A span is (from, until), in seconds since the start of the case. Disturbances without an end are left out: a kill,
-    and a substitute answer that lasted to the end of the case.
+    A span is (from, until), in seconds since the start of the case. Disturbances without an end are left out, such as a
+    kill, and a substitute answer that lasted to the end of the case.
     """
     return _merge(
         (item.at, item.until)

@@ -23,8 +23,8 @@ _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # the
 class HandlerSpec:
     """Which program runs on which VM, and where its files are.
 
-    `directory` exists, is empty and is only for this VM; the handler starts with a copy of `user_directory`.
-    `endpoint_env` is, for a plain child, the variable that gets the endpoint's URL.
+    `directory` exists, is empty and is only for this VM; the handler starts with a copy of `user_directory` (see
+    `copy_user_directory`). `endpoint_env` is, for a plain child, the variable that gets the endpoint's URL.
     """
 
     vm: str  # the VM's name

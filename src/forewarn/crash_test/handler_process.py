@@ -61,7 +61,7 @@ class HandlerProcess:
 
     @property
     def is_up(self) -> bool:
-        """Whether the VM is up, so that commands can run on it; the program itself may have ended."""
+        """Whether the VM is up, so that commands run on it unless it is frozen; the program may have ended."""
         return self._is_up
 
     async def open(self) -> socket.socket:

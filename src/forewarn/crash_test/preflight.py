@@ -79,9 +79,9 @@ def require_variable_name(name: str) -> None:
 
 
 def require_vm_name(name: str) -> None:
-    """Raise Rejected unless a VM can have this name: up to 64 characters, without slashes and braces.
+    """Raise Rejected unless a VM can have this name.
 
-    An empty name is not possible either.
+    It has 1 to 64 printable characters, without braces, slashes and backslashes, and without blanks around it.
     """
     try:
         declared = declare_case_fleet(Layout.SET, name).vms[0].name

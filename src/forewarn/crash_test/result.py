@@ -36,10 +36,10 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...]  # public: OWNER/REPOSITORY#NUMBER, or an address
     outcome: CaseOutcome  # that of the verdict
     severity: Severity  # of a failure
-    verdict: Verdict
-    timeline: Timeline
-    took_s: float  # real time
-    vm: str = ""  # on which the handler was judged; "": the case did not begin
+    verdict: Verdict  # what each demand found
+    timeline: Timeline  # what was observed; empty if the case did not run
+    took_s: float  # seconds of real time; 0 if it is not applicable
+    vm: str = ""  # the name of the VM on which the handler was judged; "": the case did not run
     neighbours: tuple[str, ...] = ()  # the other VMs of its scope
     events: tuple[str, ...] = ()  # ids of the events that the script published, in order
 

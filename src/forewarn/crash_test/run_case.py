@@ -203,8 +203,8 @@ async def _run_on_stage(case: Case, setup: StageSetup) -> RawCaseResult:
 async def play_case(case: Case, stage: LiveStage) -> RawCaseResult:
     """Run the script of a case on an open stage, and return what was observed; the stage is finished then.
 
-    A script that fails, or takes longer than `longest_s` of the case (real time), gives a result with a `problem`. A
-    traceback goes to stderr if the script has a defect.
+    A script that fails, or takes longer than `longest_s` of the case (real time), gives a result with a `problem`; so
+    does a problem of the stage. A traceback goes to stderr if the script has a defect.
     """
     problem = await _run_script(case, stage, case.longest_s)
     return RawCaseResult(

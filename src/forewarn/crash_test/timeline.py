@@ -63,11 +63,14 @@ class ConnectionOpened(_Observation, frozen=True, kw_only=True, tag="connection 
 
 
 class DeliveredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a document, as a poll got it."""
+    """One event of a document, as a poll got it.
+
+    Elements of a document without an id, a status, a type or Resources are not recorded.
+    """
 
     id: str  # EventId, as the document shows it
     kind: str  # EventType, as the document shows it
-    status: str  # Scheduled or Started
+    status: str  # Scheduled or Started; another one as the document shows it
     vms: tuple[str, ...]  # Resources, as the document shows them
 
 

@@ -25,10 +25,11 @@ _ANSWER_S = 1.0  # real time in which the answer to an approval must reach the h
 
 
 class VmHypervisor:
-    """Performs acts on the VMs of one case, each once and in real time; see `Hypervisor`.
+    """Performs acts on the VMs of one case, each once, through their handlers; see `Hypervisor`.
 
     A freeze or a migration stops the handler's processes for its duration; a reboot, redeploy or reimage ends them and
-    boots after two or three seconds; an eviction, a deletion and a power-off end them; a start boots the VM.
+    boots after two or three seconds; an eviction, a deletion and a power-off end them; a start boots the VM. Durations
+    are seconds of the service's clock.
 
     `processes` has the handler of each VM that runs one, by the VM's name; acts on other VMs, and on handlers that run
     elsewhere, change nothing and only take their usual time. `speed` is lab time per real time. `before_impact` is

@@ -82,9 +82,9 @@ def announce(kind: str, *, notice_s: float | None = None, vm_number: int | None 
 def announce_with(answer: Callable[[], SpoiledAnswer]) -> ScriptFactory:
     """Return a script factory: give this substitute while an event is published, until it has started.
 
-    The script begins when the handler polls, after 30 s also if it does not. It ends 3 s after the start, with the
-    service's own answers. `answer` is called once per run. The factory takes the kind of the event, such as Reboot,
-    whose notice is `notice_of(kind)`.
+    The script begins when the handler polls, after 30 s also if it does not. It waits until 5 s after NotBefore at
+    most, and ends 3 s after the start, with the service's own answers. `answer` is called once per run. The factory
+    takes the kind of the event, such as Reboot, whose notice is `notice_of(kind)`.
     """
 
     def script_for(kind: str) -> Script:
@@ -110,7 +110,8 @@ def announce_after(
     limit). It begins after the handler's first poll, after 30 s also without one, or with `at_start` before its first
     request. `answer` is called once per run. When it is over, an eviction is published at once, and another event when
     the handler polls again, or never if it does not within 37 s: a pause after errors does no harm within the notice of
-    production, but would use up that of a script (`notice_of`). The script ends 3 s after the start of the event.
+    production, but would use up that of a script (`notice_of`). The script waits until 5 s after NotBefore at most, and
+    ends 3 s after the start of the event. The factory takes its kind, such as Reboot.
     """
 
     def script_for(kind: str) -> Script:
