@@ -73,7 +73,7 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
     \f
     Checks the file (InvalidFile), then replaces this process by `python -m forewarn.agent`. With `dry_run` stays and
     prints, for each new document, what the agent would do; with `once` for one document, and raises Unavailable,
-    NotFound or Rejected if the endpoint does not give it. `endpoint` None: the file's, else discovered.
+    NotFound or Rejected if the endpoint does not give it. `endpoint` None: of file or environment, or discovered.
     """
     config = _read_agent_config(file)
     if dry_run:

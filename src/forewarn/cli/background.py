@@ -261,7 +261,7 @@ def down(call: Invocation, timeout_s: float) -> None:
     \f
     Stops the service that uses the data directory, also one that runs in a terminal, and waits until it has ended.
     Succeeds if none runs. Raises Refused if it belongs to another user, Unavailable if it still runs after `timeout_s`
-    seconds of real time.
+    seconds of real time. Prints its process id and the number of pending events, and which programs in VMs still run.
     """
     pid = running_pid(call.data)
     pending = stop_service(call, pid, timeout_s) if pid is not None else None

@@ -21,8 +21,8 @@ def backup(call: Invocation, file: Path) -> None:
     The service writes the file on its own machine.
 
     \f
-    `file` is relative to this directory; for a remote service it must be absolute, else Rejected is raised. Prints the
-    path and size. Raises Refused if the file exists, Rejected if its directory does not; waits for an hour at most.
+    A relative `file` is in this directory; for a remote service it must be absolute, else Rejected is raised. Prints
+    the path and size. Raises Refused if the file exists, Rejected if its directory does not; waits for an hour at most.
     """
     answer = call.api.post("backup", body={"path": _path_for_service(call, file)}, timeout_s=_TIMEOUT_S)
     if call.output.as_json:

@@ -124,10 +124,10 @@ class Profile:
 
 
 class ProfileFile:
-    """The user's profiles.toml: sign-in profiles by name, in exact case. Every call reads the file again.
+    """The user's profiles.toml: sign-in profiles by name, in exact case.
 
-    All calls raise Rejected if others may read the file, or if it cannot be read, parsed or written. `path` need not
-    exist.
+    The methods read the file again each time, and raise Rejected if others may read it, or if it cannot be read, parsed
+    or written. `path`, also an attribute, need not exist.
     """
 
     def __init__(self, path: Path) -> None:

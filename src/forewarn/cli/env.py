@@ -81,11 +81,11 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     powershell  forewarn env --shell powershell | Out-String | Invoke-Expression
 
     \f
-    `vm` (a name, `group/name` or key) selects the VM whose managed identity is used; None: the first with an address.
-    Prints the commands of the shell `shell_name`; with `with_secret` the client's secret is among them. If the service
-    has a CA of its own, also writes a bundle of the system's CAs and that one beside its certificate. Raises Refused if
-    the service does not serve HTTPS, or does not allow what `vm` or `with_secret` asks for. NotFound if no VM has this
-    name, or a file of the secret does not exist.
+    `vm` (a name, `group/name` or key) selects the VM whose managed identity is used, if the service serves identities
+    on loopback; None: the first with an address there. Prints the commands of the shell `shell_name`; with
+    `with_secret` the client's secret is among them. If the service has a CA of its own, also writes a bundle of the
+    system's CAs and that one beside its certificate. Raises Refused if the service does not serve HTTPS, or does not
+    allow what `vm` or `with_secret` asks for. NotFound if no VM has this name, or a file of the secret does not exist.
     """
     info = call.api.get("service", query={"vm": vm})
     console = info.get("console")

@@ -86,7 +86,7 @@ def remove(call: Invocation, vm: str) -> None:
     `forewarn delete VM` deletes it with notice.
 
     \f
-    `vm` is a name, `group/name` or key. Withdraws events that this makes obsolete. Prints the VM as it was. Raises
+    `vm` is a name, `group/name` or key. Withdraws events that this makes obsolete. Prints the removed VM. Raises
     NotFound, or Refused if it has a started event or several VMs match.
     """
     _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "removed from the fleet")

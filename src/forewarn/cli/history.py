@@ -41,8 +41,8 @@ def history(
     """Show what has happened, oldest first.
 
     \f
-    Shows the last `limit` entries that match all given options; with `watch` then prints new ones, and never returns
-    (with --json one entry per line, else one page). `vm` is a name, `group/name` or key, `event` an id or its
+    Shows the last `limit` entries that match all given options; with `watch` then prints new ones, and never returns.
+    --json prints one page, with `watch` one entry per line. `vm` is a name, `group/name` or key, `event` an id or its
     beginning, `request` a full id, `scope` an id or the name of a set or VM. Raises NotFound for an unknown one,
     Refused for an ambiguous one. Does nothing if a subcommand follows.
     """

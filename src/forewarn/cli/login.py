@@ -48,11 +48,11 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
     Without --secret-file the command prompts for the secret, or reads it from standard input, and saves it.
 
     \f
-    Needs --server; the profile is `default` without --profile. Of `secret_file` only the path is saved. `ca` None: the
-    file of FOREWARN_CA, else the CAs of the system. `issuer` and `scope` (of the token) "": those that the server
-    names. Saves the profile only if the sign-in works; replaces one of the same name. Raises Unauthenticated if the
-    secret is refused, Rejected for a wrong option, NotFound if `secret_file` does not exist, Unavailable if the server
-    cannot be reached.
+    Server and profile are --server and --profile or, if neither is given, those of the environment; a server is needed,
+    and the profile is else `default`. Of `secret_file` only the path is saved. `ca` None: the file of FOREWARN_CA, else
+    the CAs of the system. `issuer` and `scope` (of the token) "": those that the server names. Saves the profile only
+    if the sign-in works; replaces one of the same name. Raises Unauthenticated if the secret is refused, Rejected for a
+    wrong option, NotFound if `secret_file` does not exist, Unavailable if the server cannot be reached.
     """
     name = require_profile_name(call.remote_selection.profile or DEFAULT_PROFILE)
     if not call.remote_selection.server:

@@ -137,7 +137,7 @@ class Output:
                 click.echo(line)
 
     def print_facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
-        """Print names, in grey, and values as text, one indented pair per line, with the values in one column."""
+        """Print names, in grey, and values to stdout, one indented pair per line, the values in one column."""
         listed = list(pairs)
         width = max((len(name) for name, _ in listed), default=0)
         for name, value in listed:
@@ -161,7 +161,7 @@ class Output:
         self.stdout.print(grid)
 
     def print_hints(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Print an empty line, then commands to try next: pairs of a command and what it does.
+        """Print an empty line, then commands to try next, to stdout: pairs of a command and what it does.
 
         A command's `forewarn` becomes the way this program was called, with the options that select the service.
         """

@@ -109,9 +109,9 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     \f
     `vms` are names, `group/name` or keys, in any case. Sends the request `redeploy` and prints its events. `options`
     has wait (follow it to its end), notice_s (seconds; None: the default; 0 needs short_notice), short_notice (allow
-    less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an
-    unknown one, Refused if the state of one forbids it. Returns the exit code: 1 if it was followed and did not succeed
-    (it failed or was canceled), else 0.
+    less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose scope has scheduled
+    events disabled is moved at once. All VMs or none: NotFound for an unknown one, Refused if the state of one forbids
+    it. Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "redeploy", vms, **options)
 
@@ -143,10 +143,11 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
 
     \f
     `vms` are names, `group/name` or keys, in any case. Sends the request `delete`, or `scale-in`, and prints its
-    events. A VM without terminate notification is deleted at once, and then a notice_s is Refused. `options` has wait
-    (follow it to its end), notice_s (seconds; None: the VM's own), short_notice (allow less than the minimum; needs
-    notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an unknown one, Refused if the
-    state of one forbids it. Returns the exit code: 1 if it was followed and did not succeed, else 0.
+    events. A VM without terminate notification is deleted at once, and then a notice_s is Refused; without `scale_in`,
+    one whose scope has scheduled events disabled is deleted at once too. `options` has wait (follow it to its end),
+    notice_s (seconds; None: the VM's own), short_notice (allow less than the minimum; needs notice_s) and dry_run (only
+    preview it, send nothing). All VMs or none: NotFound for an unknown one, Refused if the state of one forbids it.
+    Returns the exit code: 1 if it was followed and did not succeed, else 0.
     """
     return _send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 
@@ -182,9 +183,9 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -
 
     \f
     `words` are VMs (names, `group/name` or keys), then one of off, start, deallocate, reapply and reimage; raises
-    Rejected otherwise. It is done at once, with no event. With `dry_run` only previews it. Returns the exit code: 1 if
-    it was followed (`wait`) and did not succeed, else 0. Raises NotFound for an unknown VM, Refused if the state of one
-    forbids it; then nothing is done.
+    Rejected otherwise. It is done at once, with no event, but a reimage of a VM with OS image notification has a
+    notice. With `dry_run` only previews it. Returns the exit code: 1 if it was followed (`wait`) and did not succeed,
+    else 0. Raises NotFound for an unknown VM, Refused if the state of one forbids it; then nothing is done.
     """
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:

@@ -259,7 +259,7 @@ def _activity(event: JsonObject, now: float) -> str:
 
 
 def rollout_title(call: Invocation, view: JsonObject) -> Text:
-    """Return the heading of a rollout: its short id, impact, targets and state, with styles.
+    """Return the heading of a rollout: its id (short on a terminal), impact, targets and state.
 
     `view` is a RolloutView as JSON.
     """
@@ -287,8 +287,8 @@ def _targets_text(view: JsonObject) -> str:
 def print_rollout(call: Invocation, view: JsonObject) -> None:
     """Print one rollout, the API's view of it; JSON with --json.
 
-    As text: title, progress (on a terminal with a bar), why it ended, a table of its events, and, if it has not ended,
-    commands to try next.
+    As text: title, progress (on a terminal with a bar), its wave and windows, why it paused or ended, what it waits
+    for, a table of its events, and, if it has not ended, commands to try next.
     """
     if call.output.as_json:
         call.output.print_json(view)

@@ -219,7 +219,7 @@ def empty_not_before() -> SpoiledAnswer:
 
 
 def unknown_event_type(kind: str = "SpotRebalanceRecommendation") -> SpoiledAnswer:
-    """Let polls get documents with this EventType in every event, by default one that does not exist."""
+    """Let polls get documents with this EventType in every event; few handlers know the default."""
     return _edited_events(f"EventType {kind}", lambda event: event.update(EventType=kind))
 
 

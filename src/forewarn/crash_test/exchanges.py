@@ -33,7 +33,7 @@ class Exchange:
     answer. `status` is None before anything is sent, `answered_at` until the last byte is.
     """
 
-    request: HttpRequest
+    request: HttpRequest  # of invalid HTTP only method and target
     at: float  # when the request was complete
     is_valid: bool = True  # False: not valid HTTP, so that only the request line could be read
     substitute: str = ""  # the name of the substitute answer; "": the service's own

@@ -61,7 +61,8 @@ class HandlerMachine(Protocol):
     async def start(self, *, is_boot: bool) -> None:
         """Start the program, which must not run; does not wait for its end. OSError if it cannot be executed.
 
-        A boot (`is_boot`) gives a new boot id and an empty /tmp; its other files stay.
+        A boot (`is_boot`) empties /tmp (of a plain child: TMPDIR), and gives a VM of namespaces a new boot id; other
+        files stay.
         """
 
     async def end_processes(self, number: int) -> None:

@@ -32,7 +32,8 @@ class Proxy:
     `listener` is a listening TCP socket, of this or another network namespace; `close` closes it. `upstream` is the
     address and port of the service for this VM, `vm` its name in observations, and `by` says there who calls it. `now`
     returns seconds since the start of the case. `record` gets each observation, on the event loop. `ask_prepared` is
-    awaited with the time of each approval before that is passed on; the observation of the approval has its answer.
+    awaited with the time of each approval before that is passed on; the observation of the approval has its answer;
+    None: nobody is asked.
     """
 
     def __init__(

@@ -50,17 +50,17 @@ class CrashTestResult(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA  # the version of this format
     forewarn: str  # the version that ran it
     at: str  # when it began, as ISO 8601
-    command: tuple[str, ...]  # the handler and its arguments
+    command: tuple[str, ...]  # the handler and its arguments; () if it ran elsewhere
     profile: HandlerProfile
     claims: HandlerClaims
     seed: int  # that decided random times of the scripts
     speed: float  # seconds of the service's clock per second of real time
-    endpoint_env: str  # the variable that got the endpoint's URL; "": the handler ran in VMs of namespaces
+    endpoint_env: str  # the variable that got the endpoint's URL; "": it ran in VMs of namespaces, or elsewhere
     prepared: str  # the command of the probe, "": none
     recovered: str  # the command of the probe, "": none
     case_files: tuple[str, ...] = ()  # Python files with further cases
-    machine: str  # processor cores and kernel, for the report
-    cases: tuple[CaseResult, ...]
+    machine: str  # processor cores, kernel and Python, for the report
+    cases: tuple[CaseResult, ...]  # in the order of the plan
     grade: GradeReport
     figures: HandlerFigures
     attached: str = ""  # ADDRESS:PORT that the handler called which ran elsewhere; "": the crash test started it

@@ -65,8 +65,8 @@ class RawCaseResult(msgspec.Struct, frozen=True, kw_only=True):
     `problem` says why `timeline` must not be judged, "" if it may be. "" as `vm`: the case did not begin.
     """
 
-    timeline: Timeline = Timeline()
-    vm: str = ""  # the VM on which the handler is judged; "": the case did not begin
+    timeline: Timeline = Timeline()  # what was observed; empty if the case did not begin
+    vm: str = ""  # the name of the VM on which the handler is judged; "": the case did not begin
     neighbours: tuple[str, ...] = ()  # the other VMs of its scope
     events: tuple[str, ...] = ()  # ids of the events that the script published, in order
     problem: str = ""  # why the timeline must not be judged, as a sentence; "": it may be

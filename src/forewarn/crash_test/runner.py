@@ -36,10 +36,10 @@ class CrashTestPlan:
     namespaces; with `attached` (ADDRESS:PORT) it runs elsewhere. `at_once` cases run at the same time.
     """
 
-    command: tuple[str, ...]  # the handler and its arguments
+    command: tuple[str, ...]  # the handler and its arguments; () with `attached`
     profile: HandlerProfile
     claims: HandlerClaims
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...]  # that run, in this order
     seed: int = 0  # decides random times of the scripts
     endpoint_env: str = ""  # the variable that gets the URL; "": the handler runs in a VM of namespaces
     prepared: str = ""  # the command of a probe, run by a shell; "": none
@@ -63,8 +63,8 @@ class JudgedCase:
     case: Case
     verdict: Verdict
     timeline: Timeline
-    took_s: float  # real time
-    vm: str = ""  # on which the handler was judged; "": the case did not begin
+    took_s: float  # seconds of real time
+    vm: str = ""  # the name of the VM on which the handler was judged; "": the case did not begin
     neighbours: tuple[str, ...] = ()  # the other VMs of its scope
     events: tuple[str, ...] = ()  # ids of the events that the script published, in order
 

@@ -53,7 +53,7 @@ class ProgramExited(_Observation, frozen=True, kw_only=True, tag="program exited
 class ProgramOutput(_Observation, frozen=True, kw_only=True, tag="output"):
     """A line that the handler on VM `vm` wrote to its output or error output, `at` this time of the case."""
 
-    text: str  # without the line break, at most 1000 characters
+    text: str  # without the line break, at most 1000 characters; the 1000th says that more is not recorded
 
 
 class ConnectionOpened(_Observation, frozen=True, kw_only=True, tag="connection opened"):
@@ -142,7 +142,7 @@ class Impact(_Observation, frozen=True, kw_only=True, tag="impact"):
 class Disturbance(_Observation, frozen=True, kw_only=True, tag="disturbance"):
     """Something that the case did to VM `vm` (all VMs if it is "") from `at` on: spoiled answers, a kill."""
 
-    text: str  # such as "answers 503"
+    text: str  # such as "status 503"
     until: float | None = None  # None: it has no duration, or lasted to the end
 
 
@@ -156,7 +156,7 @@ class ProbeAnswered(_Observation, frozen=True, kw_only=True, tag="probe"):
 class ResourcesSampled(_Observation, frozen=True, kw_only=True, tag="resources"):
     """What the handler on VM `vm` used `at` this time, its child processes included."""
 
-    cpu_s: float  # CPU time since its start
+    cpu_s: float  # seconds of CPU time since the start of the processes that run now
     memory_bytes: int  # resident; pages that processes share count for each of them
     connections: int  # to the metadata endpoint, open now
     processes: int  # that run now
