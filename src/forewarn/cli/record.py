@@ -52,8 +52,8 @@ def record(
 ) -> None:
     """Record this VM's events, for `forewarn replay` in a lab.
 
-    Writes each answer that differs from the one before, errors included, at once. The only other fact it records is
-    the VM's name.
+    Writes each answer that differs from the one before, errors included, at once. Besides answers, times and the
+    api-version, it records only the VM's name.
 
     \f
     `out` None: VM-TIME.jsonl in this directory. `every_s` and `for_s` are in seconds of real time; an endpoint that
