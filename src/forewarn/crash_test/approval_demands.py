@@ -203,7 +203,7 @@ def approved_only_after_prepared(event: int = 0) -> Demand:
 
 
 def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 20.0) -> Demand:
-    """Demand that an approval is accepted within `within_s` after the last one that was refused.
+    """Demand that an approval is accepted within `within_s` after the last one refused before it.
 
     Accepted is a 2xx, refused any other answer, and none. Until `at_most_s` it is slow; both are seconds of the
     service's clock, without those in which the handler could not poll. A handler that never tried fails if it had the

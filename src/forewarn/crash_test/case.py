@@ -80,8 +80,9 @@ class Demand:
 class Case:
     """One thing that goes wrong in production, as a script, and what is demanded of a handler meanwhile.
 
-    Where one of its `needs` is missing, it is not applicable. `clock_offset_s` is how far the service's clock is ahead.
-    A script that takes longer than `longest_s` (real time) is ended, and the case is unknown.
+    Without namespaces, a case that needs them is not applicable, and with a handler that runs elsewhere one with any
+    `needs`. `clock_offset_s` is how far the service's clock is ahead. A script that takes longer than `longest_s` (real
+    time) is ended, and the case is unknown.
     """
 
     id: str  # AREA-NAME, such as notice-30s
@@ -94,7 +95,7 @@ class Case:
     demands: tuple[Demand, ...]  # what is judged afterwards
     is_rare: bool = False  # whether this is rare in production: then lost work gives a D, not an F
     layout: Layout = Layout.SINGLE  # the VMs of its fleet
-    needs: frozenset[Need] = frozenset()  # such as Need.NAMESPACES; where one is missing, the case is not applicable
+    needs: frozenset[Need] = frozenset()  # such as Need.NAMESPACES
     clock_offset_s: float = 0.0  # of the service's clock from the real time; above 0: it is ahead
     longest_s: float = 120.0  # real time; a script that takes longer is ended, and the case is unknown
 

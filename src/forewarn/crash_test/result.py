@@ -38,7 +38,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity  # of a failure
     verdict: Verdict  # what each demand found
     timeline: Timeline  # what was observed; empty if the case did not run
-    took_s: float  # seconds of real time; 0 if it is not applicable
+    took_s: float  # seconds of real time; 0 if it did not run
     vm: str = ""  # the name of the VM on which the handler was judged; "": the case did not run
     neighbours: tuple[str, ...] = ()  # the other VMs of its scope
     events: tuple[str, ...] = ()  # ids of the events that the script published, in order

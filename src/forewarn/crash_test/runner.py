@@ -56,8 +56,8 @@ class CrashTestPlan:
 class JudgedCase:
     """A case with its verdict, and what that follows from.
 
-    A case that is not applicable has an empty timeline, and one that did not begin has "" as `vm`. `events` are ids, in
-    order; `took_s` is real time.
+    A case that was left out as not applicable here has an empty timeline, and one that did not begin has "" as `vm`.
+    `events` are ids, in order; `took_s` is real time.
     """
 
     case: Case
