@@ -105,10 +105,10 @@ class AccessService:
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
         """Grant a role over the resource id `over` to the principal `to`, durably; return the grant.
 
-        `to` is a principal id as `Grant.to` has it; only that of a client may be in any case. If it has the same role
-        over the same resource (ignoring case) already, nothing changes, and that grant is returned. `over`
+        `to` is a principal id as `Grant.to` has it; of a client (`client:ID`), the ID may be in any case. If it has the
+        same role over the same resource (ignoring case) already, nothing changes, and that grant is returned. `over`
         `/` means everything. `name` is how the history calls the principal; "": by its id. Raises NotFound if `to` is a
-        client (`client:ID`) that does not exist; other principals and `over` are not checked.
+        client that does not exist; other principals and `over` are not checked.
         """
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):

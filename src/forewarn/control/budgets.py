@@ -146,7 +146,10 @@ class BudgetService:
         await self._store.commit(Commit(entries=(entry,)))
 
     def ledger(self) -> BudgetLedger | None:
-        """Return a ledger of what is out of service now, for one decision; None if there are no budgets."""
+        """Return a ledger of what is out of service now, for one decision; None if there are no budgets.
+
+        Nothing is reserved in it yet. It also counts what later commits take out of service.
+        """
         if not self._budgets:
             return None
         return BudgetLedger(self._budgets.values(), self._sizes, self._out)

@@ -63,8 +63,9 @@ class ControlPlane:
     """All use cases on one store, with the reconciler and the webhook dispatcher.
 
     Use cases are attributes: `requests`, `host_statements`, `guests`, `fleet`, `access`, `webhooks`, `faults`,
-    `fault_storms`, `replays`, `rollouts`, `budgets`, `maintenance_configurations`, `request_keys`,
-    `unannounced_changes` and `lab_clock`. The caller runs `reconciler.run()`, `webhook_delivery.run()` and
+    `fault_storms`, `replays`, `rollouts`, `rollout_requests`, `standing_order`, `budgets`, `request_keys`,
+    `maintenance_configurations`, `unannounced_changes` and `lab_clock`. The caller runs `reconciler.run()`,
+    `webhook_delivery.run()` and
     `unannounced_changes.run()` as tasks, ends them, and calls `close`. Use it from one event loop. The constructor
     reads the store, subscribes to its commits and queues the acts that an earlier process left unfinished; nothing is
     performed before the reconciler runs. Store, clock and hypervisor stay the caller's. `verbs` says which maintenance

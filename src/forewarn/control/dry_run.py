@@ -92,7 +92,8 @@ async def simulate_request(
 ) -> SimulatedRequest:
     """Make a request on a copy of the scopes of these VMs, and return what it would lead to.
 
-    `action` makes the request on that copy, in another thread; then it runs in virtual time until it is over. It ends
+    Copied too are scopes that share gates with these, and in a fleet of at most 2,000 VMs all. `action` makes the
+    request on that copy, in another thread; then it runs in virtual time until it is over. It ends
     earlier, with `is_over` False, after 10 seconds of real time, after 20,000 steps, and for more than 2,000 VMs after
     publication. With `approves`, each of its events is approved when it is published. Changes nothing. Waits for an
     earlier dry run. Raises what `action` raises, and DryRunTooLarge for a copy of over 20,000 VMs.
@@ -105,10 +106,10 @@ async def simulate_request(
 async def dry_run_rollout(
     control: ControlPlane, rollout: Rollout, *, who: str, notice_s: float, short_notice: bool
 ) -> Preview:
-    """Return what a rollout would lead to, for more than 2,000 VMs only its first wave.
+    """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first.
 
     `who` is the caller's name; `notice_s` is in seconds of lab time, 0 means the minimum, and less needs
-    `short_notice`. Changes nothing. Waits for an earlier dry run, except for a first wave alone. Raises Rejected,
+    `short_notice`. Changes nothing. Waits for an earlier dry run, unless it has more than 2,000 VMs. Raises Rejected,
     NotFound and Refused as the start of the rollout would, and DryRunTooLarge. Health checks are left out.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)

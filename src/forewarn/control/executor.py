@@ -169,8 +169,9 @@ class ActExecutor:
                 self._queue(act.id, self._clock.now())
 
     def next_due_at(self) -> float | None:
-        """Return when the next attempt is due in lab time, perhaps past; None: none, or at the overall limit.
+        """Return when the next attempt is due in lab time, perhaps past; None: none, or none may begin now.
 
+        None may begin at the overall limit, and while `may_act` returns False.
         Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler, and so does
         the commit that repairs it.
         """
@@ -180,9 +181,9 @@ class ActExecutor:
         """Start a task for each due act that may run now; return True if at least one was started.
 
         An act may run if it needs no failed host, if it is the first of its VM, if each of its hosts (where the VM is,
-        where it moves to) has a free slot, of which a host has several, and if the overall limit is not reached; see
-        `ActLimits`. One that waits for its VM or a host is queued again when that is free or repaired; one above the
-        overall limit stays queued for the next call. Does not wait for the tasks. Needs a running event loop.
+        where it moves to) has a free slot, of which a host has several, if the overall limit is not reached, and if
+        `may_act` returns True; see `ActLimits`. One that waits for its VM or a host is queued again when that is free
+        or repaired; the others stay queued for the next call. Does not wait for the tasks. Needs a running event loop.
         """
         started = False
         for act_id in [act_id for act_id in self._held if not self._needs_failed_host(self._acts[act_id])]:

@@ -83,7 +83,7 @@ class FaultService:
     def active(self) -> ActiveFaults:
         """The active faults and storms, oldest first; `touched` of each fault counts what it affected so far.
 
-        Hits of transport faults count once `record_hits` got them.
+        Hits of transport faults count once `record_hits` got them. Faults that are over are among them until `expire`.
         """
         return self._registry.active
 

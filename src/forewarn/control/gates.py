@@ -35,7 +35,8 @@ class GateService:
     async def reconcile(self, gates: Iterable[Gate]) -> None:
         """Decide these gates, which are due: release them, or store when they are due again.
 
-        Releases and starts are durable when it returns. Raises the first error once the others are done.
+        Releases and starts are durable when it returns. Gates that share no scope are decided together, at most 64 at a
+        time. An error is raised once those decided together with it are done; the gates after them stay due.
         """
         due = {gate.id: gate for gate in gates}
         behind = self._store.events_behind_gates(tuple(due))

@@ -147,6 +147,7 @@ class ObservedFleet:
     def reports(self, vm: ObservedVm) -> VmReports | None:
         """Return what hosts report about a VM; None while an act on it is in progress.
 
+        The answers to questions that are older than the last change of the VM in the fleet count as not given.
         A name that several VMs of the fleet have stands on each host for the VM that the fleet has there.
         """
         changed = self._changed.get(vm.key, 0)

@@ -150,7 +150,7 @@ class Reconciler:
                 pass
 
     async def run_until_settled(self) -> None:
-        """Run passes until everything due now is done, running acts included.
+        """Run passes until everything due now is done, running acts and health checks included.
 
         Does not wait for acts that the hypervisor has not answered for ten seconds. Does not take `pass_lock`: the
         caller holds it if `run` may be running. Raises the first error of a pass.
@@ -196,7 +196,7 @@ class Reconciler:
         return did or self._has_new_failures  # if a host failed during this pass, the acts there must end
 
     def next_wake_at(self) -> float | None:
-        """Return the lab time, perhaps past, when a scope, gate, act, wave, check, replay or fault is due.
+        """Return the lab time, perhaps past, when a scope, gate, act, rollout, check, replay or fault is due.
 
         None if nothing is due by time alone. Planned events and rollouts that wait for a pass do not count.
         """

@@ -176,7 +176,7 @@ class RequestService:
         """Approve an event on behalf of its VMs, and return it; Refused if it is over, NotFound if unknown.
 
         The id may be in any case. The reconciler starts it, unless something else holds it back. An event that is
-        approved or started already stays as it is.
+        approved or started already, or that has no impact and never starts, stays as it is.
         """
         event = self.event(event_id)
         if not event.is_live:
@@ -408,9 +408,10 @@ def new_request(
 
 
 def requested_entry(request: MaintenanceRequest) -> HistoryEntry:
-    """Return the history entry of a new request: who requested what, of which targets (at most five).
+    """Return the history entry of a new request: who requested what, of which targets.
 
-    The entry belongs to a VM only if the request is an operation on that VM alone.
+    Of many targets, the first five are named and the others counted. The entry belongs to a VM only if the request is
+    an operation on that VM alone.
     """
     text = f"{request.who} requested {verb_noun(request.ask)} of {first_names(request.targets, 5)}"
     vm = request.targets[0] if request.ask in _VM_OPERATIONS and len(request.targets) == 1 else ""

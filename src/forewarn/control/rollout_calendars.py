@@ -67,14 +67,15 @@ class RolloutCalendars:
             self._closes_at.pop(request.id, None)
 
     def next_due_at(self) -> float | None:
-        """Return the lab time at which `take_due` returns a rollout; None if no window ends for good."""
+        """Return the lab time, perhaps past, at which `take_due` returns a rollout; None if no window ends."""
         return min(self._closes_at.values(), default=None)
 
     def take_due(self) -> set[str]:
         """Return the ids of the open rollouts of which a window is over for good now, each time once.
 
-        No commit tells it, and VMs that wait may have no window left. `reconcile` looks at their events again, because
-        a configuration whose last window is over counts as not assigned.
+        A window counts as over already when its end is nearer than the rollout's notice, and again at its end. No
+        commit tells it, and VMs that wait may have no window left. `reconcile` looks at their events again, because a
+        configuration whose last window is over counts as not assigned.
         """
         now = self._transactions.clock.now()
         due = {request_id for request_id, at in self._closes_at.items() if at <= now}
@@ -103,7 +104,7 @@ class RolloutCalendars:
 
     @property
     def are_used(self) -> bool:
-        """Whether a configuration is assigned to anything, so that any rollout may have windows."""
+        """Whether a configuration of scope Host is assigned to anything, so that any rollout may have windows."""
         return bool(self._configurations.hosts)
 
     async def reconcile(self) -> list[MaintenanceRequest]:

@@ -20,7 +20,8 @@ from forewarn.core.scope import Scope
 def withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
     """Return a decision that withdraws these events of a scope together.
 
-    So none of them starts because another one no longer blocks it. If a health check paused the rollout, they are only
+    So none of them starts because another one no longer blocks it; then it does what is due in the scope. Ids of events
+    that are not scheduled, or not of the scope, are skipped. If a health check paused the rollout, they are only
     postponed; what the check found stays with the rollout, because readers of a single scope see the reason.
     """
     is_postponed = rollout.has_paused_itself

@@ -77,13 +77,13 @@ class RolloutRequestService:
     ) -> MaintenanceRequest:
         """Commit a new rollout and its history entry, durably, and return its request.
 
-        The reconciler publishes its waves, the events of one time. Host names may be in any case. `notice_s` is in
-        seconds of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the
-        minimum without `short_notice`, for negative numbers, if no maintenance window follows it, and unless the
-        rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves and a tag or location without VMs;
-        NotFound for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move and no host can
-        take it. A `key` gives the request its id; whether a request with it exists, the caller has checked before
-        (`RequestKeys`).
+        The reconciler publishes its events, wave by wave. Host names may be in any case. `notice_s` is in seconds of
+        lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the minimum without
+        `short_notice`, for negative numbers, if no maintenance window follows it, for health checks that cannot be
+        used, and unless the rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves and a tag or
+        location without VMs; NotFound for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM
+        must move and no host can take it. A `key` gives the request its id; whether a request with it exists, the
+        caller has checked before (`RequestKeys`).
         """
         request = self.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)
@@ -120,8 +120,9 @@ class RolloutRequestService:
     async def change_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
         """Pause, resume or abort a rollout, durably, and return its request in the new state.
 
-        `progress` is the state to change to: PAUSED (no more waves), RUNNING or ABORTED (the reconciler also withdraws
-        events that have not started); others raise KeyError. `request_id` is the full id, in any case. Raises Refused
+        `progress` is the state to change to: PAUSED (it publishes nothing more; its events stay), RUNNING or ABORTED
+        (the reconciler also withdraws events that have not started). `request_id` is the full id, in any case. Raises
+        KeyError for another `progress`, Refused
         if the rollout is in that state already or has ended, NotFound if there is no such rollout, Conflict if it
         changes all the time. Writes a history entry.
         """

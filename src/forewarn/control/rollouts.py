@@ -69,8 +69,9 @@ class RolloutService:
 
     A rollout is a request that publishes its events in waves, update domain by update domain. The constructor finds the
     open ones in the store. `new_id` returns a new GUID at each call. `budgets` must have seen a commit before
-    `on_commit` is called with it. The attribute `health` performs health checks, with `prober`, and calls `wake` when
-    one has ended; `holds` sets and lifts the hold on all rollouts.
+    `on_commit` is called with it; `calendars` knows the windows of events, and gets commits from here. The attribute
+    `health` performs health checks, with `prober`, and calls `wake` when one has ended; `holds` sets and lifts the hold
+    on all rollouts.
     """
 
     def __init__(

@@ -39,6 +39,7 @@ class ScopeTransactions:
 
     A decision is a pure function that takes a scope and its context (time, policy, released gates, faults, …) and
     returns the changed scope, or the same one. `run` makes and commits one; those about one scope wait for each other.
+    `placement`, `faults` and this object must be told of each commit of the store (`on_commit`), by the owner.
     """
 
     def __init__(

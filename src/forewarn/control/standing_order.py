@@ -89,7 +89,7 @@ class StandingOrderService:
         )
 
     def check_order(self, order: StandingOrder) -> int:
-        """Return how many hosts an order would visit now; changes nothing.
+        """Return how many hosts a valid order would visit, which is all of the fleet; changes nothing.
 
         Raises Rejected for an interval, a number of hosts at once, a notice or windows that are not possible, Refused
         if the fleet has no host or the hypervisor cannot do it.

@@ -76,8 +76,8 @@ class UnannouncedChangeService:
     async def run(self) -> None:
         """Observe all hosts until cancelled: at the interval of the hypervisor, and when one reports a change.
 
-        Errors are logged, and the host is observed again. Returns at once if no hosts are observed. Run it only once at
-        a time.
+        Errors are logged, and the host is observed again. At first, hosts that are no longer observed are stored as
+        reachable; it returns then if no hosts are observed. Run it only once at a time.
         """
         await self._forget_unobserved_hosts()
         if self._hypervisor is None or not self.is_observing:

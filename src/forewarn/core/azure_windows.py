@@ -48,7 +48,7 @@ class AzureWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     time_zone: str  # a name of Windows, such as `W. Europe Standard Time`
     duration: str = ""  # hours and minutes, such as `02:00`; "": the default of its scope
     recur_every: str = ""  # such as `Week Saturday`; "": opens once
-    expires: str = ""  # local time; "": never
+    expires: str = ""  # local time; "", or any year from 9000 on: never
 
 
 def with_default_duration(window: AzureWindow, scope: MaintenanceScope) -> AzureWindow:

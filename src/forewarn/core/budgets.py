@@ -125,9 +125,10 @@ def parse_limit(text: str) -> tuple[int, int]:
 def check_budget(budget: Budget, vms: Iterable[Vm], others: Collection[Budget]) -> None:
     """Raise Rejected, with one sentence, if a budget cannot be set; `others` are the other budgets.
 
-    It must have a name, exactly one limit, of at least one VM and at most 100 percent, and name only a location and
-    tags with a value that a VM has. Only one per tag names that tag, and a tag value needs its tag. Rejected too if
-    there are 100 others. `vms` are the present VMs of the fleet. Whether a name is used twice is not checked.
+    It must have a name (up to 60 letters, digits, `-`, `_` and `.`), exactly one limit, of at least one VM or from 1 to
+    100 percent, and name only a location and tags (ignoring case) and a tag value that a VM has. Only a budget per tag
+    has `per_tag`, and a tag value needs its tag. Rejected too if there are 100 others. `vms` are the present VMs of the
+    fleet. Whether a name is used twice is not checked.
     """
     _check_name(budget.name)
     _check_limit(budget)
@@ -191,7 +192,10 @@ def _known(name: str, known: Iterable[str], noun: str) -> str:
 
 
 def budget_groups(budgets: Iterable[Budget], vm: Vm) -> tuple[BudgetGroup, ...]:
-    """Return the groups in which the budgets count this VM, at most one of each budget, in their order."""
+    """Return the groups in which the budgets count this VM, at most one of each budget, in their order.
+
+    A budget with a location (ignoring case) or tag counts only VMs that have it. One per tag leaves out VMs without it.
+    """
     groups = []
     for budget in budgets:
         if budget.location and vm.location.casefold() != budget.location.casefold():
@@ -267,9 +271,9 @@ def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
 class BudgetLedger:
     """What is out of service in each group of the budgets, and what one decision reserves in addition.
 
-    `sizes` counts the present VMs of each group, `out` has the names of those out of service, by VM key. Neither is
-    changed: what is reserved here is only known to this ledger, and counts for others once its events are committed as
-    planned.
+    `sizes` counts the present VMs of each group; `out` has for each group the names of its VMs out of service, by VM
+    key. Neither is changed: what is reserved here is only known to this ledger, and counts for others once its events
+    are committed as planned.
     """
 
     def __init__(

@@ -32,8 +32,9 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
     """Return the scope with a new event published; a fault may start it at once or shorten its notice.
 
     A fault NO_NOTICE of `context.faults` starts it with its acts, unless it would have to wait for more than its gate.
-    Else a fault SHORT_NOTICE makes its NotBefore earlier, never later. The oldest fault that applies counts; the event
-    gets its id, and a note in place of its own. Without one, the event is only published.
+    Else a fault SHORT_NOTICE makes its NotBefore earlier, never later. Of each kind, the oldest fault that covers the
+    event counts; the fault that changes it is added to `event.faults`, and a note replaces its own. Without one, the
+    event is only published.
     """
     if (
         _may_start_without_notice(scope, event, context)
@@ -77,10 +78,10 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Return one planned Freeze per event id, of the scope's VMs in turn, from the fault's VM on.
+    """Return one planned Freeze per event id, each of one VM of the scope in turn, from the fault's VM on.
 
-    Each has the usual notice of a host update, and the fault as its request. VMs that are not running are left out.
-    Refused if none is running. The caller applies the planned events.
+    After the last VM the first is next, so a VM may get several. Each has the usual notice of a host update, and the
+    fault as its request. VMs that are not running are left out. Refused if none is running. The caller applies them.
     """
     vms = _vms_from_target(fault, scope)
     if not vms:
@@ -110,7 +111,8 @@ def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedE
 def plan_freeze_of_several_update_domains(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
     """Return a planned Freeze, with this event id, of running VMs that are in different update domains.
 
-    It is one VM of each of up to `domains` update domains, the fault's VM first. The event is no work on a host,
+    It is one VM of each of up to `domains` (a parameter of the fault) update domains, the fault's VM first if it runs.
+    A fault on a scope begins with the scope's first running VM. The event is no work on a host,
     because its VMs may be on several. Refused if the running VMs of the scope have fewer than two update domains. The
     caller applies the planned event.
     """

@@ -72,9 +72,9 @@ def merge_fleet(
     """Match a declared fleet with the running one, and choose hosts for new VMs that name none.
 
     `vms` includes removed VMs; `live_events` say which VMs are moving: these count on their new hosts. `resurrect` adds
-    deleted VMs again, with their old address if it is free; else they stay deleted. `remove_missing` removes what the
-    file lacks. A new VM that no healthy host can take has no host in the result. Raises nothing: `FleetDiff.problems`
-    says what forbids the result.
+    deleted VMs again, with their old address if it is free and the file gives none; without it they stay deleted.
+    `remove_missing` removes what the file lacks. A new VM that names no host and that no healthy host can take has no
+    host in the result. Raises nothing: `FleetDiff.problems` says what forbids the result.
     """
     known_hosts = {host.name.casefold(): host for host in hosts}
     named_hosts = {host.name.casefold(): host for host in declared.hosts}

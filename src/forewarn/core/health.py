@@ -84,12 +84,15 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     interval_s: float = 60  # lab time from one measurement to the next
     timeout_s: float = 10  # real time that a measurement may take
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
-    unclear_limit: int = 1  # unclear ones in a row, from which on it publishes nothing
+    unclear_limit: int = 1  # unclear ones in a row (leaving out errors), from which on it publishes nothing
     error_limit: int = 3  # errors in a row, from which on they count as unclear
 
     @property
     def stale_after_s(self) -> float:
-        """The age, in lab time, from which on its latest measurement counts as missing."""
+        """The age in seconds of lab time above which its latest measurement no longer counts: it is unclear.
+
+        That is two intervals and the timeout.
+        """
         return 2 * self.interval_s + self.timeout_s
 
     @property
@@ -128,7 +131,10 @@ class CheckResult(NamedTuple):
 
 
 class InvalidCheck(ValueError):
-    """A health check that cannot be used; `field` is the name of the field of HealthCheck that is wrong."""
+    """A health check that cannot be used; `field` is the name of the field of HealthCheck that is wrong.
+
+    `make_check` and `require_distinct_checks` raise it; the message is a sentence for people.
+    """
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -220,7 +226,10 @@ _DEFAULTS: dict[str, object] = {
 
 
 def require_distinct_checks(checks: Sequence[HealthCheck]) -> None:
-    """Raise ValueError if there are more than MAX_CHECKS (20) checks, InvalidCheck for two of one name."""
+    """Raise ValueError if there are more than MAX_CHECKS (20) checks, InvalidCheck for two of one name.
+
+    Names are compared without case.
+    """
     if len(checks) > MAX_CHECKS:
         raise ValueError(f"a rollout has at most {MAX_CHECKS} checks, and {len(checks)} are given: leave some out")
     names = [check.name.casefold() for check in checks]
@@ -257,7 +266,8 @@ def judge_values(condition: str, values: Sequence[tuple[str, float]]) -> CheckRe
     """Return what these values, each with its title ("": none), mean for a check with this condition.
 
     Good if every value meets it, bad if one does not; without values, or with one that is not a number, unclear: bad
-    ones come first. Raises ValueError if the condition is none.
+    ones come first. The value of the result is the first bad one, else the first; None if it is unclear. Raises
+    ValueError if the condition is none.
     """
     wanted = parse_condition(condition)
     numbers = [(title, value) for title, value in values if not math.isnan(value)]
@@ -333,7 +343,9 @@ def health_verdict(
     `measurements` are those that count, oldest first: of the current wave, since the rollout was last resumed.
     `good_since` is set before a wave and at the end of its settling time: then the latest measurement of each check
     must be good, and from that time or later; None: within a wave, where single errors do not stop it. The worst of all
-    checks decides. A rollout without checks goes on. The reasons of all checks with that decision are joined.
+    checks decides: PAUSE, WAIT, MEASURE, GO_ON. As many bad measurements as the check's limit pause it, also if good
+    ones follow; a latest one that is too old makes it wait. A rollout without checks goes on. The reasons of all checks
+    with that decision are joined.
     """
     by_name: dict[str, list[Measurement]] = {check.name: [] for check in checks}
     for measurement in measurements:

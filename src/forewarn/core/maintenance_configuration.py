@@ -146,7 +146,8 @@ class HostConfigurations:
     def of_vm(self, vm: Vm) -> tuple[MaintenanceConfiguration, ...]:
         """Return the configurations for this VM, each once, sorted by key; () without any.
 
-        They are assigned to the VM, its scale set, its resource group or its subscription.
+        They are assigned to the VM, its scale set, its resource group or its subscription, with a filter that allows
+        the VM, if there is one. Windows that never open again are among them.
         """
         if not self._by_target:
             return ()
@@ -190,7 +191,8 @@ class GroupCalendar:
 class TargetWindows:
     """Says when events may start whose notice ends at one time, by the configurations of their VMs.
 
-    `at` is that time (lab time). It remembers what it has computed, so make a new one when either changes.
+    `configurations` are those assigned now, `at` is that time (lab time). It remembers what it has computed, so make a
+    new one when either changes.
     """
 
     def __init__(self, configurations: HostConfigurations, at: float) -> None:
@@ -202,9 +204,9 @@ class TargetWindows:
     def calendar_for(self, vms: Iterable[Vm], own: MaintenanceCalendar | None) -> GroupCalendar:
         """Return when events of these VMs may start together without an approval.
 
-        `own` is the calendar of the rollout. A VM with configurations has their windows instead of the rollout's, as
-        long as one of them opens again; blackout dates and the deadline of the rollout hold for it too. Windows of
-        several VMs must be open at the same time.
+        `own` is the calendar of the rollout; None: at any time. A VM with configurations has the windows of those that
+        open again, if any, instead of the rollout's; blackout dates and the deadline of the rollout hold for it too.
+        Windows of several VMs must be open at the same time.
         """
         sets: set[tuple[MaintenanceWindow, ...]] = set()
         names: defaultdict[str, dict[str, str]] = defaultdict(dict)
@@ -233,7 +235,10 @@ class TargetWindows:
         return self._openings[configuration.key]
 
     def can_start(self, calendar: MaintenanceCalendar | None) -> bool:
-        """Return whether an event with this calendar (None: without windows) could start without an approval."""
+        """Return whether an event with this calendar could start without an approval, at `at` or later.
+
+        True for None, which is a calendar without windows, and for a calendar with a deadline.
+        """
         if calendar is None:
             return True
         if calendar not in self._starts:

@@ -135,11 +135,11 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
 
     It starts, without notice, if its cause is a failed host, a policy approves it or a fault says so; it is performed
     at once if no document would show it; else it is published. One that a policy approves is published too, approved,
-    if its VM is being moved. Withdraws the events that it replaces, and leaves out VMs that are gone, are neither on
-    its host nor being moved to it, or are in another update domain by now. A scope that has the event already is
-    returned unchanged. Refused if no VM is left, if their state or another operation on them forbids it, if the scope
-    has too many user operations scheduled, or if it is a rebalance recommendation and the policy has these switched
-    off.
+    if its VM is being moved. Withdraws the events that it replaces, and leaves out VMs that are gone, that have left
+    the host which it is about, or that are in another update domain than the first of the others by now. A scope that
+    has the event already is returned unchanged. Refused if no VM is left, if their state or another operation on them
+    forbids it, if the scope has too many user operations scheduled, or if it is a rebalance recommendation and the
+    policy has these switched off.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -347,8 +347,8 @@ def _require_applicable(vm: Vm, cause: Cause) -> None:
 def is_applicable(vm: Vm, cause: Cause) -> bool:
     """Return whether the VM's priority and power state allow this cause; its events are not considered.
 
-    Only Spot VMs can be evicted, a running VM cannot be started, a stopped one not restarted by a user, and a
-    deallocated one only started, deleted, deallocated or reapplied.
+    Only Spot VMs can be evicted or get a rebalance recommendation, a running VM cannot be started, a stopped one not
+    restarted by a user, and a deallocated one only started, deleted, deallocated or reapplied.
     """
     try:
         _require_applicable(vm, cause)

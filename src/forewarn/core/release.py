@@ -67,8 +67,8 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
     """Return whether a scheduled event waits for nothing, or only for its gate.
 
-    A gate starts the events of one host together, once this is true of all of them. Terminates have no gate, so their
-    wait is not checked.
+    A gate starts the events of one host together, once this is true of all of them. Terminates and events without
+    impact have no gate, so what only they wait for is not checked.
     """
     return (
         _notice_wait(event, context) is None

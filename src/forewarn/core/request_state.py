@@ -30,7 +30,8 @@ def request_state(request: MaintenanceRequest, events: Sequence[Event], *, plann
     `planned` counts the events that it has yet to publish. When nothing is planned or live: FAILED if an event failed,
     CANCELED if some were withdrawn and none finished, else SUCCEEDED. `skipped`: part of it became impossible before
     its event was published. That counts as a withdrawal, but as not needed for work on a host, which the VM has left
-    (spec §6.4). A rollout is judged by its tally; a replay succeeded if it finished, else it is canceled.
+    (spec §6.4). A rollout is judged by its tally, where VMs that never got an event count as withdrawn; a replay
+    succeeded if it finished, else it is canceled.
     """
     if planned or request.is_open or any(event.is_live for event in events):
         return RequestState.IN_PROGRESS

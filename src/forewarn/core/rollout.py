@@ -32,7 +32,8 @@ BusyDomains = dict[str, int]  # scope id → the update domain that this rollout
 class InvalidRollout(Rejected):
     """A rollout that can never work; `path` leads to the wrong value, such as `("waves", 0, "share")`.
 
-    The path has the names that a rollout file uses, so that its reader can say the line.
+    Raised by the checks of a new rollout, before it is stored. The path has the names that a rollout file uses, so that
+    its reader can say the line.
     """
 
     def __init__(self, message: str, path: tuple[str | int, ...]) -> None:
@@ -74,8 +75,9 @@ def next_batch(
     one gate go together or not at all (spec §13.2). None: there are no budgets.
     `windows` are those of maintenance configurations; VMs that could never start in them together are left out. None:
     only the rollout's own windows count.
-    The result is ordered by host: by the lowest update domain on it, then its name. Whether the rollout is paused or
-    has ended is not checked.
+    VMs wait while another update domain of their scope has an event of the rollout that is planned or not over. The
+    result is ordered by host: by the lowest update domain on it, then its name. Whether the rollout is paused or has
+    ended is not checked.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned) if among is None else among
@@ -273,9 +275,9 @@ def next_rollout_state(
 
     `events` are all its events that were published; `remaining` counts the `remaining_vms` and the planned events. It
     completes, also while it is paused, when none remain and all events are over. With `max_failures` 0 failures do not
-    stop it; one that has ended stays as it is. A running one without a window (`has_window_left`) stops once all its
-    events are over, or have no window left at `now` (lab time) and no approval. While its last wave settles, it does
-    not complete. Changes nothing.
+    stop it; one that has ended stays as it is. A running one stops if its events that are not over are all scheduled,
+    without an approval and without a window left at `now` (lab time); or if all are over, VMs remain, and `has_window`
+    (`has_window_left`) is False. While its last wave settles (`is_settling`), it does not complete. Changes nothing.
     """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress

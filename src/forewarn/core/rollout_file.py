@@ -189,7 +189,10 @@ def _seconds(text: str, key: str, line: int) -> float:
 
 
 def parse_deadline(text: str, now: float) -> float:
-    """Return the lab time of a date and time, or of a duration from `now`; Rejected for another text."""
+    """Return the lab time of a date and time, or of a duration from `now`; Rejected for another text.
+
+    `now` is lab time. A date without a time zone is in UTC.
+    """
     at = parse_date(text)
     if at is not None:
         return at

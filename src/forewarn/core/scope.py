@@ -140,7 +140,7 @@ def scope_title_of_vm(vm: Vm) -> str:
 def scope_title(scope: Scope) -> str:
     """Return what people call the scope, such as `VM db`: from its first VM, else from its id.
 
-    A removed VM counts as well. It is such as `availability set web`, `scale set x, placement group y` or `VM db`.
+    A removed VM counts as well. Other forms are `availability set web` and `placement group y of scale set x`.
     """
     return scope_title_of_vm(scope.vms[0]) if scope.vms else scope_title_from_id(scope.id)
 

@@ -75,7 +75,7 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
 def require_valid_order(order: StandingOrder) -> None:
     """Raise Rejected, with one sentence, if the interval or the number of hosts at once is not possible.
 
-    The interval is an hour to 366 days; at least one host is visited at once.
+    The interval is an hour to 366 days; 1 to 1,000 hosts are visited at once.
     """
     if not MIN_INTERVAL_S <= order.within_s <= MAX_INTERVAL_S:
         shortest, longest = duration_text(MIN_INTERVAL_S), duration_text(MAX_INTERVAL_S)
@@ -168,7 +168,10 @@ def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[
 
 
 def next_order_time(order: StandingOrder, hosts: Iterable[str]) -> float | None:
-    """Return the lab time, perhaps past, at which the next host is due; None if no more may be visited."""
+    """Return the lab time, perhaps past, at which the next host is due; None if no more may be visited.
+
+    `hosts` are the names of all hosts of the fleet. None if `at_once` visits are under way, or each host has a visit.
+    """
     names = list(hosts)
     if sum(order.visit(host).is_under_way for host in names) >= order.at_once:
         return None

@@ -48,7 +48,7 @@ class WavePhase:
 
     step: WaveStep
     wave: int  # index of the wave that the step is about; for DONE, of the last one
-    members: list[Vm] = field(default_factory=list)  # VMs of that wave without an event, published or planned
+    members: list[Vm] = field(default_factory=list)  # BEGIN, WORK: its VMs without an event, published or planned
     remaining: list[Vm] = field(default_factory=list)  # VMs of all waves without an event; `remaining_vms`
     over_at: float | None = None  # SETTLE and DONE: lab time at which the last event of the wave ended
     settles_until: float | None = None  # SETTLE: lab time
@@ -121,7 +121,8 @@ def begin_wave(
 def divide_into_waves(rollout: Rollout, vms: Sequence[Vm]) -> list[list[Vm]]:
     """Return the VMs of each wave of a rollout that has not begun, in the order of `wave_specs`.
 
-    `vms` are the VMs that it covers now. So the waves will be if the fleet stays as it is. A wave may be empty.
+    `vms` are the VMs that it covers now; those that it cannot affect, such as deallocated ones, are left out. So the
+    waves will be if the fleet stays as it is. A wave may be empty.
     """
     remaining = remaining_vms(rollout, vms, (), ())
     total = len(remaining)
@@ -247,8 +248,8 @@ def covers_vm(rollout: Rollout, vm: Vm) -> bool:
 def require_valid_waves(rollout: Rollout, vms: Sequence[Vm]) -> None:
     """Raise InvalidRollout unless the waves and settling time of a rollout over these VMs make sense.
 
-    A wave must have a name of its own and be one of a number, a share and a tag of one of `vms`; shares make at most
-    100 %, and the rest is the last wave.
+    There are at most 100 waves. A wave must have a name of its own and be one of a number, a share and a tag of one of
+    `vms`; shares make at most 100 %, and the rest is the last wave. The settling time is at most 30 days.
     """
     if not 0 <= rollout.settle_s <= MAX_SETTLE_S:
         raise InvalidRollout(

@@ -48,7 +48,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     length_s: float  # seconds for which it stays open, at least 60
     zone: str  # IANA name, such as `Europe/Berlin`
     days: tuple[int, ...] = ()  # weekdays on which it opens, from 0 (Monday), ascending; (): every day
-    on: str = ""  # opens only on this date, such as `2026-12-05`; "": every week
+    on: str = ""  # opens only on this date, such as `2026-12-05`; "": it opens again and again
     every: int = 1  # 2: opens in every second day, week or month, counted from that of `first`
     first: str = ""  # opens from this date on; "": always did, which only `every` 1 allows
     month_days: tuple[int, ...] = ()  # days of a month on which it opens, from 1; a month without that day has none
@@ -87,7 +87,8 @@ def next_start(calendar: MaintenanceCalendar, at: float) -> float | None:
     """Return the first time from `at` on at which an event may start without an approval.
 
     That is when a window is open, or at the deadline if that is earlier; from the deadline on, at any time. None: the
-    deadline is not set, and no window opens within three years. Times are in seconds since 1970.
+    deadline is not set, and no window opens within about three years, or with several sets of windows, no window of
+    each within about one. Times are in seconds since 1970.
     """
     if calendar.deadline is not None and at >= calendar.deadline:
         return at
@@ -160,7 +161,7 @@ def opening_at(window: MaintenanceWindow, at: float) -> Period | None:
 
 
 def openings(window: MaintenanceWindow, at: float) -> Iterator[Period]:
-    """Yield when the window is open, in order, for at least three years; at first a period open at `at`.
+    """Yield when the window is open, in order, for about three years; at first a period open at `at`.
 
     Each is (begin, end) in seconds since 1970; at the end it is closed. Skipped openings are left out.
     """

@@ -8,7 +8,10 @@ from typing import NoReturn
 
 
 class InvalidApproval(ValueError):
-    """The body is not a valid approval; `str(error)` is the sentence that the response shows."""
+    """The body is not a valid approval; `str(error)` is the sentence that the response shows.
+
+    `parse_approval` raises it.
+    """
 
 
 # Nearly every client sends one event and nothing else. This regular expression reads that body faster than JSON.

@@ -17,7 +17,10 @@ from forewarn.protocol.versions import NEWEST_VERSION, VersionFeatures, event_fi
 
 
 class InvalidDocument(ValueError):
-    """The body is not a usable document; the message says what is wrong with it and what to do."""
+    """The body is not a usable document; the message says what is wrong with it and what to do.
+
+    `decode_document` raises it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,7 @@ def version_lists_kind(version: str, kind: Kind) -> bool:
 
 
 def event_fields(version: str) -> tuple[str, ...]:
-    """Return the JSON keys of an event in this api-version (else KeyError: one of ALL_VERSIONS), in order."""
+    """Return the JSON keys of an event in this api-version, in order; KeyError if not in ALL_VERSIONS."""
     return _FEATURES_BY_VERSION[version].fields
 
 
@@ -119,8 +119,8 @@ def is_version_date(version: str) -> bool:
 def resolve_version(requested: str, served: Sequence[str], policy: UnknownVersionPolicy) -> str | None:
     """Return the version of `served` that serves a request for `requested`; None if no version does.
 
-    A served version serves itself. For any other date, LENIENT takes the newest served version that is not newer; the
-    other policies give None. Text that is not a date gives None.
+    A served version serves itself. For any other date, LENIENT takes the newest served version that is not newer, if
+    there is one; the other policies give None. Text that is not a date gives None.
     """
     if requested in served:
         return requested

@@ -49,7 +49,7 @@ class VmBatch:
 
     table: ParsedTable[Any]  # the table that declares them: of a scale set, a role or [[vms]]
     vms: list[Vm]  # without vm_id, and with a host only if the table names one
-    unspecified_fields: frozenset[str]  # fields of Vm that the file does not set
+    unspecified_fields: frozenset[str]  # fields of Vm that the file does not fix: chosen when it is added, then kept
     has_clear_location: bool  # False: a reported problem leaves their location or parent unclear
 
 

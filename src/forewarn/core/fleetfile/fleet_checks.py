@@ -25,9 +25,10 @@ def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], proble
 
 
 def check_fleet(batches: list[VmBatch], problems: ProblemCollector) -> None:
-    """Report VMs with the same name or address, too large placement groups, and sets in several locations.
+    """Report VMs with the same name or address, too large sets, and sets or services in several locations.
 
-    Names count within a resource group, ignoring case. Everything is added to `problems`, nothing is raised.
+    Names count within a resource group, ignoring case. A placement group has at most 100 VMs, a flexible scale set
+    1,000. Everything is added to `problems`, nothing is raised.
     """
     _check_names(batches, problems)
     _check_addresses(batches, problems)

@@ -112,8 +112,8 @@ class InheritedValues:
 def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
     """Return `base` with the values that the table gives; tags and environment are added to its own.
 
-    These are the values that VMs inherit, such as size, location and priority; names, sets, hosts and addresses are
-    not copied.
+    A tag or variable replaces one of the same name. Copied are the values that VMs inherit, such as size, location and
+    priority; names, sets, hosts and addresses are not.
     """
     content = table.content
     values: dict[str, Any] = {key: getattr(content, key) for key in _COPIED_KEYS if table.has(key)}

@@ -25,7 +25,7 @@ class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class InvalidFleetFile(Rejected):
     """The fleet file is not valid. `problems` has all its problems in the order of their lines.
 
-    `source` is the name of the file; the message has one line per problem.
+    `read_fleet_file` raises it. `source` is the name of the file; the message has one line per problem.
     """
 
     def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:

@@ -33,7 +33,8 @@ def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
 def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> None:
     """Report sets and services with bad names, zones or priorities, or declared twice, to `problems`.
 
-    Two of a kind are the same if their names in one resource group are, ignoring case.
+    Two of a kind are the same if their names in one resource group are, ignoring case. Reported too are a placement
+    group of a flexible scale set, and narrow delivery in a set with several fault domains.
     """
     duplicates = _DuplicateCheck(problems)
     for parent in parents:
@@ -81,7 +82,10 @@ class _DuplicateCheck:
 
 
 def check_role(role: ParsedTable[tables.RoleTable], problems: ProblemCollector) -> bool:
-    """Return whether the role's name is valid; report it to `problems` if it is not."""
+    """Return whether the role's name is valid; report it to `problems` if it is not.
+
+    It has at most 53 characters, and no braces, slashes or blanks around it.
+    """
     return _check_plain_name(role, role.content.name, problems, limit=53)  # leaves 11 characters for _IN_1000000
 
 
