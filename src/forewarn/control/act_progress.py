@@ -58,7 +58,7 @@ class ActProgress:
     def unreachable_hosts(self) -> frozenset[str]:
         """Return the names of the hosts that do not answer the hypervisor, as far as acts wait for them.
 
-        Such a host has not failed: its VMs may be running.
+        Such a host need not have failed: its VMs may be running.
         """
         return frozenset(self.awaited_hosts().values()) if self._reports else frozenset()
 

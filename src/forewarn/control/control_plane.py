@@ -65,13 +65,13 @@ class ControlPlane:
     Use cases are attributes: `requests`, `host_statements`, `guests`, `fleet`, `access`, `webhooks`, `faults`,
     `fault_storms`, `replays`, `rollouts`, `rollout_requests`, `standing_order`, `budgets`, `request_keys`,
     `maintenance_configurations`, `unannounced_changes` and `lab_clock`. The caller runs `reconciler.run()`,
-    `webhook_delivery.run()` and
-    `unannounced_changes.run()` as tasks, ends them, and calls `close`. Use it from one event loop. The constructor
-    reads the store, subscribes to its commits and queues the acts that an earlier process left unfinished; nothing is
-    performed before the reconciler runs. Store, clock and hypervisor stay the caller's. `verbs` says which maintenance
-    can be requested; None: what the hypervisor supports. `inputs` has what it needs from outside, such as ids and real
-    time; `policy`, `retry` and `limits` are settings of decisions and of acts. `placement`, `transactions`, `executor`
-    and `rollout_calendars` are shared by the use cases; `dry_run_lock` is held during a dry run.
+    `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them, and calls `close`. Use it from one
+    event loop. The constructor reads the store, subscribes to its commits and queues the acts that an earlier process
+    left unfinished; nothing is performed before the reconciler runs. Store, clock and hypervisor stay the caller's.
+    `verbs` says which maintenance can be requested; None: what the hypervisor supports. `inputs` has what it needs from
+    outside, such as ids and real time; `policy`, `retry` and `limits` are settings of decisions and of acts.
+    `placement`, `transactions`, `executor` and `rollout_calendars` are shared by the use cases; `dry_run_lock` is held
+    during a dry run.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ControlPlane:
     def unreachable_hosts(self) -> frozenset[str]:
         """Return the names of the hosts that do not answer the hypervisor, as observed or reported by acts.
 
-        Such a host has not failed: its VMs may be running.
+        Such a host need not have failed: its VMs may be running.
         """
         return self.placement.unreachable_hosts() | self.executor.progress.unreachable_hosts()
 

@@ -109,8 +109,8 @@ async def dry_run_rollout(
     """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first.
 
     `who` is the caller's name; `notice_s` is in seconds of lab time, 0 means the minimum, and less needs
-    `short_notice`. Changes nothing. Waits for an earlier dry run, unless it has more than 2,000 VMs. Raises Rejected,
-    NotFound and Refused as the start of the rollout would, and DryRunTooLarge. Health checks are left out.
+    `short_notice`. Changes nothing. Waits for an earlier dry run, unless the rollout has more than 2,000 VMs. Raises
+    Rejected, NotFound and Refused as the start of the rollout would, and DryRunTooLarge. Health checks are left out.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

@@ -124,7 +124,7 @@ class ActExecutor:
 
     @property
     def answering_acts(self) -> int:
-        """How many attempts run now, without those that have had no answer for ten seconds of real time."""
+        """How many attempts run now, without those that count as unanswered (`unanswered_s`)."""
         return len(self._attempts) - self._unanswered_count
 
     def unanswered_s(self) -> dict[str, float]:

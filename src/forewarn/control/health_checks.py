@@ -67,7 +67,7 @@ class HealthCheckService:
             self._index(request)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember the rollouts and measurements of a commit. Called for every commit, in order."""
+        """Remember the rollouts and measurements of a commit. Called for every commit with either, in order."""
         for request in applied.commit.requests:
             self._index(request)
         for measurement in applied.commit.measurements:

@@ -32,7 +32,9 @@ def measure_figure(
 
     `vms` are the VMs that the rollout covers, `events` all its events; `pace` says how a VM polls, by its key; `now`
     is lab time. What happened to its events before its current wave began, or before a person last resumed it, does not
-    count. Reads deliveries, polls and VMs from the store. Raises Unavailable.
+    count. The figure is a number of VMs or acts; the text names the first of them. NOT_BACK is unclear while VMs are
+    not back, and each of them has some of its 300 seconds left. Reads deliveries, polls and VMs from the store. Raises
+    Unavailable.
     """
     assert check.figure is not None
     ended = [

@@ -92,9 +92,9 @@ class MaintenanceConfigurationService:
     async def skip(self, resource: str, begin: float, *, who: str) -> MaintenanceConfiguration:
         """Leave out the opening of a configuration that begins at this time (lab time), and return it so.
 
-        Openings of more than 35 days ago are forgotten. Leaving it out again changes nothing. Raises NotFound if there
-        is no such configuration; whether it opens at that time is not checked. `resource` is its resource id, in any
-        case. Durable on return; a history entry names `who`.
+        Openings left out that began over 35 days ago are forgotten. Leaving it out again changes nothing. Raises
+        NotFound if there is no such configuration; whether it opens at that time is not checked. `resource` is its
+        resource id, in any case. Durable on return; a history entry names `who`.
         """
         async with self._lock:
             old = self.find(resource)

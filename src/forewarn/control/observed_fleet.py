@@ -172,10 +172,10 @@ class ObservedFleet:
         return any(vm.key in answer.acting_on and answer.asked > changed for answer in self._answers.values())
 
     def answered_after(self, vm: ObservedVm, number: int, *, all_hosts: bool) -> bool:
-        """Return whether the VM's own host and those that list it were asked after the question `number`.
+        """Return whether the last answers of the VM's own host and those that list it are newer than `number`.
 
-        Hosts that did not answer do not count, unless it is about all hosts. With `all_hosts`, all hosts must have been
-        asked. Questions are counted from 1, over all hosts.
+        `number` is one that `tick` has returned; an answer is as new as its question. Hosts that did not answer do not
+        count. With `all_hosts`, all hosts of the fleet must have been asked since then, and have answered.
         """
         if all_hosts:
             return self._when_all_asked() > number

@@ -138,7 +138,7 @@ class PlacementIndex:
     def unreachable_hosts(self) -> frozenset[str]:
         """Return the names of the hosts that did not answer the hypervisor when they were last observed.
 
-        Such a host has not failed: its VMs may be running.
+        Such a host need not have failed: its VMs may be running.
         """
         return self._unreachable_hosts
 

@@ -36,10 +36,10 @@ class RequestKeys:
     ) -> T:
         """Return `create(key)` for the first call with this key, and `show(request)` for each repeated one.
 
-        `create` creates a request with the id and digest of the key that it is given, which differ from `key` if an
-        earlier request of it has expired. If it raises, the error passes through, and the next call with the key tries
-        again; but if the request exists by then, as when an earlier call was cancelled, it is shown. Raises Rejected if
-        the request of this key asked for something else.
+        `create` creates a request with the id and digest of the key that it is given, which has another id than `key`
+        if an earlier request of that has expired. If it raises, the error passes through, and the next call with the
+        key tries again; but if the request exists by then, as when an earlier call was cancelled, it is shown. Raises
+        Rejected if the request of this key asked for something else.
         """
         async with self._locks.setdefault(key.request_id, asyncio.Lock()):
             key, known = self._resolve(key)

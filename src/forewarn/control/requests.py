@@ -86,7 +86,8 @@ class RequestService:
     ) -> RequestReceipt:
         """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
 
-        Operations on hosts, REPLAY and PERFORM_MAINTENANCE have methods of their own. `notice_s` is in seconds of lab
+        Also a rebalance recommendation; requests for hosts, ROLLOUT, REPLAY and PERFORM_MAINTENANCE have methods of
+        their own. `notice_s` is in seconds of lab
         time, 0 means the minimum notice; `short_notice` allows any, even 0. If all VMs are in one scope, their events
         are published or started on return and in the receipt, otherwise the reconciler publishes them. Raises Rejected
         without VMs, for too short a notice, and for a notice or `short_notice` if the operation is performed at once;
@@ -244,8 +245,8 @@ class RequestService:
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
         """Withdraw an event that has not started, and return it as it is then: over, with ending WITHDRAWN.
 
-        Raises Refused if it has started or is over, NotFound if unknown; the id may be in any case. `reason` is for the
-        history and the event; "" names `who`.
+        Other events of the scope that waited for it may start with that. Raises Refused if it has started or is over,
+        NotFound if unknown; the id may be in any case. `reason` is for the history and the event; "" names `who`.
         """
         event = self.event(event_id)
 

@@ -26,7 +26,8 @@ async def plan_rollout(
     """Return the plan of a rollout: waves, VMs, earliest and latest times.
 
     `who` is the caller's name; `notice_s` is in seconds of lab time, 0 means the minimum, and less needs
-    `short_notice`. `has_handler` says whether a VM polls for events. Changes nothing, and performs no health check.
+    `short_notice`. `has_handler` says whether a VM polls for events. The earliest times are those if each event is
+    approved when it is published, the latest without approvals. Changes nothing, and performs no health check.
     Waits for an earlier dry run. A simulation ends after 10 seconds of real time; the plan is then cut. Raises
     Rejected, NotFound and Refused as the start of the rollout would, and DryRunTooLarge. With over 2,000 VMs nothing is
     simulated, so its waves have VMs but no times.

@@ -97,7 +97,8 @@ class RolloutRequestService:
 
         It has a new id, the notice that VMs will get (in lab time), and host names as the fleet spells them. Raises
         Rejected for too short a notice without `short_notice`, for negative numbers, if no maintenance window follows,
-        and unless the rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves and a tag or location
+        for health checks that cannot be used, and unless the rollout has exactly one target; InvalidRollout, a
+        Rejected, for wrong waves and a tag or location
         without VMs; NotFound for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move
         and no host can take it.
         """

@@ -113,7 +113,8 @@ class RolloutService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which rollouts a commit changed, for `reconcile`. Called for every commit, in order.
 
-        An event that is published or starts needs no check, because the rollout has counted its VMs already.
+        Passes it on to the hold, the standing order, the calendars and the health checks. An event that is published or
+        starts needs no check, because the rollout has counted its VMs already.
         """
         commit = applied.commit
         if commit.saved:
@@ -228,7 +229,7 @@ class RolloutService:
     def next_due_at(self) -> float | None:
         """Return when a wave has settled, a window closed for good, or a check or visit is due; None if none.
 
-        Raises Unavailable.
+        That is lab time, perhaps past. Raises Unavailable.
         """
         due = [self.health.next_due_at() if self.health.open_rollouts else None, *self._settling.values()]
         due.append(self._calendars.next_due_at())
@@ -430,9 +431,10 @@ class RolloutService:
         return RolloutSnapshot(vms=vms, events=events, shared=shared)
 
     def publication_waits(self, request_id: str, snapshot: RolloutSnapshot | None = None) -> tuple[str, ...]:
-        """Return for people what keeps a rollout from publishing more, one clause each; () if nothing does.
+        """Return for people which budgets and other rollouts a rollout waits for, one clause each; () if none.
 
-        These are budgets, and with `snapshot` (what `snapshot_of` returned) other rollouts that do the same work.
+        `request_id` is that of its request. Other rollouts, which do the same work, are named only with `snapshot`
+        (what `snapshot_of` returned). A hold, health checks and windows may keep it waiting too, and are not named.
         """
         shared = snapshot.shared if snapshot is not None else NO_SHARED_WORK
         others = (f"rollout {other} does the same work on VMs of it" for other in sorted(shared.request_ids))

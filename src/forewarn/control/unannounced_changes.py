@@ -48,7 +48,7 @@ class UnannouncedChangeService:
     """Compares the fleet with what hosts report, and records differences that no act explains.
 
     `run` observes each host of the hypervisor again and again; `observe_host` does so once. The fleet follows the
-    hosts: a VM that somebody moved is on its new host afterwards, one that crashed is stopped. `counts` has how many
+    hosts: a VM that somebody moved is on its new host afterwards, one that went off is stopped. `counts` has how many
     changes were recorded since the start, by kind. `fleet` must follow every commit; it is None, and nothing is done,
     without a hypervisor that observes hosts.
     """

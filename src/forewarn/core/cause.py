@@ -43,7 +43,7 @@ class Cause(StrEnum):
     USER_REDEPLOY = "user redeploy"
     USER_DELETE = "user delete"
     SCALE_IN = "scale-in"  # of a scale set, which deletes the VM
-    POWER_OFF = "power off"  # this and the following ones are operations of users that publish no event
+    POWER_OFF = "power off"  # this and the next four are operations of users that publish no event
     START = "start"
     DEALLOCATE = "deallocate"
     REAPPLY = "reapply"

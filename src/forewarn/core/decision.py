@@ -22,15 +22,15 @@ class EnablementMode(StrEnum):
 class Policy:
     """Settings of the service that decisions about every scope depend on.
 
-    A scope without polls for `idle_s` is disabled. It may have at most `max_user_operations` restarts and redeploys of
-    users scheduled at a time. An event stays listed for `settle_s` after the outcome of its last act. Events whose
-    notice ended while VMs could not poll, because the service was down or the node of their host silent, wait `grace_s`
-    after it is back. Durations are seconds of lab time.
+    A scope without polls for `idle_s` is disabled. It may have at most `max_user_operations` restarts, redeploys and
+    announced reimages of users scheduled at a time. An event stays listed for `settle_s` after the outcome of its last
+    act. Events whose notice ended while VMs could not poll, because the service was down or the node of their host
+    silent, wait `grace_s` after it is back. Durations are seconds of lab time.
     """
 
     enablement: EnablementMode = EnablementMode.ON_REQUEST
     idle_s: float = 24 * 3600  # a scope without polls for this long is disabled (spec §8.2)
-    max_user_operations: int = 100  # restarts and redeploys by users that are scheduled per scope (spec §8.4)
+    max_user_operations: int = 100  # restarts, redeploys and announced reimages scheduled per scope (spec §8.4)
     settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
     recommends_rebalancing: bool = False  # Spot VMs may get SpotRebalanceRecommendation events (spec §14.4)
     grace_s: float = 60  # events whose notice ended while service or host's node was down wait this long after it

@@ -69,7 +69,7 @@ class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Maintenance of VMs of one scope and one update domain, from publication to its end. Stored as JSON.
 
-    Times are lab time.
+    Times are lab time. Only a fault makes an event whose VMs are in several update domains.
     """
 
     id: str  # GUID, upper case
@@ -81,7 +81,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     published_at: float  # when it was published; if it is not listed, performed
     not_before: float  # when it may start without an approval
     seq: int = 0  # order of publication within the scope; `Scope.with_event` sets it
-    update_domain: int = 0  # of all its VMs, from 0
+    update_domain: int = 0  # of its first VM, and in general of all, from 0
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it waits for; "": none
     listed: bool = True  # False: performed at once, and no document shows it

@@ -160,7 +160,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def remaining(self) -> int | None:
-        """How many more requests or events it may affect, 0 or more; None: no limit."""
+        """How many more requests or events it may affect, by `touched`; 0 or more; None: no limit."""
         return None if self.count is None else max(0, self.count - self.touched)
 
     @property

@@ -79,7 +79,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
     version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
     arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
-    unreachable_since: float | None = None  # lab time; it does not answer the hypervisor, and has not failed
+    unreachable_since: float | None = None  # lab time from which on it does not answer the hypervisor; None: it does
 
     @property
     def id(self) -> str:
@@ -171,7 +171,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def condition(self) -> VmCondition:
-        """What is unusual about it, as its hosts report it; NORMAL if no hypervisor observes hosts."""
+        """What is unusual about it, as its hosts last reported it; NORMAL before they were first compared."""
         return self.seen.condition if self.seen is not None else VmCondition.NORMAL
 
     @property

@@ -23,7 +23,7 @@ _MAX_NAMED_VMS = 4  # more VMs are counted instead of named
 class WaitReason(StrEnum):
     """Why a scheduled event does not start yet: what `StartWait` waits for."""
 
-    NOTICE = "notice"  # neither approved nor at its NotBefore
+    NOTICE = "notice"  # neither approved nor at its NotBefore; or it has no impact, and never starts
     MOVE = "move"  # another event is moving one of its VMs to another host
     WINDOW = "window"  # no maintenance window is open, and it is not approved
     HOLD = "hold"  # all rollouts are on hold, and it is not approved

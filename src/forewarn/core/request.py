@@ -57,25 +57,28 @@ ROLLOUT_CAUSES = frozenset(IMPACT_CAUSES.values())
 
 
 class RolloutState(StrEnum):
-    """The state of a rollout: running, paused, stopped (by failures), aborted (by a user) or completed."""
+    """The state of a rollout: running, paused, stopped (by itself), aborted (by a user) or completed."""
 
     RUNNING = "running"
     PAUSED = "paused"  # by a user, or by a health check; it publishes nothing until it is resumed
-    STOPPED = "stopped"  # by itself, because too many VMs failed
+    STOPPED = "stopped"  # by itself, because too many VMs failed or no maintenance window is left
     ABORTED = "aborted"  # by a user
     COMPLETED = "completed"  # no VM is left, and all its events are over
 
 
 class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a rollout in VMs, each counted once; computed from its events while it is open."""
+    """The progress of a rollout in VMs, each counted once; computed from its events while it is open.
+
+    VMs on which another rollout does the same work count by the events of that one.
+    """
 
     total: int  # the sum of the others
     done: int  # their act was performed, and their event is over
     failed: int  # their act failed
     withdrawn: int  # their event was withdrawn before its start
-    started: int  # their event has started and is not over
+    started: int  # their event has started and is not over, and their act has not failed
     scheduled: int  # their event has not started
-    waiting: int  # no event has listed them yet
+    waiting: int  # no event has listed them yet, or a health check withdrew it, so that they get another
     not_needed: int = 0  # they left the host, or were removed, before anything was performed on them (spec §6.4)
 
 
@@ -214,7 +217,7 @@ class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     cause: Cause
     who: str  # the name of who asked
     vms: tuple[str, ...]  # names; at least one
-    notice_s: float  # seconds of lab time from its publication to its NotBefore
+    notice_s: float  # seconds of lab time from its publication to its NotBefore, which a window may make later
     update_domain: int = 0  # of its VMs when it was planned
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it will wait for; "": none

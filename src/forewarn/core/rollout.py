@@ -233,7 +233,11 @@ def has_window_left(rollout: Rollout, at: float) -> bool:
 
 
 def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: TargetWindows) -> bool:
-    """Return whether configurations let any of the remaining VMs start without an approval."""
+    """Return whether configurations let any of the remaining VMs start without an approval.
+
+    `windows` are those for the end of their notice; VMs without configurations have the rollout's own. VMs that are
+    published together, such as those of a host, must have a window together. False without VMs.
+    """
     return any(
         windows.can_start(windows.calendar_for(vm_group, rollout.calendar).common)
         for _, group in hosts_in_order(remaining)

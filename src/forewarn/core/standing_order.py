@@ -100,7 +100,8 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
     """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can.
 
     `domains` has for each host with VMs how many update domains follow one another there. It counts from lab time
-    `now`, without approvals, budgets and failures, so more hosts than it says may be late.
+    `now`, without approvals, budgets and failures, and at most 10,000 starts in a row, so more hosts than it says may
+    be late.
     """
     rules, notice_s = CAUSE_RULES[IMPACT_CAUSES[order.impact]], visit_notice_s(order)
     work_s = max(0, rules.duration_s)

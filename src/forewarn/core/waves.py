@@ -193,7 +193,10 @@ def _current_members(
 
 
 def works_on_hosts(rollout: Rollout) -> bool:
-    """Return whether the rollout works on whole hosts, so that all its VMs of a host are in one wave."""
+    """Return whether the rollout works on whole hosts, so that all its VMs of a host are in one wave.
+
+    An update or a reboot does, unless it is about one scope; a live migration does not.
+    """
     return CAUSE_RULES[rollout.cause].whole_host and not rollout.scope_id
 
 

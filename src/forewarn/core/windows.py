@@ -79,7 +79,7 @@ class MaintenanceCalendar(msgspec.Struct, frozen=True, gc=False, kw_only=True, o
 
 
 def is_open(calendar: MaintenanceCalendar, at: float) -> bool:
-    """Return whether a window is open at this time; the deadline is not considered."""
+    """Return whether a window (of each set) is open at this POSIX time; the deadline is not considered."""
     return _next_opening(calendar, at) == at
 
 
@@ -161,9 +161,10 @@ def opening_at(window: MaintenanceWindow, at: float) -> Period | None:
 
 
 def openings(window: MaintenanceWindow, at: float) -> Iterator[Period]:
-    """Yield when the window is open, in order, for about three years; at first a period open at `at`.
+    """Yield when the window is open from `at` on, in order, for about three years.
 
-    Each is (begin, end) in seconds since 1970; at the end it is closed. Skipped openings are left out.
+    Each is (begin, end) in seconds since 1970; at the end it is closed. The first may have begun before `at`. Skipped
+    openings are left out.
     """
     return (period for period in _periods(window, at) if period[1] > at)
 
@@ -296,8 +297,8 @@ def _zone(name: str) -> ZoneInfo:
 def parse_window(text: str) -> MaintenanceWindow:
     """Return the window that a text describes: days, start, length and time zone; or date and start once.
 
-    Days are `mon` to `sun` with commas, a range such as `mon-fri`, or nothing for every day; without a time zone it is
-    UTC. Raises ValueError with a sentence for people.
+    Such as `sat,sun 02:00 4h Europe/Berlin` or `2026-12-05T22:00 6h`. Days are `mon` to `sun` with commas, a range such
+    as `mon-fri`, or nothing for every day; without a time zone it is UTC. Raises ValueError with a sentence for people.
     """
     words = text.split()
     days: tuple[int, ...] = ()

@@ -130,7 +130,10 @@ def resolve_version(requested: str, served: Sequence[str], policy: UnknownVersio
 
 
 def check_location_versions(by_location: Mapping[str, Sequence[str]], served: Sequence[str]) -> None:
-    """Raise Rejected if a location has no versions, or one not in `served`; the message lists those."""
+    """Raise Rejected if a location has no versions, or one that is not in `served`; else do nothing.
+
+    `by_location` has the api-versions of each location, as the settings give them.
+    """
     for location, versions in by_location.items():
         for version in versions:
             if version not in served:
