@@ -50,7 +50,7 @@ class WavePhase:
     wave: int  # index of the wave that the step is about; for DONE, of the last one
     members: list[Vm] = field(default_factory=list)  # BEGIN, WORK: its VMs without an event, published or planned
     remaining: list[Vm] = field(default_factory=list)  # VMs of all waves without an event; `remaining_vms`
-    over_at: float | None = None  # SETTLE and DONE: lab time at which the last event of the wave ended
+    over_at: float | None = None  # SETTLE, DONE: lab time at which the wave's last event ended; None: none has begun
     settles_until: float | None = None  # SETTLE: lab time
 
 
