@@ -158,9 +158,9 @@ def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
     A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; another
     eviction and a deallocation make it deallocated; all four leave it without a host. A power-off stops it. A start
     makes it run on its new or old host; without any, it stays as it is. If its hosts are observed (it has `seen`), that
-    is reset for the next comparison (one that crashed and is still off stays crashed, except after a power-off), and a
-    reboot, redeploy or reimage makes it run, unless it was stopped on purpose when the act was made.
-    The outcome in `act` is not looked at.
+    is reset for the next comparison (a VM that crashed and still is stopped stays crashed, except after a power-off),
+    and a reboot, redeploy or reimage makes it run, unless it was stopped on purpose when the act was made. The outcome
+    in `act` is not looked at.
     """
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:

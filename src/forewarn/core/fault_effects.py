@@ -112,9 +112,8 @@ def plan_freeze_of_several_update_domains(fault: Fault, scope: Scope, event_id: 
     """Return a planned Freeze, with this event id, of running VMs that are in different update domains.
 
     It is one VM of each of up to `domains` (a parameter of the fault) update domains, the fault's VM first if it runs.
-    A fault on a scope begins with the scope's first running VM. The event is no work on a host,
-    because its VMs may be on several. Refused if the running VMs of the scope have fewer than two update domains. The
-    caller applies the planned event.
+    A fault on a scope begins with the scope's first running VM. The event is no work on a host, because its VMs may be
+    on several. Refused if the running VMs of the scope have fewer than two update domains. The caller applies it.
     """
     by_domain: dict[int, Vm] = {}
     for vm in _vms_from_target(fault, scope):

@@ -37,7 +37,7 @@ class VmCondition(StrEnum):
 
 
 class LastSeen(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What hosts reported about a VM when they were last compared with the fleet and differed from it."""
+    """What is kept of the last report of hosts about a VM, to compare the next one with. Acts reset it."""
 
     condition: VmCondition = VmCondition.NORMAL
     instance: str = ""  # of `ObservedMachine`; "": an act may have started it again, so the next comparison sets it

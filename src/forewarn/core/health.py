@@ -53,7 +53,7 @@ class OwnFigure(StrEnum):
     WITHOUT_HANDLER = "vms-without-handler"  # running VMs that do not poll
     UNDELIVERED = "undelivered-notices"  # VMs whose event started although no VM of their scope was given it
     FAILED_ACTS = "failed-acts"  # acts of its events that failed
-    NOT_BACK = "vms-not-back"  # VMs that polled before their maintenance, and do not since
+    NOT_BACK = "vms-not-back"  # VMs that polled before their maintenance, and not since, for over 300 s of lab time
 
 
 class CheckOutcome(StrEnum):

@@ -147,7 +147,7 @@ class HostConfigurations:
         """Return the configurations for this VM, each once, sorted by key; () without any.
 
         They are assigned to the VM, its scale set, its resource group or its subscription, with a filter that allows
-        the VM, if there is one. Windows that never open again are among them.
+        the VM, if there is one. Those whose windows never open again are among them.
         """
         if not self._by_target:
             return ()
@@ -174,7 +174,8 @@ class GroupCalendar:
     def for_scope(self, scope_id: str) -> MaintenanceCalendar | None:
         """Return the calendar for the events of one scope; None: they may start at any time.
 
-        Its source names only the configurations of VMs in that scope, because its users read it.
+        Its source names only the configurations of VMs in that scope, because its users read it; that VMs of other
+        scopes have some is said without names.
         """
         if self.common is None or not self.names:
             return self.common

@@ -77,13 +77,16 @@ _LIST_TABLES = frozenset({"waves", "checks"})
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A rollout file whose keys and kinds of values are right; durations are seconds."""
+    """A rollout file whose keys and kinds of values are right; durations are seconds.
+
+    Only given keys are in the tables; a table that the file does not have is empty. FILE_KEYS lists the keys.
+    """
 
     rollout: Mapping[str, Any]  # the table [rollout]
     waves: tuple[Mapping[str, Any], ...]  # the tables [[waves]]
     windows: Mapping[str, Any]  # the table [windows]
     checks: tuple[Mapping[str, Any], ...]  # the tables [[checks]]
-    lines: TomlLineIndex
+    lines: TomlLineIndex  # the line of each table and key
 
     @contextmanager
     def located(self, *path: str | int) -> Iterator[None]:
