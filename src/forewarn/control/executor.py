@@ -148,9 +148,9 @@ class ActExecutor:
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether an act is due now and waits for `start_due_acts`, also if the overall limit is reached.
+        """Whether an act is due now and waits for `start_due_acts`, also if no more may start now.
 
-        Acts that wait for a host do not count, whether it is busy or has failed.
+        Acts that wait for an earlier act on their VM or for a host do not count, whether it is busy or has failed.
         """
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
