@@ -124,7 +124,7 @@ class LabClock:
 
     @property
     def setting(self) -> ClockSetting:
-        """The setting in use: the latest one that was applied."""
+        """The setting in use: the latest one that was applied, at first that of the constructor."""
         return self._setting
 
     def now(self) -> float:

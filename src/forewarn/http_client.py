@@ -126,9 +126,10 @@ class HttpClient:
 
         Tries the allowed addresses of the host in turn until one accepts the connection and its TLS handshake succeeds,
         eight at most; the request is sent once. `limits` bound the time and the body; `method` is that of HTTP.
-        `headers` come on top of Host and `Connection: close`. Raises HttpRequestFailed if no response begins within the
-        timeout, the connection fails or is not trusted, no address is allowed, or `url` is not an http or https URL. A
-        body that is too long, late or broken off is no error: see `ClientResponse.is_complete`.
+        `headers` come on top of Host, which they may replace, and `Connection: close`. Raises HttpRequestFailed if no
+        response begins within the timeout, the connection fails or is not trusted, no address is allowed, or `url` is
+        not an http or https URL. A body that is too long, late or broken off is no error: see
+        `ClientResponse.is_complete`.
         """
         try:
             async with asyncio.timeout(limits.timeout_s) as deadline:

@@ -30,10 +30,11 @@ class _CallSite:
 class LogRateLimit(logging.Filter):
     """A log filter that passes each message once in 60 s, and 20 different ones of one place in the code.
 
-    Both limits are per 60 s of real time. If the same message passes in the next 60 s of its place, its text says how
-    many were left out before: its repetitions, and those beyond the 20. Two records are the same message if the line
-    of code that logs them, their text and their exception are equal. Add it to handlers: a filter of a logger does not
-    see the records of the loggers below it. It may be called from any thread. `monotonic` returns the time in seconds.
+    The 60 s of real time are counted for each place, a line of code that logs: they begin with its first record, and
+    again with the first one after their end. If the same message passes in the next such interval, its text says how
+    many were left out before: its repetitions, and those beyond the 20. Two records are the same message if their
+    place, their text and their exception are equal. Add it to handlers: a filter of a logger does not see the records
+    of the loggers below it. It may be called from any thread. `monotonic` returns the time in seconds.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

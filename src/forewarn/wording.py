@@ -13,8 +13,8 @@ _MAX_NAME_LENGTH = 200
 def first_names(names: Sequence[str], most: int = 3, *, total: int = 0) -> str:
     """Return names as `a, b, c and 4 more`; "" for none.
 
-    Shows the first `most` names and counts the others; a single other one is shown too. `total` is how many there are
-    altogether if `names` are only the first of them; 0 means `names` are all.
+    Shows the first `most` names and counts the others; a single other one is shown too, if `names` has it. `total` is
+    how many there are altogether if `names` are only the first of them; 0 means `names` are all.
     """
     shown, others = _shown_and_others(names, most, total)
     return ", ".join(shown) + (f" and {others} more" if others else "")

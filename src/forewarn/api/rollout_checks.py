@@ -43,7 +43,10 @@ class NewCheck(StrictBody, frozen=True, kw_only=True):
 
 
 class CheckView(BaseView, frozen=True, kw_only=True):
-    """A health check of a rollout, and its latest measurement; `outcome` is "" if it has none."""
+    """A health check of a rollout, and its latest measurement among the newest 500 of all its checks.
+
+    Without one, `outcome` and `text` are "" and `at` is None.
+    """
 
     name: str  # unique in the rollout
     kind: str  # prometheus, http, command or figure
@@ -54,7 +57,7 @@ class CheckView(BaseView, frozen=True, kw_only=True):
     error_limit: int  # errors in a row from which on they count as unclear
     outcome: str  # good, bad, unclear or error
     text: str  # what was seen, for people
-    at: float | None  # lab time; None: not measured yet
+    at: float | None  # lab time of the measurement
 
 
 class MeasurementView(BaseView, frozen=True, kw_only=True):
@@ -63,7 +66,7 @@ class MeasurementView(BaseView, frozen=True, kw_only=True):
     check: str  # its name
     at: float  # lab time
     outcome: str  # good, bad, unclear or error
-    value: float | None  # that was compared
+    value: float | None  # that was compared; None: there is none
     text: str  # what was seen, for people
     wave: int  # of the rollout, from 1
 
@@ -75,8 +78,8 @@ class RolloutChecksView(BaseView, frozen=True, kw_only=True):
     progress: str  # running, paused, stopped, aborted or completed
     why: str  # why it has paused itself, or ended; "": neither
     unclear: str  # why its checks let it publish nothing; "": they do
-    checks: tuple[CheckView, ...]
-    measurements: tuple[MeasurementView, ...]  # at most 500
+    checks: tuple[CheckView, ...]  # in the order of the rollout
+    measurements: tuple[MeasurementView, ...]  # of all checks, at most 500
 
 
 class TriedCheckView(BaseView, frozen=True, kw_only=True):
@@ -85,7 +88,7 @@ class TriedCheckView(BaseView, frozen=True, kw_only=True):
     name: str  # unique in the rollout
     what: str  # what it demands, for people
     outcome: str  # good, bad, unclear or error
-    value: float | None  # that was compared
+    value: float | None  # that was compared; None: there is none
     text: str  # what was seen, for people
 
 
@@ -189,5 +192,5 @@ async def show_rollout_checks(context: RequestContext, call: HandlerCall) -> Rol
 
 
 def tried_check_view(check: HealthCheck, found: CheckResult) -> TriedCheckView:
-    """Return what one try of a check found."""
+    """Return the view of a check that was tried once; `found` is what the try found."""
     return TriedCheckView(name=check.name, what=check.what, outcome=found.outcome, value=found.value, text=found.text)

@@ -55,13 +55,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 class VmPoll:
     """The last poll of one VM: how long ago it was, and its api-version.
 
-    `silent_s` is real time since it, `lab_s` lab time; None: the service has no clock of its own.
+    `silent_s` is real time since it, `lab_s` lab time; None: lab time is real time.
     """
 
     vm: str  # its name
     silent_s: float  # seconds of real time since the poll (spec §12); of virtual time in a test's lab
     version: str  # the api-version
-    lab_s: float | None = None  # seconds of lab time since the poll; None: the service has no clock of its own
+    lab_s: float | None = None  # seconds of lab time since the poll; None: lab time is real time
 
     @property
     def _has_two_times(self) -> bool:

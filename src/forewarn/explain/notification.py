@@ -45,8 +45,8 @@ class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # when it changed, in lab time
     event: Event
     resource: str  # the resource id of its scope in Azure: a VM, availability set, scale set or cloud service
-    subscription_id: str  # of the scope's VMs
-    location: str  # of the scope's VMs
+    subscription_id: str  # of a VM that the event lists, as the next two
+    location: str  # such as westeurope
     version: str = NEWEST_VERSION  # the api-version whose form it shows the event in
 
     @property
@@ -129,10 +129,10 @@ class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str  # a GUID; the same in each retry
     type: str  # such as EVENT_TYPE
-    topic: str  # only in Event Grid: the subscription
-    source: str  # only in CloudEvents: the resource
-    subject: str  # the resource id of the event
-    at: float  # when it happened, in POSIX seconds; shown as UTC
+    topic: str  # only in Event Grid: the subscription; `/forewarn` if it is not about an event
+    source: str  # only in CloudEvents: the resource; `/forewarn` if it is not about an event
+    subject: str  # what it is about: the resource id of an event, `rollouts/ID`, `rollouts` or `webhook`
+    at: float  # when it happened, in POSIX seconds of lab time; shown as UTC
     data: dict[str, Any]  # the JSON object with the details
     data_version: str = "3.0"  # only in Event Grid: the version of the form of `data`
 

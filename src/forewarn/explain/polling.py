@@ -55,7 +55,7 @@ class EventAwareness(StrEnum):
     """
 
     NO_VM = "nobody"  # no VM of the scope knows of it, and none is about to poll
-    SOON = "soon"  # a VM of the scope polls, but has not since the event was published
+    SOON = "soon"  # a VM of the scope polls, in a version that lists it, but not since it was published
     NEIGHBOUR = "neighbour"  # only other VMs of the scope know of it
     GIVEN = "given"  # it was delivered to the VM
 
@@ -112,9 +112,9 @@ def event_awareness(
 ) -> EventAwareness:
     """Return whether the VM with the key `vm` knows of a scheduled event that affects it.
 
-    `given` are the keys of the VMs to which it was delivered; `scope` are the VMs of the scope that have polled, by
-    key, without those that narrow delivery does not show the event to. GIVEN if `vm` is in `given`, else NEIGHBOUR if
-    another VM is, else SOON if a VM of the scope is about to poll for it, else NO_VM.
+    `given` are the keys of the VMs to which it was delivered while it was scheduled; `scope` are the VMs of the scope
+    that have polled, by key, without those that narrow delivery does not show the event to. GIVEN if `vm` is in
+    `given`, else NEIGHBOUR if another VM is, else SOON if a VM of the scope is about to poll for it, else NO_VM.
     """
     if vm in given:
         return EventAwareness.GIVEN

@@ -228,7 +228,7 @@ class Lab:
         """Update the VM's host: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
 
         `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter; Rejected
-        if it is none. Returns the event of this VM. Raises NotFound for an unknown VM or one that is on no host,
+        if it is no duration. Returns the event of this VM. Raises NotFound for an unknown VM or one that is on no host,
         Refused if several VMs have the name, and if another update domain on the host comes first: the maintenance
         goes on all the same, and the VM's event follows later.
         """

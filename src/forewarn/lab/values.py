@@ -47,7 +47,7 @@ class LabEvent:
 
     @property
     def status(self) -> str:
-        """`scheduled` (published, not started), `started`, or `over` (finished, failed or withdrawn)."""
+        """`scheduled` (published, not started), `started`, or `over`, however it ended."""
         return str(self._event.status)
 
     @property
@@ -115,7 +115,7 @@ class LabEvent:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended: finished, failed or withdrawn."""
+        """Whether it has ended: finished, failed, or without a start (see `withdrawn`)."""
         return self._event.status is EventState.OVER
 
     @property
@@ -170,9 +170,9 @@ def _find_event(service: LabService, event_id: str) -> Event:
 class LabVm:
     """A VM of the lab, or one that was deleted, and its endpoint. `str` explains what happened to it.
 
-    `Lab.vm` and `Lab.vms` return it. Properties read the VM's current state. Requests to `endpoint`, which is
-    http://127.0.0.1:PORT, count as this VM's. `name` is its name; `key` is `subscription id/resource group/name` in
-    lower case.
+    `Lab.vm` and `Lab.vms` make it from the VM's key (`subscription id/resource group/name` in lower case), name and
+    endpoint. Properties read the VM's current state; `name` and `endpoint` stay the same. Requests to `endpoint`, which
+    is http://127.0.0.1:PORT, count as this VM's; once it is deleted, as those of an unknown VM.
     """
 
     def __init__(self, lab: LabReader, key: str, name: str, endpoint: str) -> None:

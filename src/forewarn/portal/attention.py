@@ -29,7 +29,7 @@ from forewarn.wording import first_names
 
 APPROVAL_LEAD_S = 300.0  # lab time before its NotBefore in which an event without an approval needs attention
 _MAX_EVENTS_CHECKED = 200  # the soonest ones
-_MAX_ROLLOUTS = 5  # of each kind
+_MAX_ROLLOUTS = 5  # stopped ones, the last
 _FORM_BY_VERB = {Verb.REBOOT: "restart", Verb.REDEPLOY: "redeploy", Verb.MIGRATE: "redeploy"}
 
 
@@ -48,13 +48,13 @@ class AttentionLink(BaseView, frozen=True, kw_only=True):
 class AttentionItem(BaseView, frozen=True, kw_only=True):
     """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys.
 
-    `what` is its kind, such as unprepared or failed; `count` is of VMs, events, hosts or rollouts. `until` is the lab
-    time until which somebody can act; None: no matter when.
+    `what` is its kind, such as unprepared or failed; `count` is how many things of this kind it is about. `until` is
+    the lab time until which somebody can act; None: no matter when.
     """
 
     what: str  # store, unprepared, failed, stopped, host-failed, approval, stalled, paused or host-degraded
     is_urgent: bool  # something was lost, or will be if nobody acts
-    count: int  # of VMs, events, hosts or rollouts
+    count: int  # VMs (unprepared), acts (failed), events (approval) or hosts; 1 for a rollout or the store
     text: str  # a sentence
     until: float | None = None  # lab time until which somebody can act; None: no matter when
     links: tuple[AttentionLink, ...] = ()  # actions first
@@ -93,10 +93,12 @@ async def find_attention(context: PortalContext) -> AttentionReport:
     """Finds what needs a person, as far as the user may see it; urgent items first.
 
     That is: a store in trouble, VMs with a scheduled event and no polling handler, failed acts, failed and degraded
-    hosts, events that start within five minutes without an approval, and stopped, stalled or paused rollouts.
-    Unprepared VMs and missing approvals are searched in the 200 soonest scheduled events only, failed acts and stopped
-    rollouts in the last 24 hours of lab time. Only users who may see everything are shown rollouts. The indexes of the
-    context, `overview` and `events`, must be built.
+    hosts, events that start within five minutes without an approval, and stopped, stalled or paused rollouts. There is
+    one item per kind, but one for each rollout, of stopped ones the last five. An event that an unprepared VM waits for
+    is not among those without an approval, and a failed act counts until one succeeds on its VM. Unprepared VMs and
+    missing approvals are searched in the 200 soonest scheduled events only, failed acts and stopped rollouts in the
+    last 24 hours of lab time. Only users who may see everything are shown rollouts. The indexes of the context,
+    `overview` and `events`, must be built.
     """
     soonest = list(islice(context.events.scheduled(context.visible_scopes()), _MAX_EVENTS_CHECKED + 1))
     checked, is_cut = soonest[:_MAX_EVENTS_CHECKED], len(soonest) > _MAX_EVENTS_CHECKED

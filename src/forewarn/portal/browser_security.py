@@ -67,10 +67,10 @@ _SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # never a redirect target
 
 
 def safe_redirect_path(to: str) -> str:
-    """Returns `to` if it is the path and query of a portal page, and the overview otherwise.
+    """Returns `to` if it is a path of the portal, with or without a query; else the path of the overview.
 
-    Sign-in and sign-out are no such pages. Browsers read a backslash as a slash and drop line breaks, so only printable
-    ASCII without backslashes is accepted.
+    Whether the page exists is not checked; sign-in and sign-out are refused. Browsers read a backslash as a slash and
+    drop line breaks, so only printable ASCII without backslashes is accepted.
     """
     is_portal_path = to == PORTAL_PREFIX or to.startswith((PORTAL_HOME, f"{PORTAL_PREFIX}?"))
     is_plain = to.isascii() and to.isprintable() and "\\" not in to
@@ -92,10 +92,11 @@ _SECURITY_HEADERS = {
 
 
 class SecurityHeadersMiddleware:
-    """ASGI middleware that adds security and caching headers to every response of `/portal` and `/`.
+    """ASGI middleware that adds security and caching headers to the responses of `/` and of the portal.
 
-    Browsers may cache static files if they revalidate them, and nothing else. A header that the response already has
-    stays as it is. Responses of other paths pass unchanged. `app` gets all calls.
+    The portal is `/portal` and everything below it. Browsers may cache static files if they revalidate them, and
+    nothing else. A header that the response already has stays as it is. Responses of other paths pass unchanged. `app`
+    gets all calls.
     """
 
     def __init__(self, app: ASGIApp) -> None:

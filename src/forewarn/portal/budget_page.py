@@ -18,9 +18,9 @@ _CSV_COLUMNS = ("budget", "group", "limit", "vms", "in_use", "reserved", "rollou
 class BudgetRow(BaseView, frozen=True, kw_only=True):
     """One group of a budget on its page. Field names are JSON keys."""
 
-    group: BudgetGroupView
+    group: BudgetGroupView  # the VMs that are counted together, their limit, and how many are out of service
     is_used_up: bool  # rollouts publish nothing more for the VMs of the group
-    out_text: str  # names of the VMs that are out of service or reserved, such as `web-0, web-1 and 4 more`
+    out_text: str  # names of the VMs that are out of service or reserved: `web-0, web-1 and 4 more`; "": none is
 
 
 class BudgetPart(BaseView, frozen=True, kw_only=True):
@@ -30,8 +30,8 @@ class BudgetPart(BaseView, frozen=True, kw_only=True):
     limit: str  # such as `2 VMs` or `10 %`
     over: str  # the VMs that it counts, such as `all VMs`, or `each location`
     values: dict[str, str]  # of the fields of the form that changes it
-    rows: tuple[BudgetRow, ...]  # the groups with most VMs out first; 15, in an export all
-    more_rows: int  # groups that are left out
+    rows: tuple[BudgetRow, ...]  # the groups with most VMs out first; 15, in an export at most 1,000
+    more_rows: int  # how many of the first 1,000 groups are left out
 
 
 class BudgetsPage(BaseView, frozen=True, kw_only=True):
@@ -43,8 +43,8 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """The CSV export, with one row per group of each budget.
 
-        Columns are budget, group ("" for all its VMs), limit, vms, in_use, reserved and rollouts, whose ids are
-        separated by blanks.
+        Columns are budget, group ("" for all its VMs), limit, vms, in_use (VMs that are out of service or reserved),
+        reserved (those of them that still run) and rollouts, the ids of at most 20, separated by blanks.
         """
         rows = [
             (
@@ -65,7 +65,8 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
 async def show_budgets_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> BudgetsPage:
     """Shows all budgets, and of each the groups that are used most, with the rollouts that use them.
 
-    `query` names the form that led here, if any, whose message the page then shows.
+    Of each budget it has 15 groups, in an export 1,000. `query` names the form that led here, if any, whose message the
+    page then shows. Does not check what the user may see: the route demands the right to read everything.
     """
     most = None if call.for_export else _MAX_GROUPS
     return BudgetsPage(

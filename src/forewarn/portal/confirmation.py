@@ -97,14 +97,14 @@ class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
 class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The events of a preview that are published together, for the confirmation page.
 
-    Times are lab time; `not_before` is None if everything starts at once, `over_at` if it ends after the preview.
+    Times are lab time; `not_before` is None if no event has notice, `over_at` if one ends after the preview.
     """
 
     number: int  # from 1
     title: str  # what is done to how many VMs, such as `Reboot of 12 VMs`
     update_domains: tuple[int, ...]  # of its VMs, each once, ascending
     published_at: float  # this and the next two are lab time
-    not_before: float | None  # the earliest start without an approval; None: everything starts at once
+    not_before: float | None  # the earliest start without an approval, of events with notice; None: none has notice
     over_at: float | None  # when its last event is over; None: after the end of the preview
     events: tuple[PreviewedEvent, ...]  # the first 20
     events_left_out: int  # how many more there are

@@ -169,7 +169,7 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     given_at: float | None  # first delivery as Scheduled, in lab time; None: there was none
     version: str  # api-version of the first delivery; "": there was none
     given_started_at: float | None  # first delivery as Started, in lab time; None: there was none
-    verb: str  # of its act, what is done to it; "" before the event starts
+    verb: str  # of its act, what is done to it; "": it has none, as before the event starts
     ok: bool | None  # whether the act succeeded; None until its outcome is known
     performed_at: float | None  # lab time of the outcome
     note: str  # while the act is under way: its progress; then of the outcome, such as why it failed

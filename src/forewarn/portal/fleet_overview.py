@@ -175,7 +175,10 @@ class VisibleScopes:
     by_group: Mapping[str, VisibleNames]  # id of a resource group → ids of scopes; None: all of the group
 
     def has(self, scope_id: str) -> bool:
-        """Whether the scope is one of these. Reads no store."""
+        """Whether the scope with this id is one of these. Reads no store.
+
+        In a group that is visible as a whole every id counts, also that of no scope.
+        """
         group = resource_group_of_scope(scope_id)
         return group in self.by_group and ((scopes := self.by_group[group]) is None or scope_id in scopes)
 
@@ -185,7 +188,8 @@ class FleetOverview:
 
     The VMs of a group are in blocks: one per scope, and one for all its standalone VMs. Follows the commits of the
     store once it is built. A VM's state changes here with the commit that changes it; `seq` is the last history entry
-    that it includes. Methods that take a directory answer for the user whose directory it is.
+    that it includes. `placement` and `directory` are the indexes of all VMs that it is built from. Methods that take a
+    directory answer for the user whose directory it is.
     """
 
     def __init__(self, store: Store, placement: PlacementIndex, directory: FleetDirectory) -> None:
@@ -329,8 +333,8 @@ class FleetOverview:
     def find_by_name(self, directory: VisibleDirectory, text: str, limit: int) -> list[str]:
         """The keys of at most `limit` VMs that the user may see whose name contains `text`, the best first.
 
-        The best is the VM of that name, then come names that begin with it; each in the order of the fleet. `text` is
-        in lower case; "" finds none. `directory` is the user's.
+        The best are VMs of exactly that name, then come names that begin with it; each in the order of the fleet.
+        `text` is in lower case; "" finds none. `directory` is the user's.
         """
         if not text:
             return []

@@ -167,7 +167,7 @@ class Form:
     button: str  # the label with which the user confirms it
     description: str  # what it does, shown above the fields
     route: str  # of the API, such as `POST /requests`
-    done_message: str  # shown on the page that follows
+    done_message: str  # shown on the page that follows, if that page shows messages
     result_url: ResultUrl  # returns the path of the page that follows, from what the API's handler returned
     fields: tuple[FormField, ...] = ()
     fixed_body: Mapping[str, Any] = field(default_factory=dict)  # body members that no field sets

@@ -52,7 +52,7 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one or more sentences that say when an event would start if it were approved now.
+    """A list of one sentence that says when an event would start if it were approved now.
 
     The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Says that nothing
     would change if it is approved or has started. Raises Refused if it is over or several ids match, and NotFound.

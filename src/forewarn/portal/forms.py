@@ -219,8 +219,10 @@ _PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/budgets", "/standing-o
 def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
     """The route of all forms, `/portal/forms/NAME`: GET shows a form, POST asks to confirm or submits it.
 
-    A confirmed form calls the API's handler once and redirects to the page of its result. What keeps a repeated
-    confirmation from calling again is in memory. `authenticate` returns the context and session of a request's user.
+    A confirmed form calls the API's handler once and redirects to the page of its result, also if the confirmation is
+    repeated. That is remembered in memory, for the newest 300 confirmations of a user: for an older one, and after a
+    restart, it asks to confirm again, unless the store has a request of this confirmation. `authenticate` returns the
+    context and session of a request's user.
     """
     idempotency_keys = IdempotencyKeys()
 

@@ -104,15 +104,16 @@ def _keys_of(group: GroupOverview, visible: VisibleKeys) -> Iterator[str]:
 class HeatMapRun(BaseView, frozen=True, kw_only=True):
     """Neighbouring cells of one row that look the same. x, y and width are in units of the drawing.
 
+    A cell is 10 units wide and high. A cell of several VMs shows the most frequent state of those that are not running.
     `share` says how many of its VMs are in `state`: most, some or few. `vm`, a key, and `name` are only of a single VM
     that has a link.
     """
 
-    x: int
-    y: int
+    x: int  # of its left edge
+    y: int  # of its top
     width: int
-    state: str  # a VmState
-    share: str  # of its VMs that are in the state: most, some or few; always most if a cell is one VM
+    state: str  # a VmState; running only if all VMs of the cells are
+    share: str  # of its VMs that are in the state: most (half or more), some (a tenth or more) or few
     vm: str = ""  # the key, if it is a single VM that has a link of its own
     name: str = ""  # of that VM
 

@@ -56,10 +56,10 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
     """
 
     vm: str = ""  # a name, `group/name` or key; "": any, as in the next three
-    event: str = ""  # an id or its beginning
+    event: str = ""  # an id or its beginning, of four characters or more
     request: str = ""  # an id
     scope: str = ""  # a name or id
-    after: HistorySeq | None = None  # shows the oldest entries after this one
+    after: HistorySeq | None = None  # shows the oldest entries after this one; with `before`, the newest between them
     before: HistorySeq | None = None  # shows the newest entries before this one
     limit: Annotated[int, Meta(ge=1, le=_MAX_PAGE_SIZE)] = 100  # entries on the page
 
@@ -110,7 +110,9 @@ async def show_history_page(context: PortalContext, call: HandlerCall, query: Hi
     """Shows one page of the history entries that the user may see and that match, newest first.
 
     With `call.for_export` it holds the newest entries that match, up to MAX_EXPORT_ROWS (100,000), and ignores `after`,
-    `before` and `limit`. Raises UnknownFilter for names and ids that match nothing or several things.
+    `before` and `limit`. For a user who may not see everything, a page without filters may have fewer entries than
+    `limit`, although `older` or `newer` leads to more. Raises UnknownFilter for names and ids that match nothing or
+    several things.
     """
     resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))
     resolve("scope", query.scope, context.find_scope, partial(offer_scopes, context))

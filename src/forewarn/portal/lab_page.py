@@ -92,8 +92,9 @@ class LabPage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """The CSV export, with one row per active fault, without storms and replays; times in POSIX seconds.
 
-        Columns are fault (its id), kind, strikes, for (its target), set_by, set_at (lab time), left, left_s, touched
-        and events (ids, with blanks between them).
+        Columns are fault (its id), kind, strikes (what it affects), for (its target), set_by, set_at (lab time), left
+        (requests or events), left_s (seconds), touched (how many it affected) and events (ids, with blanks between
+        them).
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(fault) for fault in self.faults])
 

@@ -167,13 +167,16 @@ class ChangeCollector:
                 self._events.setdefault(entry.event_id, entry.scope_id)
 
     def add_deliveries(self, deliveries: Iterable[EventDelivery]) -> None:
-        """Adds deliveries of events to VMs, which pages show although the history has no entry for them."""
+        """Adds the events and scopes of deliveries to VMs: pages show these, although the history does not."""
         for delivery in deliveries:
             self._events[delivery.event_id] = delivery.scope_id
             self._scopes.add(delivery.scope_id)
 
     def add_act(self, act: Act, scope_id: str) -> None:
-        """Adds an act in a scope, with its event and its hosts: the hypervisor has reported how it is going."""
+        """Adds the event and the hosts of an act, of which the hypervisor has reported how it is going.
+
+        `scope_id` is the scope of the event, which itself does not count as changed.
+        """
         self._events[act.event_id] = scope_id
         self._hosts_by_id[act.event_id].update((act.from_host, act.to_host))
 

@@ -171,8 +171,9 @@ class LiveUpdateHub:
     def counts_json(self, directory: VisibleDirectory) -> bytes:
         """How many of the VMs that a user may see are in each VmState, as a JSON object.
 
-        `directory` is the user's. Only while a page is subscribed: the result is cached for users with equal grants
-        until counts are next sent to pages, at most every COUNTS_INTERVAL_S. It has a key for each state except gone.
+        It has a key for each state except gone. `directory` is the user's. Call it only while a page is subscribed: the
+        result is cached for users with equal grants, and renewed when states have changed, at most every
+        COUNTS_INTERVAL_S (0.5 s); without a page it is not renewed before the next one subscribes.
         """
         grants = None if directory.sees_everything else directory.grants
         if grants not in self._counts_cache:

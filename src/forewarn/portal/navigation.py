@@ -8,7 +8,7 @@ from forewarn.portal.context import FLEET_PATH, PORTAL_PREFIX
 
 
 class NavigationPage(NamedTuple):
-    """A page that the header links to, and that the command palette finds.
+    """A page that the header or another page links to, and that the command palette finds.
 
     `keys`, such as `g f`, open it when they are pressed one after the other. `below` are the beginnings of other paths
     that belong to it.
@@ -16,7 +16,7 @@ class NavigationPage(NamedTuple):
 
     title: str  # the text of its link
     path: str  # from `/portal` on
-    keys: str  # pressed one after the other they open the page, such as `g f`
+    keys: str  # pressed one after the other they open the page, such as `g f`; "": none do
     below: tuple[str, ...] = ()  # beginnings of the paths of other pages that belong to it
     summary: str = ""  # what it shows, for the command palette
 

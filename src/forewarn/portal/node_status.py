@@ -36,7 +36,7 @@ class ControlNodeRow(BaseView, frozen=True, kw_only=True):
     role: str  # active, suspended, standby, starting or stopping; `silent` if it was not seen for 10 s
     url: str  # where the other nodes reach it
     version: str  # of forewarn
-    term: int | None  # of its lease; None: it has none
+    term: int | None  # of the lease, if it is the active node; None: it is not
     seen: str  # `now`, or how long ago it described itself, such as `20 s ago`
     behind: int  # groups of writes that its copy lacks
     clock: str  # how its clock differs from PostgreSQL's, for people; "": not known
@@ -54,7 +54,7 @@ class HostNodeRow(BaseView, frozen=True, kw_only=True):
     vms: int  # that it served when it reported last
     term: int | None  # of the stream that it follows; None: it has reported none
     position: int | None  # in that stream; None: it has reported none
-    clock_ahead_s: float | None  # of the active control node's clock; None: not known
+    clock_ahead_s: float | None  # how far its clock is ahead of the active node's; None: it does not answer now
     waiting_acts: int  # that cannot go on without it
     advice: str  # what is wrong, and what to do; "": nothing is
 
@@ -114,7 +114,8 @@ def _control_advice(row: NodeView, active_version: str) -> str:
 def host_node_rows(dependencies: Dependencies) -> tuple[HostNodeRow, ...]:
     """The nodes of all hosts, those with a problem first; () without a bus.
 
-    Then in natural order of the hosts. A host of the fleet for which none has joined has a row too. Rounded like
+    In both parts silent ones come first, then absent, stopped and answering ones, each in natural order of the hosts.
+    A host of the fleet for which none has joined has a row too. Rounded like
     `control_node_rows`.
     """
     if dependencies.host_nodes is None:

@@ -49,8 +49,8 @@ class NodesPage(BaseView, frozen=True, kw_only=True):
     now: float  # lab time
     is_cluster: bool  # False: the service runs alone on this machine
     has_bus: bool  # host nodes answer VMs and act; False: the service itself does
-    active: str  # the name of the active control node; "": there is only one service
-    term: int  # of its lease; 0: there is only one service
+    active: str  # the active control node, as last read from the lease; "": none, or the service has no others
+    term: int  # of its lease; 0: none is active, or the service has no others
     problems: tuple[str, ...]  # about all nodes together
     control: tuple[ControlNodeRow, ...]  # sorted by name
     counts: dict[str, int]  # of all host nodes, by HostNodeState, 0 included
@@ -60,7 +60,7 @@ class NodesPage(BaseView, frozen=True, kw_only=True):
     page: int  # its number
     pages: int  # how many there are; an export is one
     hosts: tuple[HostNodeRow, ...]  # those with a problem first
-    takeovers: tuple[HistoryEntryView, ...]  # newest first, at most 10
+    takeovers: tuple[HistoryEntryView, ...]  # recent changes of the active control node, newest first, at most 10
 
     @property
     def total(self) -> int:

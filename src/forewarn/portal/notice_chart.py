@@ -78,7 +78,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     span: str  # a key of CHART_SPANS
     since: float  # lab time; later than the span begins if earlier starts are not known
-    until: float  # lab time
+    until: float  # lab time: the end of the last column, in which the current time is
     complete_since: float | None  # lab time; starts before it are not counted; None: all of the span are
     columns: tuple[NoticeColumn, ...]  # those with events, in order of time
 

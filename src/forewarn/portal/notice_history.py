@@ -135,8 +135,8 @@ class NoticeHistory:
     def complete_since(self, sees: ScopeFilter | None) -> float | None:
         """The lab time since which every start of the last seven days is known; None: all are.
 
-        It is a multiple of five minutes, and later with `sees`, a filter of what the user may see, if there were more
-        than 20,000.
+        It is a multiple of five minutes, and later with `sees`, a filter of what the user may see, if 20,000 starts or
+        more were added.
         """
         if sees is not None and len(self._samples) == _MAX_SAMPLES:
             return _next_step(self._samples[0].started_at)

@@ -136,11 +136,11 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     events_checked: int  # the soonest scheduled ones, for what needs attention
     attention_changes_at: float | None  # lab time at which `attention` changes although nothing happens
     scheduled: int  # events that the user may see
-    upcoming: tuple[UpcomingEvent, ...]  # the soonest of them
+    upcoming: tuple[UpcomingEvent, ...]  # the soonest of them, at most six, and at most three of one request
     started: int  # events that the user may see
-    current: tuple[CurrentEvent, ...]  # the first that started
+    current: tuple[CurrentEvent, ...]  # the first that started, likewise
     sees_rollouts: bool  # the user may; else `rollouts` is ()
-    rollouts: tuple[CurrentRollout, ...]  # open ones, newest first
+    rollouts: tuple[CurrentRollout, ...]  # open ones, newest first, at most five
     more_rollouts: int  # that are left out
     fleet: HeatMap  # the states of the VMs that the user may see
     notice: NoticeChart

@@ -200,10 +200,10 @@ def page_response(
 ) -> Response:
     """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`.
 
-    It also sees `navigation` (the pages of the header), `who` (the user's name), `token`, `path`, `query`, `now`,
-    `speed` and `lab` (of the lab clock), `hypervisor` (in words), `hold` (on all rollouts, or None), `seq`, and
-    `may(right, over)`, which says whether the user has a right over a resource id, by default the root. `status` is
-    that of the HTTP response.
+    It also sees `navigation` (the pages of the header), `who` (the user's name), `token` (CSRF), `path` and `query` (of
+    the request), `now`, `speed` and `lab` (of the lab clock), `hypervisor` (in words), `hold` (on all rollouts, or
+    None), `seq` (the last history entry that the page surely includes), and `may(right, over)`, which says whether the
+    user has a right over a resource id, by default the root. `status` is that of the HTTP response.
     """
     now, speed, is_lab = context.control.lab_clock.status()
 

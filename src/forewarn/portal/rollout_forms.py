@@ -100,7 +100,10 @@ def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]
 
 
 def window_members(values: FormValues) -> dict[str, list[str]]:
-    """The members `windows` and `blackouts` of a body, without those whose field is empty."""
+    """The members `windows` and `blackouts` of a body, without those whose field is empty.
+
+    Each is the list of the texts between the semicolons, stripped; what they mean is not checked.
+    """
     return {
         field.name: [part.strip() for part in text.split(";") if part.strip()]
         for field in (WINDOWS_FIELD, BLACKOUTS_FIELD)

@@ -23,7 +23,7 @@ class RolloutCheckRow(BaseView, frozen=True, kw_only=True):
 
     name: str  # unique in the rollout
     what: str  # what it demands, for people
-    recent: tuple[RecentMeasurement, ...]  # at most ten, the newest first; (): not measured yet
+    recent: tuple[RecentMeasurement, ...]  # at most ten, the newest first; (): not measured recently
 
 
 def rollout_check_rows(context: RequestContext, request: MaintenanceRequest) -> tuple[RolloutCheckRow, ...]:

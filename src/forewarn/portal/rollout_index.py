@@ -88,8 +88,9 @@ class _RemainingWaves:
 class RolloutTracker:
     """The progress of one open rollout: its tally, whether it stalls, and when it probably ends.
 
-    `request` is the rollout's request as of the last commit. Only a RolloutIndex changes a tracker. Its VMs are counted
-    host by host when it starts: until then it has fewer than the rollout.
+    `request` is the rollout's request as of the last commit; `serving` is what all rollouts do to VMs. Only a
+    RolloutIndex changes a tracker. Its VMs are counted host by host when it starts: until then it has fewer than the
+    rollout.
     """
 
     def __init__(self, request: MaintenanceRequest, serving: ServingEvents) -> None:
@@ -245,17 +246,17 @@ class RolloutTracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedRollout:
-    """A rollout that stopped by itself because VMs failed."""
+    """A rollout that stopped by itself, as when too many VMs failed."""
 
-    request: MaintenanceRequest
-    at: float  # lab time
+    request: MaintenanceRequest  # with the stopped rollout
+    at: float  # lab time at which it stopped
 
 
 class RolloutIndex:
     """Tracks all open rollouts, and those that stopped by themselves, newest last.
 
     Await `build` first; then pass every commit to `on_commit`, in order. Commits that are passed while it builds count.
-    Use it on one event loop.
+    `rollouts` finds the VMs of a rollout. Use it on one event loop.
     """
 
     def __init__(self, store: Store, rollouts: RolloutService) -> None:
@@ -388,9 +389,10 @@ class RolloutIndex:
         return list(self._trackers.values())
 
     def stopped_since(self, since: float) -> Iterator[StoppedRollout]:
-        """The rollouts that stopped by themselves since this lab time, oldest first.
+        """The rollouts that stopped by themselves at or after this lab time.
 
-        Without those whose hosts or scope have a newer rollout. At most the last 20 are known.
+        Those that were read by `build` come first, in the order of their requests, then those that stopped later.
+        Without those whose target has a newer rollout. At most the last 20 are known.
         """
         return (stopped for stopped in self._stopped.values() if stopped.at >= since)
 

@@ -148,7 +148,7 @@ class RolloutBatchView(BaseView, frozen=True, kw_only=True):
 
 
 class WaitingDomain(BaseView, frozen=True, kw_only=True):
-    """VMs of a rollout that have no event yet, in one update domain of all its scopes."""
+    """VMs of a rollout that have no event yet, or need a new one, in one update domain of all its scopes."""
 
     number: int  # of the update domain
     vms: int  # how many
@@ -179,7 +179,7 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     scopes: tuple[ScopeProgress, ...]  # those with live events first, else by id; at most 60
     more_scopes: int  # scopes that are left out
     diagram: WaveDiagram | None  # its waves over time, and a calendar; None: it has one wave that does not settle
-    course: RequestTimeline  # events of the chosen wave over time, 15 per page; in an export all, the first 100
+    course: RequestTimeline  # events of the chosen wave, 15 per page; an export has 100, of all waves if none is chosen
     checks: tuple[RolloutCheckRow, ...]  # its health checks; (): none
     done: str  # the done message of the form that led here; "": none
 

@@ -67,7 +67,8 @@ class ServingEvents:
     def on_event(self, event: Event) -> Iterator[VmInScope]:
         """Takes in an event that was published or changed, and yields its VMs; none if its rollout is unknown.
 
-        Only what is iterated over is taken in.
+        A VM is (scope id, name). An event with another cause than its rollout is passed over. Only what is iterated
+        over is taken in.
         """
         request = self._requests.get(event.request_id)
         if request is None or request.rollout is None or request.rollout.cause is not event.cause:
@@ -114,7 +115,8 @@ class ServingEvents:
     def state_for(self, request: MaintenanceRequest, vm: VmInScope, host: str) -> str:
         """Return the field of RolloutTally that counts a VM, on this host, which another rollout serves.
 
-        `request` is that of the rollout which covers the VM, and has no event for it; "" if no other one serves it.
+        It is scheduled, started or done; "" if no other rollout serves the VM. `request` is that of the rollout which
+        covers the VM, and has no event for it; `vm` is (scope id, name).
         """
         serving = [work for work in self._work.get(vm, {}).values() if self._serves(work, request, host)]
         # As `shared_work` has it: the last event of the newest rollout counts, and planned ones before all.

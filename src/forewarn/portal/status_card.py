@@ -35,7 +35,7 @@ class EventStatusCard(BaseView, frozen=True, kw_only=True):
     text: str  # a sentence: what it waits for, what is in progress, or how it ended
     starts_at: float | None  # when it starts, or what it waits for ends, at the latest; None: not known, or started
     needs_approval: bool  # before `starts_at` only an approval starts it
-    started_at: float | None  # this and the times above are lab time
+    started_at: float | None  # None: not started, or over; this and `starts_at` are lab time
     may_approve: bool  # it awaits approval, and the user has the right
     may_withdraw: bool  # it has not started, and the user has the right
     others: int  # live events of the same page beside this one

@@ -57,7 +57,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     scopes: tuple[str, ...]  # ids; for standalone VMs one per VM on this page
     enabled: int  # how many of the scopes are enabled
     silent_s: float | None  # real time since the latest poll of its visible VMs; None: none ever polled
-    asking: int  # VMs that polled in the last minute of real time, of those in `size`
+    asking: int  # VMs that polled in the last minute of real time, of those in `size`; see PollingPace
     events: int  # live events of its scopes
     next_not_before: float | None  # the earliest NotBefore of the scheduled ones, in lab time; None: there are none
     at_work: tuple[int, ...]  # update domains on which an event is being performed; empty for standalone VMs

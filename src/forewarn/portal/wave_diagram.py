@@ -25,7 +25,10 @@ _LEAST_WIDTH = 0.4  # percent of the diagram, so that a part of seconds can be s
 
 
 class DiagramPart(BaseView, frozen=True, kw_only=True):
-    """A part of a wave's bar: notice until its first start, work until its last end, or settling time."""
+    """A part of a wave's bar: notice until its first start, work until its last end, or settling time.
+
+    Of a wave that has not come to the end of a part, that part ends at the current time.
+    """
 
     what: str  # notice, performing or settling
     x: float  # where it begins, in percent of the width
@@ -35,12 +38,12 @@ class DiagramPart(BaseView, frozen=True, kw_only=True):
 class DiagramWave(BaseView, frozen=True, kw_only=True):
     """One wave of the diagram; times are lab time, None if they are not known."""
 
-    number: int  # from 1
+    number: int  # its place in the diagram, from 1
     name: str  # that of the rollout's wave
     state: str  # planned, waiting, now, settling or done
     vms: int  # how many
     begins_at: float | None  # when its first event is published
-    starts_at: float | None  # when its first event starts
+    starts_at: float | None  # when its first event started, or starts without an approval
     over_at: float | None  # when its last event is over
     settled_at: float | None  # when the next wave may begin
     parts: tuple[DiagramPart, ...]
@@ -67,7 +70,7 @@ class WaveDiagram(BaseView, frozen=True, kw_only=True):
     waves: tuple[DiagramWave, ...]
     days: tuple[CalendarDay, ...]  # with starts, ascending; at most 31
     days_left_out: int  # how many more days have starts
-    now_x: float | None  # where the current time is, in percent of the width; None: outside
+    now_x: float | None  # where the current time is, in percent of the width; None: no other time is known
 
 
 class _WaveFacts(BaseView, frozen=True, kw_only=True):
@@ -111,8 +114,9 @@ def diagram_of_rollout(
 ) -> WaveDiagram | None:
     """The diagram of a rollout that was started; None if it has only one wave, which does not settle.
 
-    `snapshot` is that of the rollout. Waves that have not begun have a number of VMs, if the rollout is open, and no
-    times.
+    `snapshot` is that of the rollout. Waves that have begun have the times of their events so far, unless the history
+    of their begin was pruned: then they are left out. Later waves have a number of VMs and no times, and are left out
+    if they have no VMs or the rollout is closed.
     """
     specs = wave_specs(rollout)
     if len(specs) == 1 and not rollout.settle_s:

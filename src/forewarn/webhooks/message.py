@@ -73,7 +73,10 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverUnreachable(Unavailable):
-    """The receiver gave no HTTP response, or may not be called; the message says why, as a clause `it …`."""
+    """The receiver gave no HTTP response, or may not be called. Raised by a SendRequest.
+
+    The message is a clause that says why, and calls the receiver `it`.
+    """
 
 
 SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises ReceiverUnreachable

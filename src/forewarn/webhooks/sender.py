@@ -188,7 +188,10 @@ class WebhookSender:
 
 
 def describe_refusal(response: WebhookResponse) -> str:
-    """Why a response other than 2xx is a failure, and what to do: a clause about the receiver, `it …`."""
+    """Why a response other than 2xx is a failure: a clause about the receiver, such as `it answered 500`.
+
+    For a redirect and for 410 it also says what to do.
+    """
     if response.status == 410:
         return "it answered 410 (gone for good): remove the webhook if that is true"
     if 300 <= response.status < 400:
