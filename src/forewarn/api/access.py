@@ -27,7 +27,6 @@ class NewClient(StrictBody, frozen=True, kw_only=True):
     An id has ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit, in any case.
     """
 
-    # ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit; in any case; empty: a GUID is generated.
     id: Annotated[str, Meta(max_length=100)] = ""
     name: Annotated[str, Meta(max_length=200)] = ""  # for people; printable characters
 
@@ -187,7 +186,8 @@ async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
     """Create a link that signs the caller in to the portal once, within 15 minutes.
 
-    For the owner of the service it signs the client `admin` in, if that is an administrator, else the owner. Raises
+    For the owner of the service it signs the client `admin` in, if that is an administrator and clients sign in at
+    this service, else the owner. Raises
     Refused without a portal, and for VMs and users of an external issuer, Unauthenticated for a client that was removed
     meanwhile.
     """

@@ -36,7 +36,6 @@ class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
     four characters or more.
     """
 
-    # Or unique prefixes of ids, of four characters or more.
     ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()
     vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the two below
     host: str = ""  # a name, in any case: events of work on the host, and events of the VMs on it

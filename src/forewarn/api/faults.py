@@ -84,9 +84,10 @@ async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaul
 async def start_fault_storm(context: RequestContext, call: HandlerCall, body: NewStorm) -> StormView:
     """Start a fault storm: faults at times that follow from a seed.
 
-    Equal seeds, VMs and durations give equal faults. Returns the storm with its schedule; faults that are due at once
-    are set already. Raises NotFound for an unknown VM, Rejected for one named twice or a duration over 24 hours or not
-    above 0, Refused if the fleet has no VM or a name is ambiguous. The history gets an entry.
+    A storm that names no VM affects all. Equal seeds, VMs and durations give equal faults. Returns the storm with its
+    schedule; faults that are due at once are set already. Raises NotFound for an unknown VM, Rejected for one named
+    twice or a duration over 24 hours or not above 0, Refused if the fleet has no VM or a name is ambiguous. The history
+    gets an entry.
     """
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])

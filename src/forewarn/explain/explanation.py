@@ -107,8 +107,9 @@ def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
     """Explain one event of the scope: its timeline, oldest first, its state now, and whether VMs poll.
 
     The timeline has the request, the first eight deliveries to VMs in each status and a count of the others, skipped
-    VMs and retries, approval, the release of its gate, start, the outcome of each act, the end, and restarts of the
-    service meanwhile. `now` has the sentences of `describe_event_status` and `describe_polling`.
+    VMs and retries, approval (unless by policy), the release of its gate, start (unless at once), the outcome of each
+    act, the end, and restarts of the service meanwhile. `now` has the sentences of `describe_event_status` and
+    `describe_polling`.
     """
     lines = [
         *_request_lines(event, facts),

@@ -156,7 +156,10 @@ def notification_message(notification: EventNotification) -> NotificationMessage
 
 
 def render_message(message: NotificationMessage, schema: WebhookSchema) -> bytes:
-    """Return the JSON body, in UTF-8: a CloudEvents object, or an array with one Event Grid event."""
+    """Return the JSON body of a message: a CloudEvents object, or an array with one Event Grid event.
+
+    `schema` says which of the two. In UTF-8.
+    """
     content = _cloud_event(message) if schema is WebhookSchema.CLOUD_EVENTS else [_event_grid_event(message)]
     return msgspec.json.encode(content)
 

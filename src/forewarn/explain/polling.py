@@ -88,7 +88,7 @@ def vms_given_before_start(deliveries: Iterable[EventDelivery]) -> set[str]:
 class ScopePoller:
     """A VM of a scope that has polled: its pace now, and the lab time and api-version of its last poll.
 
-    `pace` is None if it is not known; then the VM does not count as polling.
+    `at` and `version` are those of the poll. `pace` is None if it is not known; then the VM does not count as polling.
     """
 
     __slots__ = ("at", "pace", "version")

@@ -91,10 +91,10 @@ def make_rollout_plan(
 ) -> RolloutPlan:
     """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
 
-    `earliest` is the one in which each event is approved, `latest` the one without approvals; None: it is too large for
-    a simulation, and the plan is cut. `without_handler` are the keys of VMs that do not poll for events. `now` is lab
-    time. `notice_s` is that of the events, in seconds of lab time. `hold` says why all rollouts are on hold, "" if they
-    are not.
+    `divided` has the VMs of each wave, in order. `earliest` is the one in which each event is approved, `latest` the
+    one without approvals; None: it is too large for a simulation, and the plan is cut. `without_handler` are the keys
+    of VMs that do not poll for events. `now` is lab time. `notice_s` is that of the events, in seconds of lab time.
+    `hold` says why all rollouts are on hold, "" if they are not.
     """
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)

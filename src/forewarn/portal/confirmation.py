@@ -126,7 +126,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     sentences: tuple[str, ...]  # what else would happen
     waves: tuple[PreviewedBatch, ...]  # the first 20; () if there is nothing to publish, or no preview
     waves_left_out: int  # how many more there are
-    diagram: WaveDiagram | None  # of a rollout: its waves over time; None: for other forms, or without a preview
+    diagram: WaveDiagram | None  # of a rollout: its waves over time; None: another form, or its times are not known
     now: float  # lab time
     values: tuple[SubmittedValue, ...]  # as the user entered them; the confirmation submits them again
     idempotency_key: str  # makes the submission run once

@@ -195,7 +195,7 @@ class EventPage(BaseView, frozen=True, kw_only=True):
     lane: EventRow  # the same event as a row of the chart
     faults: tuple[str, ...]  # ids of faults that affected it; empty for users who may not see everything
     gate: str  # describes the gate that starts it together with others; "": none
-    request_path: str  # URL of its request; "" if the user may not see that
+    request_path: str  # path of the page of its request; "" if there is none, or the user may not see it
     vms: tuple[EventVmView, ...]  # affected ones first, then others that received it; 15 per page, 500 in an export
     more_vms: int  # how many are left out of an export
     page: int  # its number, from 1

@@ -51,7 +51,7 @@ class SvgExportable(Protocol):
     """A page that can be exported as an SVG image."""
 
     def svg(self) -> str:
-        """The text of the file."""
+        """The text of the SVG file: an image of what the page shows."""
         ...
 
 

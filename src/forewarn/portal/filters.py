@@ -49,7 +49,8 @@ class FilterProblem(BaseView, frozen=True, kw_only=True):
 class UnknownFilter(Rejected):
     """The value of a filter does not exist. `reason` is the error in words, `choices` are values that do.
 
-    `parameter` and `value` are those of the query. `problem` finds the choice most like the value.
+    `parameter` is that of the query; `value`, mostly that of the query, is what `problem` compares the choices with.
+    Handlers of pages raise it; `routes` then shows the page without this filter.
     """
 
     def __init__(self, parameter: str, value: str, reason: Rejected, choices: Iterable[FilterChoice] = ()) -> None:

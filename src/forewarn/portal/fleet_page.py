@@ -190,7 +190,7 @@ class FleetPageQuery(StrictBody, frozen=True, kw_only=True):
 class ResourceGroupView(BaseView, frozen=True, kw_only=True):
     """A resource group with those of its VMs that are on this page, by block: a scope, or standalone VMs."""
 
-    name: str  # as the fleet file spells it
+    name: str  # as the first of these VMs spells it
     subscription_id: str  # mostly a GUID
     blocks: tuple[VmBlockView, ...]
 

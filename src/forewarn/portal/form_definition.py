@@ -172,7 +172,7 @@ class Form:
     fields: tuple[FormField, ...] = ()
     fixed_body: Mapping[str, Any] = field(default_factory=dict)  # body members that no field sets
     extra_body: ExtraBody = _no_extra_body  # more body members, from all values together
-    preview: PreviewSentences | str = ""  # a function that describes the effect, or the path of an API preview route
+    preview: PreviewSentences | str = ""  # a function that describes the effect, or the path of an API route; required
     danger: str = ""  # a sentence: what is lost and cannot be undone; its buttons are red. "": nothing is lost
     confirms_directly: bool = False  # a link that fills in a field skips to the confirmation
 

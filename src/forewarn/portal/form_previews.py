@@ -122,7 +122,7 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
 
 
 def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A sentence that says that the host of the path parameter `name` becomes healthy. Raises NotFound.
+    """A list of one sentence: that the host of the path parameter `name` becomes healthy. Raises NotFound.
 
     The name may be in any case. Does not check that it can be repaired now.
     """
@@ -131,7 +131,7 @@ def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Three sentences on what it means to confirm that the host of the path parameter `name` is down.
+    """A list of three sentences: what it means to confirm that the host `name` (path parameter) is down.
 
     The name may be in any case. Raises NotFound. Does not check that it can be confirmed now.
     """

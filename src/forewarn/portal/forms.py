@@ -55,7 +55,7 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     `value` is the entered text that is none of `choices`; with `is_truncated` there are more of these.
     """
 
-    name: str  # this and the next four are those of the FormField
+    name: str  # this and the next five are those of the FormField
     kind: str  # a value of FieldKind
     label: str  # the text beside the field
     hint: str  # text below the field; "": none

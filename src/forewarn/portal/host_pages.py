@@ -118,7 +118,8 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     pages: int  # how many there are; an export is one
     events: tuple[
         EventView, ...
-    ]  # visible live events about the host or a VM on it, oldest first; 10, in an export all
+    ]  # visible live ones about the host, with an act from or to it, or scheduled for a VM on it, oldest first; 10,
+    # in an export all
     more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
 

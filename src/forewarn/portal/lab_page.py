@@ -70,7 +70,7 @@ class LabPage(BaseView, frozen=True, kw_only=True):
     now: float  # lab time
     speed: float  # lab seconds per real second; 0: paused
     is_lab: bool  # whether the clock can be changed; if not, it shows real time
-    due: tuple[DueItem, ...]  # the next three notices to end and the next fault of a storm, in order of time
+    due: tuple[DueItem, ...]  # the next three visible notices to end and the next fault of a storm, in order of time
     sees_all: bool  # whether the user may see everything; if not, faults, storms, replays and entries are left out
     faults: tuple[FaultView, ...]  # active ones
     storms: tuple[StormView, ...]  # active ones

@@ -48,9 +48,9 @@ class HostNodeRow(BaseView, frozen=True, kw_only=True):
 
     host: str  # the name of the host
     state: str  # a HostNodeState
-    since: float | None  # when it was last heard if it is silent or stopped, in POSIX seconds; else None
+    since: float | None  # when it was last heard if it is silent or stopped, in POSIX seconds of real time; else None
     version: str  # of forewarn; "": not known
-    hypervisor: str  # "": not known
+    hypervisor: str  # its name; "": not known
     vms: int  # that it served when it reported last
     term: int | None  # of the stream that it follows; None: it has reported none
     position: int | None  # in that stream; None: it has reported none
@@ -115,8 +115,7 @@ def host_node_rows(dependencies: Dependencies) -> tuple[HostNodeRow, ...]:
     """The nodes of all hosts, those with a problem first; () without a bus.
 
     In both parts silent ones come first, then absent, stopped and answering ones, each in natural order of the hosts.
-    A host of the fleet for which none has joined has a row too. Rounded like
-    `control_node_rows`.
+    A host of the fleet for which none has joined has a row too. Rounded like `control_node_rows`.
     """
     if dependencies.host_nodes is None:
         return ()
@@ -188,9 +187,9 @@ def _host_advice(state: HostNodeState, host: str, clock_ahead_s: float) -> str:
 
 
 class NodeMonitor:
-    """Checks while a page is open whether nodes have changed, and calls `on_change` if so.
+    """Checks while `run` runs whether the nodes of the cluster have changed, and calls `on_change` if so.
 
-    For a service that runs alone, `run` returns at once.
+    Only what pages show of them counts: the rows of `control_node_rows` and `host_node_rows`.
     """
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:

@@ -68,7 +68,7 @@ class NodesPage(BaseView, frozen=True, kw_only=True):
         return sum(self.counts.values())
 
     def clock_text(self, host: HostNodeRow) -> str:
-        """How far the node's clock is ahead, such as `+0.3 s`; "" if it is not known."""
+        """How far the node's clock is ahead, such as `+0.3 s`, or `0 s`; "" if it is not known."""
         return "" if host.clock_ahead_s is None else signed_seconds(host.clock_ahead_s)
 
     def table(self) -> ExportTable:

@@ -95,7 +95,7 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
 
     id: str  # of its request
     impact: str  # update, migrate or reboot
-    target: str  # its scope or hosts, in words
+    target: str  # what it covers, in words
     progress: str  # a RolloutState
     who: str  # requested it
     tally: RolloutTally  # its VMs by what happened to them
@@ -115,7 +115,7 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """Its progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`."""
+        """Its progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`; parts without VMs are left out."""
         rest = [f"{part.count} {part.name.replace('_', ' ')}" for part in self.parts if part.name != "done"]
         return ", ".join([f"{self.tally.done} of {self.tally.total} done", *rest])
 

@@ -59,7 +59,10 @@ class PollingMonitor:
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Stops checking, and forgets everything after the grace period. Call it when the last page closes."""
+        """Stops checking, and forgets everything after the grace period, unless `start` is called before.
+
+        Call it when the last page closes.
+        """
         if self._task is not None:
             self._task.cancel()
         self._task = None

@@ -153,7 +153,8 @@ class RolloutTracker:
         """When it probably ends, from lab time `now` on; None if it does not run.
 
         The update domains of a scope follow one another, and scopes do not wait for each other: so the scope with the
-        most update domains left decides. `settle_s` is for how long an event stays listed after its last act.
+        most update domains left decides. The settling times of its waves are added. `settle_s` is for how long an event
+        stays listed after its last act.
         """
         if self.rollout.progress is not RolloutState.RUNNING:
             return None
@@ -253,7 +254,7 @@ class StoppedRollout:
 
 
 class RolloutIndex:
-    """Tracks all open rollouts, and those that stopped by themselves, newest last.
+    """Tracks all open rollouts, and the last ones that stopped by themselves.
 
     Await `build` first; then pass every commit to `on_commit`, in order. Commits that are passed while it builds count.
     `rollouts` finds the VMs of a rollout. Use it on one event loop.

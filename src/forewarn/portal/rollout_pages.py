@@ -74,7 +74,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def target_text(self) -> str:
-        """The title of its scope, or its hosts: up to four names, of more the first three and `and 4 more`."""
+        """Its hosts, up to four names, of more the first three and `and 4 more`; else what it covers in words."""
         hosts = self.rollout.hosts
         if not hosts:
             return self.rollout.title_of_scope

@@ -133,10 +133,10 @@ def portal_routes(
 ) -> list[BaseRoute]:
     """The routes under /portal that need a signed-in user, and the redirect from / to them.
 
-    `authenticate_session` resolves the session of a request; `api_routes` are the API's routes, which forms call. All
-    share one fleet overview, which the first request builds, one event index and one hub of live updates. Static files
-    need no sign-in. The last route answers every other path under /portal with 404, so sign-in routes (`sign_in`) must
-    come before these.
+    `directory` is that of the whole fleet, `authenticate_session` resolves the session of a request; `api_routes` are
+    the API's routes, which forms call. All share one fleet overview, which the first request builds, one event index
+    and one hub of live updates. Static files need no sign-in. The last route answers every other path under /portal
+    with 404, so sign-in routes (`sign_in`) must come before these.
     """
     export_slots = asyncio.Semaphore(_MAX_CONCURRENT_EXPORTS)
     overview = FleetOverview(dependencies.control.store, dependencies.control.placement, directory)

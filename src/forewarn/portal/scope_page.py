@@ -69,7 +69,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     epoch: int  # how often it was enabled or reset
     incarnation: int  # of its document, within the epoch
     forms: tuple[FormLink, ...]  # that the user may submit for it
-    block: VmBlockView  # the same VMs as a grid, and how the scope polls
+    block: VmBlockView  # all VMs that the user may see as a grid, and how the scope polls
     vms: tuple[ScopeMemberView, ...]  # that the user may see, 15 per page; in an export all
     page: int  # its number, from 1
     pages: int  # how many there are

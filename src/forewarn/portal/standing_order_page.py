@@ -33,7 +33,10 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """How far it is, such as `3 of 6 hosts visited in time, 1 late, 2 visits under way`."""
+        """How far it is, such as `3 of 6 hosts visited in time, 1 late, 2 visits under way`.
+
+        Late hosts and visits under way are left out if there are none.
+        """
         order = self.order
         parts = [
             f"{order.visited} of {order.total} host{'' if order.total == 1 else 's'} visited in time",

@@ -33,7 +33,7 @@ class EventStatusCard(BaseView, frozen=True, kw_only=True):
     title: str  # kind and VMs, such as `Reboot of web-0`
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
     text: str  # a sentence: what it waits for, what is in progress, or how it ended
-    starts_at: float | None  # when it starts, or what it waits for ends, at the latest; None: not known, or started
+    starts_at: float | None  # when it starts, or what it waits for ends, at the latest; None: not known, now or started
     needs_approval: bool  # before `starts_at` only an approval starts it
     started_at: float | None  # None: not started, or over; this and `starts_at` are lab time
     may_approve: bool  # it awaits approval, and the user has the right

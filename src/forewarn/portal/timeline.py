@@ -224,7 +224,8 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
 async def show_timeline_page(context: PortalContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
     """Shows the visible events that match the filters and overlap a time window, newest first.
 
-    At most 200: of more, the live ones and then the newest; `more` of the page says how many are left out.
+    At most 200: of more, the live ones and then the newest; `more` of the page says how many are left out. The search
+    is bounded, and `is_cut` says that older ones may be missing.
     Raises UnknownFilter for a span, time, kind or state that is not valid, and for a name that matches nothing or
     several things.
     """

@@ -83,7 +83,7 @@ class AxisTick(BaseView, frozen=True, kw_only=True):
     at: float  # lab time, seconds since 1970
     x: float  # percent of the width
     text: str  # the time of day in UTC; the date such as `05 Jan` if ticks are days apart
-    day: str = ""  # the date at the first tick and at the first of each day, or the day of the week; "" at others
+    day: str = ""  # the date at the first tick of a day, mostly also at the very first, or the day of the week; "" else
     anchor: str = "middle"  # the SVG text-anchor of its text (start, middle or end), so that no edge cuts it off
 
 
@@ -215,15 +215,15 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     cause: str  # a value of Cause
     vms: tuple[str, ...]  # names
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
-    published_at: float  # lab time, as the next four
+    published_at: float  # lab time, as the other times
     not_before: float  # that of documents
     approved_at: float | None  # None: not approved
     approved_by: str  # "": nobody
     started_at: float | None  # None: not started
     over_at: float | None  # None: it is live
-    promised_s: float | None  # seconds from publication to NotBefore; None: without notice
+    promised_s: float | None  # whole seconds from publication to NotBefore; None: without notice
     given_s: float | None  # seconds from publication to start; None before the start
-    notice: str  # both in words
+    notice: str  # both in words, or why there is no notice; of one that ended without a start also when that was
     waits_for: str  # what it waits for before it starts, in words; "" after that
 
     @property
@@ -309,15 +309,15 @@ LEGEND = (
 class BarSegment(BaseView, frozen=True, kw_only=True):
     """A part of a bar, such as its notice, with its position. One that `grows` ends at the current time.
 
-    `what` is promised, notice, waiting or performing; `x` and `width` are percent of the chart's width.
+    `what` is promised (publication to NotBefore), notice (the part of that before the start or end), waiting (NotBefore
+    to start) or performing (start to end). `x` and `width` are percent of the chart's width, clamped a little outside
+    of the window.
     """
 
-    # promised: publication to NotBefore; notice: the part of that before start or end; waiting: NotBefore to start;
-    # performing: start to end.
-    what: str
-    since: float  # seconds since 1970, as `until`
+    what: str  # promised, notice, waiting or performing
+    since: float  # lab time in POSIX seconds, as `until`
     until: float  # where it ends
-    x: float  # of its left edge in percent of the chart's width, as `width`; clamped a little outside of the window
+    x: float  # of its left edge
     width: float
     grows: bool = False  # its end moves with the current time
 
@@ -326,7 +326,7 @@ class ChartMark(BaseView, frozen=True, kw_only=True):
     """A mark on a bar at `x` percent: published, not-before, approved, started, or how the event ended."""
 
     what: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn, not-needed)
-    at: float  # seconds since 1970
+    at: float  # lab time in POSIX seconds
     x: float  # percent of the width, clamped a little outside of the window
     text: str  # of the tooltip, such as who approved it
 
@@ -363,7 +363,7 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
     now_x: float  # percent of the width; outside of 0 to 100, from -10 to 110, if `now` is not in the window
     ticks: tuple[AxisTick, ...]
     narrow_ticks: tuple[AxisTick, ...]  # those of a chart on a phone
-    bands: tuple[ScopeBand, ...]
+    bands: tuple[ScopeBand, ...]  # from top to bottom, in natural order of their titles
     height: float  # of the bands in pixels, without the axis
 
     @property

@@ -66,8 +66,8 @@ async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
     """Shows one VM, also a removed one, by its name, `group/name` or key, in any case.
 
     The path parameter `name` has it. Past events are searched among the 500 newest of its scope. First stores the polls
-    observed so far and, for users who may see everything, removes expired faults. Raises NotFound, also if the user may
-    not see the VM, or Refused if several VMs match.
+    observed so far and, for users who may see everything, may remove expired faults. Raises NotFound, also if the user
+    may not see the VM, or Refused if several VMs match.
     """
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()

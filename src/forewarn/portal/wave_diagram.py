@@ -87,7 +87,10 @@ class _WaveFacts(BaseView, frozen=True, kw_only=True):
 
 
 def diagram_of_plan(waves: Sequence[PlannedWave], now: float) -> WaveDiagram | None:
-    """The diagram of a planned rollout at lab time `now`, with its latest times; None if it has no times."""
+    """The diagram of a planned rollout at lab time `now`, with its latest times; None if it has no times.
+
+    Waves without VMs are left out.
+    """
     if not any(wave.latest for wave in waves):
         return None
     return _diagram([_planned_facts(wave) for wave in waves if wave.size], now)

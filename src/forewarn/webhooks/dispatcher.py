@@ -21,9 +21,10 @@ _RETRY_S = 5.0  # after the webhooks could not be read
 
 
 class WebhookDispatcher:
-    """Sends events to all webhooks while `run` runs: one `WebhookSender` task for each stored webhook.
+    """Sends messages to all webhooks while `run` runs: one `WebhookSender` task for each stored webhook.
 
-    `limits` apply to each request. `now` returns lab time, for messages that test or validate a receiver. `real_time`
+    Messages are about events and rollouts. `store` has the webhooks and the history that they are made from. `limits`
+    apply to each request. `now` returns lab time, for messages that test or validate a receiver. `real_time`
     is the clock of signatures and reports, `sleep` waits in real time, and `random` (0 to 1) spreads retries; tests
     replace them. The attribute `verification` tests and validates single receivers, also while `run` does not run.
     `client` makes the calls; it stays the caller's.
@@ -68,7 +69,7 @@ class WebhookDispatcher:
         return (self._senders.get(webhook.id) or WebhookSender(webhook, self._dependencies)).delivery_report()
 
     async def run(self) -> None:
-        """Delivers messages about events to all webhooks until it is cancelled; call it only once.
+        """Delivers messages to all webhooks until it is cancelled; call it only once.
 
         Starts and stops senders as webhooks are added and removed. Failures are logged and retried. A second run, also
         after the end of the first, sends nothing to the webhooks of the first: make a new dispatcher for it.

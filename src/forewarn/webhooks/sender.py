@@ -69,7 +69,8 @@ class WebhookSender:
     """Delivers the messages of one webhook while `run` runs: in order, at least once, from its cursor on.
 
     Messages are those history entries after the cursor that pass the webhook's filters. Delivered means that the
-    receiver answered 2xx; a message that fails delays those after it, and is retried for ever.
+    receiver answered 2xx; a message that fails delays those after it, and is retried for ever. `webhook` is as stored,
+    with its cursor; `dependencies` are those of all senders.
     """
 
     def __init__(self, webhook: WebhookSubscription, dependencies: SenderDependencies) -> None:
