@@ -27,9 +27,10 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
 
     `notice_s` is in seconds of lab time. 0 means the minimum or, with `short_notice`, no notice; a notice shorter than
     the minimum needs `short_notice`. The minimum is 15 minutes for a restart, 10 for a redeploy, 30 seconds for an
-    eviction; for delete and scale-in it is the VM's terminate notification, and a VM without one is deleted at once.
-    The other operations are performed at once too. Where that is so, leave out both fields: they are refused. Names are
-    in any case.
+    eviction; for delete and scale-in it is the VM's terminate notification, for a reimage its OS image notification,
+    and a VM without one is deleted or reimaged at once. A rebalance recommendation has no impact, and needs no notice.
+    The other operations are performed at once. Where that is so, leave out both fields: they are refused. While
+    scheduled events are disabled in a scope, operations of users are performed at once there. Names are in any case.
     """
 
     ask: Literal[
@@ -127,7 +128,7 @@ async def show_request(context: RequestContext, call: HandlerCall) -> RequestSta
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
     """Preview a request: its events and their times.
 
-    Simulates it on a copy, after it has stored observed polls, and changes nothing else; previews of one caller run one
+    Simulates it on a copy, after it has stored observed polls, and changes nothing else; previews run one
     at a time. The simulation of more than 2,000 VMs ends after publication, any other after 10 seconds of real time at
     the latest (`is_cut`). Its texts name faults only to callers who see everything. Raises NotFound, Rejected and
     Refused as the request itself would, and DryRunTooLarge if the scopes concerned have more than 20,000 VMs.

@@ -39,9 +39,9 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
 
     It stops after `max_failures` failed VMs (0: never). `notice_s` is 0 for the minimum, 15 minutes; less than that
     needs `short_notice`, which needs a `notice_s` above 0. Names and ids are in any case. With `windows`, events start
-    without an approval only in them, or at the `deadline`; without, at any time. `waves`, or `canary` and `shares`,
-    divide the VMs; a wave begins when the one before is over and `settle_s` has passed. Instead of all fields, `file`
-    may have the text of a rollout file.
+    without an approval only in them, and not on the days of `blackouts`, or at the `deadline`; without, at any time.
+    `waves`, or `canary` and `shares`, divide the VMs; a wave begins when the one before is over and `settle_s` has
+    passed. Instead of all fields, `file` may have the text of a rollout file.
     """
 
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot

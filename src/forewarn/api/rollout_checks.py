@@ -77,7 +77,7 @@ class RolloutChecksView(BaseView, frozen=True, kw_only=True):
     id: str  # of the rollout
     progress: str  # running, paused, stopped, aborted or completed
     why: str  # why it has paused itself, or ended; "": neither
-    unclear: str  # why its checks let it publish nothing; "": they do
+    unclear: str  # why its checks keep it from publishing; "": they do not
     checks: tuple[CheckView, ...]  # in the order of the rollout
     measurements: tuple[MeasurementView, ...]  # of all checks, at most 500
 

@@ -27,7 +27,8 @@ class BackupBody(StrictBody, frozen=True, kw_only=True):
 class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
     """The clock (fields of ClockView) after an advance, and what happened on the way.
 
-    `entries` are history entries, oldest first, without that of the advance itself; of more than 10,000, the newest.
+    `entries` are visible history entries, oldest first, without that of the advance itself; of more than 10,000, the
+    newest.
     """
 
     polling: int  # how many VMs counted as polling; 0 with `without_polls`

@@ -19,7 +19,8 @@ async def show_standing_order(context: RequestContext, call: HandlerCall) -> Sta
 async def set_standing_order(context: RequestContext, call: HandlerCall, body: NewStandingOrder) -> StandingOrderView:
     """Set the standing order: visit every host within an interval, the longest wait first.
 
-    It replaces the present order, and keeps its visits; those under way with other rules end and begin again. Raises
+    It replaces the present order, and keeps its visits, of which those with another impact do not count; visits under
+    way with other rules end and begin again. Raises
     Rejected for an interval or number of hosts that is not possible, too short a notice, or wrong windows, Refused if
     the fleet has no host. The history gets an entry.
     """
