@@ -186,10 +186,9 @@ async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
     """Create a link that signs the caller in to the portal once, within 15 minutes.
 
-    For the owner of the service it signs the client `admin` in, if that is an administrator and clients sign in at
-    this service, else the owner. Raises
-    Refused without a portal, and for VMs and users of an external issuer, Unauthenticated for a client that was removed
-    meanwhile.
+    For the owner of the service it signs the client `admin` in, if that is an administrator and clients sign in at this
+    service, else the owner. Raises Refused without a portal, and for VMs and users of an external issuer,
+    Unauthenticated for a client that was removed meanwhile.
     """
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:

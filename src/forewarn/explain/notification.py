@@ -75,7 +75,7 @@ def event_vm_keys(event: Event) -> tuple[str, ...]:
 def may_notify(entry: HistoryEntry) -> bool:
     """Return True if the entry says that an event was published, started, ended, withdrawn or not needed.
 
-    Webhooks are notified of no other entries. `notification_for` may still return None.
+    No other entry leads to a notification of an event. `notification_for` may still return None.
     """
     return entry.what in _STATUS_BY_ENTRY_KIND
 

@@ -51,7 +51,7 @@ def notice_phrases(event: Event) -> Iterator[str]:
 
 
 def event_kind_text(event: Event) -> str:
-    """Return the kind that VMs see of the event (`Reboot`); if they never see it, its verb (`Delete`).
+    """Return the kind that VMs see of the event (`Reboot`); if they never see it, what is done (`Delete`).
 
     `Event.listed` says which; it stays the same when the event is over.
     """

@@ -53,8 +53,9 @@ class Lab:
 
     The fleet has `vms`, in `availability_set` if that is not "", and the Spot VMs `spot`; or it is that of the fleet
     file `fleet` (a path); with neither, it is the VM `vm-0`. The clock starts `at` this time (with a time zone), None:
-    at the current second. `enablement` is "always" or "on-request". `simulate` makes acts slow or fail. The constructor
-    starts nothing, and raises Rejected for arguments that cannot be used.
+    at the current second. `enablement` is "always" or "on-request", with which operations of users happen at once,
+    without notice, in a scope that has not polled for a day. `simulate` makes acts slow or fail. The constructor starts
+    nothing, and raises Rejected for arguments that cannot be used.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ class ControlNodeFigures:
     margin_s: float = 0.0  # real time for which it may still act without a renewal; shown as 0 if negative
     takeovers: int = 0  # of this process
     knows_active: bool = False  # which node is active, itself or another one
-    record_is_reachable: bool = False  # the last call succeeded
-    copy_number: int = 0  # of the last group in its copy
+    record_is_reachable: bool = False  # the last call to the record in PostgreSQL succeeded
+    copy_number: int = 0  # of the last group of writes in its copy
     copy_follows: bool = False  # the copy could be brought up to date when that was tried last
     has_lost_commits: bool = False  # the record is known to have lost some
     clock_difference_s: float = 0.0  # how far its clock is ahead of the record's server

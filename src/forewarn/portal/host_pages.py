@@ -101,7 +101,8 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     """The page of one host. Field names are JSON keys.
 
     `card` has the live event that matters next, None if there is none. `vms` are those on it, then those that move to
-    it; `events` are live ones, `over` the 20 newest past ones.
+    it; `events` are live ones, `over` the 20 newest past ones: those about the host, with an act from or to it, or
+    scheduled for a VM on it.
     """
 
     name: str  # of the host
@@ -118,8 +119,7 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     pages: int  # how many there are; an export is one
     events: tuple[
         EventView, ...
-    ]  # visible live ones about the host, with an act from or to it, or scheduled for a VM on it, oldest first; 10,
-    # in an export all
+    ]  # live ones that the user may see, oldest first; 10, in an export all
     more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
 
