@@ -62,7 +62,7 @@ class ChangedEventsView(EventsInScopesView, frozen=True, kw_only=True):
     Both are in the order of the ids that the caller gave, or oldest first.
     """
 
-    refused: tuple[RefusedEventView, ...]
+    refused: tuple[RefusedEventView, ...]  # those that could not be changed, with why
 
 
 class EventListQuery(StrictBody, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from forewarn.web.views import BaseView
 class NewHold(StrictBody, frozen=True, kw_only=True):
     """A hold on all rollouts, with its reason, which everybody sees."""
 
-    reason: NonEmptyText
+    reason: NonEmptyText  # for people
 
 
 class HoldView(BaseView, frozen=True, kw_only=True):

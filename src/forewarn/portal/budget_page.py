@@ -26,7 +26,7 @@ class BudgetRow(BaseView, frozen=True, kw_only=True):
 class BudgetPart(BaseView, frozen=True, kw_only=True):
     """A budget on the page, with its groups and the values of its form. Field names are JSON keys."""
 
-    name: str
+    name: str  # of the budget
     limit: str  # such as `2 VMs` or `10 %`
     over: str  # the VMs that it counts, such as `all VMs`, or `each location`
     values: dict[str, str]  # of the fields of the form that changes it

@@ -40,7 +40,7 @@ class FailedAct:
     name: str  # of the VM
     scope_id: str  # of the VM's scope
     event_id: str  # of the event that it belongs to
-    verb: Verb
+    verb: Verb  # what was to be done
     at: float  # lab time
     note: str  # why, for people
 

@@ -73,7 +73,7 @@ class FormPage(msgspec.Struct, frozen=True, kw_only=True):
     title: str  # its heading
     description: str  # what the form does, above the fields
     button: str  # the label with which the user confirms the form later
-    fields: tuple[FormFieldView, ...]
+    fields: tuple[FormFieldView, ...]  # in the order of the form
     error: str = ""  # why the submitted values were rejected; "": they were not
 
 

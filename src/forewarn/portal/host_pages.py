@@ -37,7 +37,7 @@ class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names, in any case
     health: str = ""  # healthy, degraded or failed; "": all
-    page: PageNumber = 1
+    page: PageNumber = 1  # from 1
 
 
 class HostCard(BaseView, frozen=True, kw_only=True):

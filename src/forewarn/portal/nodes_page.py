@@ -36,7 +36,7 @@ class NodesPageQuery(StrictBody, frozen=True, kw_only=True):
 
     q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names of hosts, in any case
     state: str = ""  # answering, silent, stopped or absent; "": all
-    page: PageNumber = 1
+    page: PageNumber = 1  # from 1
 
 
 class NodesPage(BaseView, frozen=True, kw_only=True):

@@ -143,7 +143,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     rollouts: tuple[CurrentRollout, ...]  # open ones, newest first, at most five
     more_rollouts: int  # that are left out
     fleet: HeatMap  # the states of the VMs that the user may see
-    notice: NoticeChart
+    notice: NoticeChart  # the notice that visible events got, and why they started, over time
     may_operate: bool  # some VM
     may_run_platform: bool  # has the platform right
 

@@ -17,7 +17,7 @@ PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]  # from 1
 class PageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of a page with one list that may be long."""
 
-    page: PageNumber = 1
+    page: PageNumber = 1  # from 1
 
 
 def items_on_page(items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], int]:

@@ -50,7 +50,7 @@ _CSV_COLUMNS = (
 class RequestPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
     """The query of the page of a request: which form led here, and which page of its events to show."""
 
-    page: PageNumber = 1
+    page: PageNumber = 1  # from 1
 
 
 class RequestTimeline(BaseView, frozen=True, kw_only=True):

@@ -170,7 +170,7 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
     `waiting` VMs of later ones.
     """
 
-    row: RolloutRow
+    row: RolloutRow  # the rollout with its progress bar
     card: EventStatusCard | None  # the live event that matters next; None: there is none
     waves: tuple[RolloutBatchView, ...]  # those published so far; 20 around the chosen one, in an export all
     wave_count: int  # of all that were published

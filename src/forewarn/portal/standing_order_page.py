@@ -18,7 +18,7 @@ _HOSTS_PER_PAGE = 20
 class StandingOrderPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
     """The query of the page of the standing order: the form that led here, and the page of its hosts."""
 
-    page: PageNumber = 1
+    page: PageNumber = 1  # from 1
 
 
 class StandingOrderPage(BaseView, frozen=True, kw_only=True):

@@ -160,7 +160,7 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     """
 
     now: float  # lab time
-    window: TimeWindow
+    window: TimeWindow  # the time that the chart shows
     follows: bool  # the window moves with the current time
     lanes: tuple[EventRow, ...]  # newest first; at most MAX_EVENTS_SHOWN, of more the live ones and then the newest
     more: int  # events in the window that are left out

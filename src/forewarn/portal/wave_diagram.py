@@ -46,7 +46,7 @@ class DiagramWave(BaseView, frozen=True, kw_only=True):
     starts_at: float | None  # when its first event started, or starts without an approval
     over_at: float | None  # when its last event is over
     settled_at: float | None  # when the next wave may begin
-    parts: tuple[DiagramPart, ...]
+    parts: tuple[DiagramPart, ...]  # in order of time; (): it has no times yet
 
 
 class CalendarStarts(BaseView, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class CalendarDay(BaseView, frozen=True, kw_only=True):
 class WaveDiagram(BaseView, frozen=True, kw_only=True):
     """The waves of a rollout over time, and a calendar of its starts."""
 
-    waves: tuple[DiagramWave, ...]
+    waves: tuple[DiagramWave, ...]  # in their order
     days: tuple[CalendarDay, ...]  # with starts, ascending; at most 31
     days_left_out: int  # how many more days have starts
     now_x: float | None  # where the current time is, in percent of the width; None: no other time is known
