@@ -117,9 +117,7 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     total: int  # of these VMs, on all pages
     page: int  # its number, from 1
     pages: int  # how many there are; an export is one
-    events: tuple[
-        EventView, ...
-    ]  # live ones that the user may see, oldest first; 10, in an export all
+    events: tuple[EventView, ...]  # live ones that the user may see, oldest first; 10, in an export all
     more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
 
