@@ -76,7 +76,7 @@ class PreparedResponse:
         return self.raw
 
 
-class RequestIds:
+class _RequestIds:
     """Makes the values of x-ms-request-id: GUIDs that differ in their last 12 digits, which count up.
 
     `prefix` is what they share, as bytes. It is random, so that the ids of several processes differ. Counting costs a
@@ -99,7 +99,7 @@ class _IdentifiedResponse(PreparedResponse):
 
     __slots__ = ("_ids", "_rest", "_rest_date")
 
-    def __init__(self, before: bytes, after: bytes, ids: RequestIds) -> None:
+    def __init__(self, before: bytes, after: bytes, ids: _RequestIds) -> None:
         super().__init__(before, after)
         self._ids = ids
         self._rest_date: DateHeader | None = None
@@ -122,7 +122,7 @@ class ResponseWriter:
     def __init__(self, now: Callable[[], float], *, imds_headers: bool = False) -> None:
         self._now = now
         self._date = DateHeader(now())
-        self._prepare = partial(_prepare_as_imds, ids=RequestIds()) if imds_headers else _prepare
+        self._prepare = partial(_prepare_as_imds, ids=_RequestIds()) if imds_headers else _prepare
         self._prepare_cached = lru_cache(maxsize=_CACHED_RESPONSES)(self._prepare)
         self._last: tuple[HttpResponse, bool, bool, PreparedResponse] | None = None
 
@@ -158,7 +158,9 @@ def _prepare(response: HttpResponse, keep_alive: bool, is_http10: bool) -> Prepa
     return PreparedResponse(before, _end(response, keep_alive, is_http10))
 
 
-def _prepare_as_imds(response: HttpResponse, keep_alive: bool, is_http10: bool, *, ids: RequestIds) -> PreparedResponse:
+def _prepare_as_imds(
+    response: HttpResponse, keep_alive: bool, is_http10: bool, *, ids: _RequestIds
+) -> PreparedResponse:
     """Prepare a response with the headers of Azure's metadata service, in the order of captured responses."""
     length, end = _content_length(response), _end(response, keep_alive, is_http10)
     if XML_CONTENT_TYPE in response.headers:

@@ -55,11 +55,11 @@ def write_nats_config(directory: Path, hosts: Iterable[str] = (), *, prefix: str
     known = sorted((directory / _HOSTS_DIRECTORY).glob(f"*{_SUFFIX}"))
     passwords = dict(read_secret(path).split(":", 1) for path in (control, *known))
     path = directory / NATS_CONFIG_FILE
-    secure_files.write_private(path, render_nats_config(passwords, prefix=prefix).encode())
+    secure_files.write_private(path, _render_nats_config(passwords, prefix=prefix).encode())
     return path
 
 
-def render_nats_config(passwords: Mapping[str, str], *, prefix: str = DEFAULT_PREFIX) -> str:
+def _render_nats_config(passwords: Mapping[str, str], *, prefix: str = DEFAULT_PREFIX) -> str:
     """Return the text of nats.conf for these users, each with the subjects that it may use.
 
     `passwords` are by user: `control`, and `host-` with the name of a host as in subjects. `prefix` is that of all

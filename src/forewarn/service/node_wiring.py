@@ -71,7 +71,7 @@ def open_postgres_record(url: str) -> SharedRecord:
     return open_record(url)
 
 
-class LeaseTerm:
+class _LeaseTerm:
     """The term of a control node's lease, for the host nodes. Make it while the node holds the lease.
 
     `number` is the term.
@@ -195,7 +195,7 @@ class ControlNodeProcess:
         settings, directory = self.settings, self._directory
         await check_fingerprint(storage.store, self._fingerprint)
         if self._bus is not None:
-            cluster = new_cluster_control(self._bus, settings, settings.name, LeaseTerm(self.node))
+            cluster = new_cluster_control(self._bus, settings, settings.name, _LeaseTerm(self.node))
             storage = replace(storage, cluster=cluster)
         control, supervisors = await open_control(stack, settings, directory, storage)
         now = control.clock.now()

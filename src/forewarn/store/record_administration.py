@@ -61,7 +61,7 @@ def migrate_record(url: str) -> str | None:
     db = postgres_connection.connect(url)
     name = postgres_connection.describe_url(url)
     try:
-        require_standby(name, db)
+        _require_standby(name, db)
         found = _read_revision(db)
         if found is not None and found not in REVISIONS:
             raise Refused(
@@ -176,7 +176,7 @@ def renew_epochs(url: str, *, now: float) -> int:
     return epoch
 
 
-def require_standby(name: str, db: LimitedConnection) -> None:
+def _require_standby(name: str, db: LimitedConnection) -> None:
     """Raise Refused if the server demands a synchronous standby and no synchronous one is connected.
 
     Every COMMIT would wait for one. It does not raise if this user may not see what the standbys are. `name` is how the
@@ -197,7 +197,7 @@ def _exclusive(url: str, purpose: str) -> Iterator[tuple[PostgresRecord, LeaseRo
     name = postgres_connection.describe_url(url)
     with closing(open_record(url)) as record:
         with closing(postgres_connection.connect(url)) as db:
-            require_standby(name, db)
+            _require_standby(name, db)
         sent_at = time.monotonic()
         lease = record.take_lease(f"forewarn {purpose}", "")
         if lease is None:

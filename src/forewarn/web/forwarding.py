@@ -96,7 +96,7 @@ class ForwardingApp:
         after the beginning of the response is raised.
         """
         if is_forwarded(scope):
-            await not_active_response(scope, self._node)(scope, receive, send)
+            await _not_active_response(scope, self._node)(scope, receive, send)
             return
         if not (target := self._target()):
             await no_active_node_response(scope)(scope, receive, send)
@@ -177,7 +177,7 @@ class _Exchange:
             if self._scope["method"] in SAFE_METHODS and self._can_repeat():
                 raise NodeUnreachable from error
             refusal = "the active control node did not answer, and may or may not have carried this out"
-            await unavailable_response(self._scope, refusal)(self._scope, self._receive, self._send)
+            await _unavailable_response(self._scope, refusal)(self._scope, self._receive, self._send)
         finally:
             for task in (forwarding, leaving):
                 task.cancel()
@@ -285,7 +285,7 @@ _REMEDIES: Mapping[Surface, str] = {
 }
 
 
-def unavailable_response(scope: Scope, reason: str) -> Response:
+def _unavailable_response(scope: Scope, reason: str) -> Response:
     """A 503 with Retry-After, whose sentence says what to do in the words of the caller's surface.
 
     `reason` is the first part of the sentence: why no node can answer. `scope` is the ASGI scope of the call, whose
@@ -299,12 +299,12 @@ def is_forwarded(scope: Scope) -> bool:
     return any(name == FORWARDED_HEADER.encode() for name, _ in scope["headers"])
 
 
-def not_active_response(scope: Scope, node: str) -> Response:
+def _not_active_response(scope: Scope, node: str) -> Response:
     """The 503 of a node that is not active, to a call that another node has forwarded; nothing was done.
 
     `node` is its name, which the header NOT_ACTIVE_HEADER has, too.
     """
-    response = unavailable_response(
+    response = _unavailable_response(
         scope, f"control node {node} is not the active one, and does not forward a call twice"
     )
     response.headers[NOT_ACTIVE_HEADER] = node
@@ -313,17 +313,17 @@ def not_active_response(scope: Scope, node: str) -> Response:
 
 def no_active_node_response(scope: Scope) -> Response:
     """The 503 for a call while no node is active."""
-    return unavailable_response(scope, "no control node is active now")
+    return _unavailable_response(scope, "no control node is active now")
 
 
 def unreachable_response(scope: Scope) -> Response:
     """The 503 for a call that had no effect, because the active node cannot be reached."""
-    return unavailable_response(scope, "the active control node cannot be reached, so nothing was done")
+    return _unavailable_response(scope, "the active control node cannot be reached, so nothing was done")
 
 
 def unsure_response(scope: Scope) -> Response:
     """The 503 of a node that would refuse a change, but cannot be sure of its lease and so of its state."""
-    return unavailable_response(
+    return _unavailable_response(
         scope, "this control node cannot be sure that it is still the active one, so nothing was done"
     )
 

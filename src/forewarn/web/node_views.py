@@ -38,10 +38,10 @@ def nodes_view(node: ControlNodeView | None) -> NodesView:
     """The view of all control nodes, as `node`, which answers, knows them; None: the service runs alone."""
     if node is None:
         return NodesView(active="", term=0, nodes=())
-    return NodesView(active=node.active_name, term=node.active_term, nodes=node_list(node.nodes))
+    return NodesView(active=node.active_name, term=node.active_term, nodes=_node_list(node.nodes))
 
 
-def node_list(rows: Sequence[NodeRow]) -> tuple[NodeView, ...]:
+def _node_list(rows: Sequence[NodeRow]) -> tuple[NodeView, ...]:
     """The views of these nodes, in their order; `behind` is compared with the newest copy among them."""
     newest = max((row.number for row in rows), default=0)
     return tuple(_node_view(row, newest) for row in rows)
