@@ -31,7 +31,7 @@ class HostReports:
     def __init__(self, hypervisor: Hypervisor, host: str) -> None:
         self._capacity = hypervisor if isinstance(hypervisor, CapacityHypervisor) else None
         self._cpus = hypervisor if isinstance(hypervisor, CpuHypervisor) else None
-        self._observing = observing_hypervisor(hypervisor)
+        self._observing = _observing_hypervisor(hypervisor)
         self._host = host.casefold()
         self._last: HostCapacity | None = None
         self._reports_since = 0  # reports since the last one with a capacity
@@ -76,7 +76,7 @@ class HostReports:
             await asyncio.sleep(_FOLLOW_AGAIN_S)
 
 
-def observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
+def _observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
     """Return the hypervisor if it lists VMs, and its `observe_interval_s` is above 0; else None."""
     if isinstance(hypervisor, ObservingHypervisor) and hypervisor.observe_interval_s > 0:
         return hypervisor
@@ -100,7 +100,7 @@ async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage)
 
     `host` is the name of this host, `message` the request. Errors of the hypervisor become that reason.
     """
-    observing = observing_hypervisor(hypervisor)
+    observing = _observing_hypervisor(hypervisor)
     folded = host.casefold()
     reply = VmListing(text=f"the node of host {host} does not list VMs")
     if observing is not None:

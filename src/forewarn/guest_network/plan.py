@@ -137,7 +137,7 @@ def _plan_interface(interface: VmInterface, links: Mapping[str, Link]) -> Planne
     link = links.get(interface.device)
     if interface.attachment is Attachment.TAP:
         _check_tap(interface, link)
-        table = number_for("tap", interface.vm, interface.device)
+        table = _number_for("tap", interface.vm, interface.device)
         return PlannedInterface(interface=interface, link=link, mark=interface.mark or table, table=table)
     if link is None or not link.master:
         return PlannedInterface(interface=interface, link=link, mark=0, table=0)
@@ -146,8 +146,8 @@ def _plan_interface(interface: VmInterface, links: Mapping[str, Link]) -> Planne
         raise Rejected(f"{interface.title} is in {link.master}, which is not a Linux bridge: use one, or routed taps")
     # By VM and bridge, not by device: the service's settings stay correct when the VM gets another device, and a
     # device that now belongs to another VM never has the mark of the former one.
-    mark = interface.mark or number_for("port", interface.vm, link.master)
-    table = number_for("bridge", link.master)
+    mark = interface.mark or _number_for("port", interface.vm, link.master)
+    table = _number_for("bridge", link.master)
     return PlannedInterface(interface=interface, link=link, mark=mark, table=table)
 
 
@@ -166,7 +166,7 @@ def _check_tap(interface: VmInterface, link: Link | None) -> None:
         raise Rejected(f"{interface.title} is a device of the host itself: name the tap of the VM")
 
 
-def number_for(*words: str) -> int:
+def _number_for(*words: str) -> int:
     """Return the mark or routing table for these words: the same on every host and in every run.
 
     It is from 0x10000000 to 0x1fffffff, a hash, so that other words may rarely give the same number.
@@ -233,7 +233,7 @@ def _own_values(interfaces: Iterable[VmInterface]) -> dict[str, frozenset[Elemen
     }
 
 
-def rp_filter_path(device: str) -> str:
+def _rp_filter_path(device: str) -> str:
     """Return the path, below /proc/sys, of the setting that drops packets from unexpected devices."""
     return f"net/ipv4/conf/{device}/rp_filter"
 
@@ -277,7 +277,7 @@ def _wanted_sysctls(
         if is_other and was.value < strictest and (RP_FILTER_ALL not in recorded or path in recorded):
             wanted[path] = strictest
     wanted[RP_FILTER_ALL] = 0
-    wanted |= {rp_filter_path(device): 0 for device in sorted(served)}
+    wanted |= {_rp_filter_path(device): 0 for device in sorted(served)}
     wanted[_MARK_REPLIES] = 1
     if any(each.interface.attachment is Attachment.PORT for each in listed):
         wanted[_MARK_CONNECTIONS] = 1

@@ -35,10 +35,6 @@ class Record:
     boot: str = ""  # the id of the boot it is of
     namespace: int = 0  # the cookie of the network namespace it is of
 
-    def named_for_here(self) -> Record:
-        """Return a copy that says it is of this boot and network namespace."""
-        return replace(self, boot=boot_id(), namespace=namespace_cookie())
-
 
 def read_record(path: Path) -> Record | None:
     """Return the record in the file; None if the file does not exist, or its record is of an earlier boot.
@@ -68,7 +64,7 @@ def write_record(path: Path, record: Record) -> None:
 
     Creates its directory. Raises Rejected if it cannot be written.
     """
-    data = {"format": _FORMAT, **asdict(record.named_for_here())}
+    data = {"format": _FORMAT, **asdict(replace(record, boot=boot_id(), namespace=namespace_cookie()))}
     temporary = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -107,7 +107,7 @@ class HostMoves:
         have come back since. `now` is lab time.
         """
         for record in self._journal.find_unfinished(act.vm):
-            if (step := step_of_record(record)) is None:
+            if (step := _step_of_record(record)) is None:
                 continue
             if step not in (MoveStep.RELEASE, MoveStep.ACTIVATE):
                 self._journal.end(record.act_id, ok=False, note=f"given up in favour of {act.verb} {act.id}")
@@ -418,7 +418,7 @@ class HostMoves:
         return record
 
 
-def step_of_record(record: MachineActRecord) -> MoveStep | None:
+def _step_of_record(record: MachineActRecord) -> MoveStep | None:
     """Return the step of a move that this record is about; None: it is about a whole act."""
     step = record.act_id.rpartition("/")[2]
     return MoveStep(step) if step in list(MoveStep) else None

@@ -32,7 +32,7 @@ _Answer = TypeVar("_Answer")
 _TAP_ERROR = re.compile(r"could not configure /dev/net/tun \(([^()]+)\): (.+)")
 
 
-def start_failure(message: str) -> str:
+def _start_failure(message: str) -> str:
     """Return for people why QEMU has ended, from its last message: with a remedy, or the message itself."""
     if (found := _TAP_ERROR.search(message)) is None:
         return message
@@ -183,7 +183,7 @@ class QemuProcesses:
                 return
             except MonitorNotListening as error:
                 if has_ended:
-                    reason = start_failure(instance.log_tail()) or f"exit code {child.returncode}"
+                    reason = _start_failure(instance.log_tail()) or f"exit code {child.returncode}"
                     raise Refused(f"QEMU did not start {instance.name}: {reason}") from error
                 if asyncio.get_running_loop().time() >= deadline:
                     raise
