@@ -18,8 +18,10 @@ from forewarn.auth.tokens import TokenIssuer, TokenSubject
 from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Grant, RegisteredClient, Role, client_principal, vm_principal
 from forewarn.core.commit import Commit
+from forewarn.core.fleet import Vm
 from forewarn.core.request import RequestedOperation
-from forewarn.core.resource_ids import ROOT_RESOURCE
+from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
+from forewarn.protocol.managed_identity import ManagedIdentity
 from forewarn.web.authentication import BearerAuthenticator
 from tests.support.oidc_issuer import LOOPBACK_CLIENT, OidcIssuer
 from tests.support.world import a_vm
@@ -55,6 +57,11 @@ class SignInService:
         self.world = inside.world
         self.arm = inside.behind(BearerAuthenticator(sign_in=self.sign_in, store=self.world.store, real_time=self.time))
         self.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret(SECRET), name="the pipeline"),))
+
+    def vm_token(self, vm: Vm) -> str:
+        """A token of the VM's managed identity for this service."""
+        identity = ManagedIdentity(vm=vm.key, vm_id=vm.vm_id, name=vm.name, resource_id=vm_resource_id(vm))
+        return self.sign_in.issue_for_vm(identity, BASE, NOW).token
 
     def commit(self, **parts: Any) -> None:
         self.world.do(self.world.store.commit(Commit(**parts)))
@@ -292,15 +299,15 @@ def test_a_forged_token_is_rejected(service: SignInService, issuer: TokenIssuer)
     header, payload, signature = service.token().split(".")
     for forged in (f"{header}.{payload}.", f"{header}.{payload[:-2]}AA.{signature}", f"{header}.{payload}.AAAA"):
         assert service.get(forged).status == 401
-    strange = issuer.issue_text(
+    strange = issuer.issue_token(
         TokenSubject(client_id="ci", object_id="o", tenant="t-1"), "https://elsewhere.example.org", NOW
-    )
+    ).token
     assert "not for this service" in service.get(strange).error[2]
 
 
 def test_a_vm_acts_under_its_own_name(service: SignInService) -> None:
     vm = service.world.vm("web-0")
-    token = service.sign_in.issuer.issue_text(service.sign_in.subject_of_vm(vm), BASE, NOW)
+    token = service.vm_token(vm)
     assert service.get(token, f"{VMS}/db").error[2].startswith("VM web-0 does not have the right")
     service.grant(Role.READER, f"{VMS}/db", to=vm_principal(vm.vm_id))
     assert service.get(token, f"{VMS}/db").status == 200
@@ -309,7 +316,7 @@ def test_a_vm_acts_under_its_own_name(service: SignInService) -> None:
 
 def test_the_token_of_a_removed_vm_is_rejected_even_if_a_new_vm_has_its_name(service: SignInService) -> None:
     vm = service.world.vm("db")
-    token = service.sign_in.issuer.issue_text(service.sign_in.subject_of_vm(vm), BASE, NOW)
+    token = service.vm_token(vm)
     service.grant(Role.READER, ROOT_RESOURCE, to=vm_principal(vm.vm_id))
     assert service.get(token).status == 200
     service.world.ask(RequestedOperation.DELETE, "db")

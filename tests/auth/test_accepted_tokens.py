@@ -43,19 +43,19 @@ def test_people_sign_in_with_external_tokens_of_every_algorithm(external_issuer:
 
 
 def test_the_token_of_a_vm_is_verified_without_the_external_issuer(external_issuer: OidcIssuer) -> None:
-    assert verified(external_issuer, OURS.issue_text(VM, ARM, NOW)).primary_id == "vm:c3"
+    assert verified(external_issuer, OURS.issue_token(VM, ARM, NOW).token).primary_id == "vm:c3"
     assert external_issuer.requested_paths == []
 
 
 def test_a_token_of_our_own_client_is_rejected_if_there_is_an_external_issuer(external_issuer: OidcIssuer) -> None:
     with pytest.raises(InvalidToken, match="clients sign in at") as refused:
-        verified(external_issuer, OURS.issue_text(CLIENT, ARM, NOW))
+        verified(external_issuer, OURS.issue_token(CLIENT, ARM, NOW).token)
     assert refused.value.reason is TokenErrorReason.WRONG_ISSUER
 
 
 def test_external_tokens_have_an_unknown_key_without_an_external_issuer(external_issuer: OidcIssuer) -> None:
     alone = TokenService(issuer=OURS, tenant_id="72f9")
-    assert asyncio.run(alone.verify(OURS.issue_text(CLIENT, ARM, NOW), NOW)).primary_id == "client:deploy"
+    assert asyncio.run(alone.verify(OURS.issue_token(CLIENT, ARM, NOW).token, NOW)).primary_id == "client:deploy"
     with pytest.raises(InvalidToken) as refused:
         asyncio.run(alone.verify(external_issuer.token(ANN), NOW))
     assert refused.value.reason is TokenErrorReason.UNKNOWN_KEY

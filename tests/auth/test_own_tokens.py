@@ -49,7 +49,7 @@ def payload_of(token: str) -> dict[str, Any]:
 
 def forged(change: dict[str, Any], key: Any = PRIVATE, algorithm: str = "RS256", **header: Any) -> str:
     """One of our tokens with changed claims, signed with this key."""
-    payload = payload_of(an_issuer().issue_text(CLIENT, ARM, NOW)) | change
+    payload = payload_of(an_issuer().issue_token(CLIENT, ARM, NOW).token) | change
     payload = {name: value for name, value in payload.items() if value is not None}
     return jwt.encode(payload, key, algorithm, headers={"kid": SigningKey(PRIVATE).kid} | header)
 
@@ -63,7 +63,7 @@ def refusal(token: str, now: float = NOW) -> InvalidToken:
 
 def test_the_token_of_a_client_gives_its_claims() -> None:
     issuer = an_issuer()
-    claims = issuer.verify(issuer.issue_text(CLIENT, ARM, NOW), NOW)
+    claims = issuer.verify(issuer.issue_token(CLIENT, ARM, NOW).token, NOW)
     assert (claims.primary_id, claims.ids) == ("client:deploy", ("client:deploy",))
     assert (claims.name, claims.tenant, claims.expires_at) == ("the deployment", "72f9", NOW + 3600)
     assert (claims.vm_key, claims.vm_id) == ("", "")
@@ -71,12 +71,12 @@ def test_the_token_of_a_client_gives_its_claims() -> None:
 
 def test_the_token_of_a_managed_identity_gives_the_vm() -> None:
     issuer = an_issuer()
-    claims = issuer.verify(issuer.issue_text(VM, ARM, NOW), NOW)
+    claims = issuer.verify(issuer.issue_token(VM, ARM, NOW).token, NOW)
     assert (claims.primary_id, claims.vm_key, claims.vm_id) == ("vm:c3-4d", "rg/web-1", "C3-4D")
 
 
 def test_a_token_has_the_claims_that_azure_clients_read() -> None:
-    payload = payload_of(an_issuer().issue_text(VM, f"{ARM}/", NOW))
+    payload = payload_of(an_issuer().issue_token(VM, f"{ARM}/", NOW).token)
     identifier = payload.pop("uti")
     assert payload.pop("jti") == identifier
     del payload["forewarn_vm_key"], payload["forewarn_vm_id"]
@@ -89,7 +89,7 @@ def test_a_token_has_the_claims_that_azure_clients_read() -> None:
 
 def test_a_token_can_be_verified_with_the_published_keys() -> None:
     issuer = an_issuer()
-    token = issuer.issue_text(CLIENT, ARM, NOW)
+    token = issuer.issue_token(CLIENT, ARM, NOW).token
     published = jwt.PyJWKSet.from_dict(issuer.jwks())
     key = published[jwt.get_unverified_header(token)["kid"]]
     assert jwt.PyJWS().decode(token, key.key, ["RS256"])
@@ -102,7 +102,7 @@ def test_a_token_can_be_verified_with_the_published_keys() -> None:
 )
 def test_every_spelling_of_our_audience_is_accepted(audience: str) -> None:
     issuer = an_issuer()
-    assert issuer.verify(issuer.issue_text(CLIENT, audience, NOW), NOW).primary_id == "client:deploy"
+    assert issuer.verify(issuer.issue_token(CLIENT, audience, NOW).token, NOW).primary_id == "client:deploy"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_every_spelling_of_our_audience_is_accepted(audience: str) -> None:
      "management.azure.com", "", "https://["],
 )  # fmt: skip
 def test_a_token_for_another_audience_is_issued_but_not_accepted(audience: str) -> None:
-    bad = refusal(an_issuer().issue_text(CLIENT, audience, NOW))
+    bad = refusal(an_issuer().issue_token(CLIENT, audience, NOW).token)
     assert bad.reason is TokenErrorReason.WRONG_AUDIENCE
     assert str(bad) == f"the token is for {audience!r}, not for this service: ask for {HERE!r}"
 
@@ -136,7 +136,7 @@ def test_one_of_several_audiences_is_enough() -> None:
 def test_a_token_may_be_used_a_minute_early_but_never_after_its_end(
     later: float, reason: TokenErrorReason | None
 ) -> None:
-    token = an_issuer().issue_text(CLIENT, ARM, NOW)
+    token = an_issuer().issue_token(CLIENT, ARM, NOW).token
     if reason:
         assert refusal(token, NOW + later).reason is reason
     else:
@@ -144,7 +144,7 @@ def test_a_token_may_be_used_a_minute_early_but_never_after_its_end(
 
 
 def test_an_expired_token_is_rejected_with_its_end() -> None:
-    token = an_issuer().issue_text(CLIENT, ARM, NOW)
+    token = an_issuer().issue_token(CLIENT, ARM, NOW).token
     assert str(refusal(token, NOW + 4000)) == "the token expired at 2026-09-21T15:13:20Z: get a new one"
 
 
@@ -191,7 +191,7 @@ def encoded(content: bytes) -> str:
 def test_our_public_key_is_not_accepted_as_a_shared_secret() -> None:
     kid, public = SigningKey(PRIVATE).kid, PRIVATE.public_key()
     form = serialization.PublicFormat.SubjectPublicKeyInfo
-    body = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")[1]
+    body = an_issuer().issue_token(CLIENT, ARM, NOW).token.split(".")[1]
     for algorithm in ("HS256", "hs256"):
         signed = f"{encoded(json.dumps({'alg': algorithm, 'kid': kid}).encode())}.{body}"
         for secret in (public.public_bytes(serialization.Encoding.PEM, form), json.dumps(an_issuer().jwks()).encode()):
@@ -200,12 +200,12 @@ def test_our_public_key_is_not_accepted_as_a_shared_secret() -> None:
 
 
 def test_a_token_without_its_signature_is_rejected() -> None:
-    header, body, _ = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")
+    header, body, _ = an_issuer().issue_token(CLIENT, ARM, NOW).token.split(".")
     assert refusal(f"{header}.{body}.").reason is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_changed_token_is_rejected() -> None:
-    header, body, proof = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")
+    header, body, proof = an_issuer().issue_token(CLIENT, ARM, NOW).token.split(".")
     payload = payload_of(f"{header}.{body}.{proof}") | {"forewarn_vm_id": "C3-4D"}
     assert refusal(f"{header}.{encoded(json.dumps(payload).encode())}.{proof}").reason is TokenErrorReason.BAD_SIGNATURE
 
@@ -223,10 +223,10 @@ def test_any_other_text_is_rejected_as_a_token(text: str) -> None:
 
 def test_a_token_is_reused_until_half_of_its_lifetime_is_over() -> None:
     issuer = an_issuer()
-    first = issuer.issue_text(CLIENT, ARM, NOW)
-    assert issuer.issue_text(CLIENT, ARM, NOW + 1799) == first
-    assert issuer.issue_text(VM, ARM, NOW) != first
-    assert issuer.issue_text(CLIENT, HERE, NOW) != first
+    first = issuer.issue_token(CLIENT, ARM, NOW).token
+    assert issuer.issue_token(CLIENT, ARM, NOW + 1799).token == first
+    assert issuer.issue_token(VM, ARM, NOW).token != first
+    assert issuer.issue_token(CLIENT, HERE, NOW).token != first
     second = issuer.issue_token(CLIENT, ARM, NOW + 1800)
     assert second.token != first
     assert second.expires_at == NOW + 1800 + 3600
@@ -234,15 +234,15 @@ def test_a_token_is_reused_until_half_of_its_lifetime_is_over() -> None:
 
 def test_a_token_is_not_reused_after_the_clock_was_set_back() -> None:
     issuer = an_issuer()
-    first = issuer.issue_text(CLIENT, ARM, NOW)
-    issuer.verify(again := issuer.issue_text(CLIENT, ARM, NOW - 7200), NOW - 7200)
+    first = issuer.issue_token(CLIENT, ARM, NOW).token
+    issuer.verify(again := issuer.issue_token(CLIENT, ARM, NOW - 7200).token, NOW - 7200)
     assert again != first
 
 
 def test_the_cache_of_tokens_is_limited() -> None:
     issuer = TokenIssuer(URL, SigningKey(PRIVATE))
     for number in range(1100):
-        issuer.issue_text(CLIENT, f"https://{number}.example", NOW)
+        issuer.issue_token(CLIENT, f"https://{number}.example", NOW)
     assert len(issuer._cached_tokens) == 1024
     assert (CLIENT, "https://1099.example") in issuer._cached_tokens
 
@@ -257,7 +257,7 @@ def test_the_signing_key_is_created_once_and_is_private(tmp_path: Path) -> None:
     first, again = SigningKey.load_or_create(path), SigningKey.load_or_create(path)
     assert first.kid == again.kid
     assert path.stat().st_mode & 0o777 == 0o600
-    token = TokenIssuer(URL, first).issue_text(CLIENT, ARM, NOW)
+    token = TokenIssuer(URL, first).issue_token(CLIENT, ARM, NOW).token
     assert TokenIssuer(URL, again).verify(token, NOW).primary_id == "client:deploy"
 
 

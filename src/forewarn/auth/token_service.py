@@ -13,8 +13,6 @@ from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.auth.tokens import MANAGEMENT_AUDIENCES, IssuedToken, TokenIssuer, TokenSubject
 from forewarn.clock import read_real_time
 from forewarn.core.access import RegisteredClient
-from forewarn.core.fleet import Vm
-from forewarn.core.resource_ids import vm_resource_id
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 
 _ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the object ids of clients
@@ -45,12 +43,6 @@ class TokenService:
         It may be a cached one, of which more than half of its lifetime is left. `now` is real time.
         """
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
-
-    def subject_of_vm(self, vm: Vm) -> TokenSubject:
-        """Return the subject of tokens for this VM's managed identity; issues none, and does not check the VM."""
-        return self._identity_subject(
-            ManagedIdentity(vm=vm.key, vm_id=vm.vm_id, name=vm.name, resource_id=vm_resource_id(vm))
-        )
 
     async def verify(self, token: str, now: float) -> Claims:
         """Return the claims of a token of ours or of the external issuer; `now` is real time.

@@ -153,13 +153,6 @@ class TokenIssuer:
         self._audiences = normalize_audiences((*MANAGEMENT_AUDIENCES, *audiences))
         self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
-    def issue_text(self, subject: TokenSubject, audience: str, now: float) -> str:
-        """Return a token of this owner for any audience as text, without its times; perhaps a cached one.
-
-        It is the `token` of what `issue_token` returns, a JWT; `now` is real time in POSIX seconds.
-        """
-        return self.issue_token(subject, audience, now).token
-
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
         """Return a token for any audience, a cached one while more than half of its lifetime is left.
 
