@@ -32,7 +32,7 @@ _NO_EVENTS = "No event is pending. Request one: forewarn restart VM, or forewarn
 @click.command()
 @click.option("--watch", is_flag=True, help="Keep running, and show every change.")
 @click.option("--all", "over_too", is_flag=True, help="Include events that are over.")
-@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Show only events that this VM sees.")
+@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Show only events that affect this VM.")
 @click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Show only events of this scope.")
 @click.option("--host", metavar="HOST", shell_complete=host_names, help="Show only events of this host or its VMs.")
 @click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="Show only events of this rollout.")
