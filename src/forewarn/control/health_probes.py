@@ -93,7 +93,7 @@ class HealthProber:
             response = await self._send(check, url, _MAX_ANSWER_BYTES)
         except HttpRequestFailed as error:
             return CheckResult(CheckOutcome.ERROR, f"Prometheus: {error}")
-        return judge_prometheus(check.condition, response)
+        return _judge_prometheus(check.condition, response)
 
     async def _call(self, check: HealthCheck) -> CheckResult:
         try:
@@ -161,7 +161,7 @@ class _PrometheusAnswer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def judge_prometheus(condition: str, response: ClientResponse) -> CheckResult:
+def _judge_prometheus(condition: str, response: ClientResponse) -> CheckResult:
     """Return what Prometheus's answer to an instant query means for a check with this condition.
 
     Every sample of a vector, or the scalar, must meet it; an empty vector is unclear. An answer of any other form, or

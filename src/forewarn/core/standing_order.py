@@ -84,7 +84,7 @@ def require_valid_order(order: StandingOrder) -> None:
         raise Rejected(f"{order.at_once} hosts cannot be visited at once: give 1 to {MAX_AT_ONCE}")
 
 
-def visit_notice_s(order: StandingOrder) -> float:
+def _visit_notice_s(order: StandingOrder) -> float:
     """Return the notice of the order's events in seconds of lab time; the minimum if it gives none."""
     return order.notice_s or CAUSE_RULES[IMPACT_CAUSES[order.impact]].minimum_notice_s
 
@@ -93,7 +93,8 @@ def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
     """Return whether a visit, the rollout of `request`, has the impact, windows and notice of the order."""
     rollout = request.rollout
     assert rollout is not None
-    return (rollout.impact, rollout.calendar, request.notice_s) == (order.impact, order.calendar, visit_notice_s(order))
+    wanted = (order.impact, order.calendar, _visit_notice_s(order))
+    return (rollout.impact, rollout.calendar, request.notice_s) == wanted
 
 
 def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> str:
@@ -103,7 +104,7 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
     `now`, without approvals, budgets and failures, and at most 10,000 starts in a row, so more hosts than it says may
     be late.
     """
-    rules, notice_s = CAUSE_RULES[IMPACT_CAUSES[order.impact]], visit_notice_s(order)
+    rules, notice_s = CAUSE_RULES[IMPACT_CAUSES[order.impact]], _visit_notice_s(order)
     work_s = max(0, rules.duration_s)
     needed = min(_MAX_COUNTED_STARTS, math.ceil(sum(domains) / order.at_once))
     at, possible = now, 0

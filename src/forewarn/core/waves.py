@@ -185,14 +185,14 @@ def _current_members(
     else:
         handled = len(handled_vms(rollout, events, planned)) - rollout.wave_base
         members = _first_units(rollout, vms, remaining, rollout.wave_size - handled)
-    if works_on_hosts(rollout):
+    if _works_on_hosts(rollout):
         # A VM that has arrived on a host under maintenance starts together with the others there (spec §6.4).
         hosts = {event.host for event in events if event.is_live} | {item.host for item in planned}
         members = _on_hosts(remaining, hosts | {vm.host for vm in members})
     return members
 
 
-def works_on_hosts(rollout: Rollout) -> bool:
+def _works_on_hosts(rollout: Rollout) -> bool:
     """Return whether the rollout works on whole hosts, so that all its VMs of a host are in one wave.
 
     An update or a reboot does, unless it is about one scope; a live migration does not.
@@ -201,7 +201,7 @@ def works_on_hosts(rollout: Rollout) -> bool:
 
 
 def _tagged(rollout: Rollout, tag: str, vms: Sequence[Vm], remaining: Sequence[Vm]) -> list[Vm]:
-    if works_on_hosts(rollout):
+    if _works_on_hosts(rollout):
         return _on_hosts(remaining, {vm.host for vm in vms if has_tag(vm, tag)})
     return [vm for vm in remaining if has_tag(vm, tag)]
 
@@ -214,7 +214,7 @@ def _first_units(rollout: Rollout, vms: Sequence[Vm], remaining: Sequence[Vm], c
     """Return the first `count` remaining VMs by update domain and name; of whole hosts, at least as many."""
     if count <= 0:
         return []
-    if not works_on_hosts(rollout):
+    if not _works_on_hosts(rollout):
         return sorted(remaining, key=_wave_order)[:count]
     by_host = dict(hosts_in_order(remaining))
     members: list[Vm] = []
