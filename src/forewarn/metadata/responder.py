@@ -355,10 +355,10 @@ _MAX_KNOWN_APPROVALS = 10_000  # beyond, the oldest is dropped and goes to the b
 
 
 class KnownApprovals:
-    """Remembers which events are approved in the store, so that repeated approvals need no backend call.
+    """Remembers events whose approval the backend has accepted, so that it is not called for them again.
 
     Keeps the latest `max_size` events, with their scope. `covers` also counts events that have started, which need no
-    approval: it does not prove that they were approved.
+    approval; the backend accepts that of an event that is over, too. So it does not prove that they were approved.
     """
 
     def __init__(self, *, max_size: int = _MAX_KNOWN_APPROVALS) -> None:
@@ -366,7 +366,7 @@ class KnownApprovals:
         self._approved: dict[tuple[str, str], None] = {}  # scope id and event id
 
     def add(self, scope_id: str, event_ids: tuple[str, ...]) -> None:
-        """Remember that the backend has stored an approval of these events (upper case) of the scope.
+        """Remember that the backend has accepted an approval of these events (upper case) of the scope.
 
         Forgets the events that were added first if there are too many; adding one again need not keep it longer.
         """

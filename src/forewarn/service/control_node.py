@@ -123,8 +123,8 @@ class ControlNode:
     def nodes(self) -> list[NodeRow]:
         """All control nodes, sorted by name: this one as it is, the others as they described themselves last.
 
-        That is as they were last read from the record; empty before the first time. Nodes that ended are among them for
-        up to a week.
+        The others are as last read from the record, also those that ended within the last week. Empty before the first
+        reading.
         """
         later_s = time.monotonic() - self._nodes_read_at
         return [
