@@ -131,7 +131,10 @@ def log_startup(config: AgentConfig) -> None:
 
 
 class SingleLineFormatter(logging.Formatter):
-    """A log formatter that escapes unprintable characters, so that a server cannot forge log lines."""
+    """A log formatter that escapes unprintable characters, so that a server cannot forge log lines.
+
+    Tracebacks are not escaped. It is made like any `logging.Formatter`.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The formatted message with unprintable characters, such as newlines, written as escapes.

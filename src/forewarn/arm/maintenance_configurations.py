@@ -114,8 +114,8 @@ async def show_configuration(context: RequestContext, call: ArmCall) -> ArmRespo
 async def delete_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Deletes the configuration of the path with its assignments; 204 if there is none.
 
-    Otherwise 200 with the configuration as it was. Durable, with a history entry. Raises Rejected for a body that is
-    not empty.
+    Otherwise 200 with the configuration as it was. Durable, with a history entry. Raises Rejected if the body has
+    members.
     """
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.remove(call.resource, who=context.caller_name)
@@ -134,7 +134,7 @@ async def list_configurations(context: RequestContext, call: ArmCall) -> ArmResp
 
 
 async def list_public_configurations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the configurations that the platform offers to everybody: there are none."""
+    """Lists the configurations that the platform offers to everybody: none. The body is `{"value": []}`."""
     return ArmResponse(body={"value": []})
 
 
@@ -211,8 +211,7 @@ async def show_assignment(context: RequestContext, call: ArmCall) -> ArmResponse
 async def delete_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Deletes the assignment of the path; 204 if there is none. Its target need not exist any more.
 
-    Otherwise 200 with the assignment as it was. Durable, with a history entry. Raises Rejected for a body that is not
-    empty.
+    Otherwise 200 with the assignment as it was. Durable, with a history entry. Raises Rejected if the body has members.
     """
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.unassign(call.resource, who=context.caller_name)

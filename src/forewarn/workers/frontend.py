@@ -123,8 +123,9 @@ class MetadataFrontend:
     async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
         """Serve a VM (its key) on a listening socket inside its namespace, which no other VM can reach.
 
-        The server then owns the socket. Returns the listener, for `stop_listening`, which ends it. Raises OSError,
-        without workers, if the socket cannot listen. Only after `prepare`.
+        Assigns its attachment to the VM in `callers`. The server then owns the socket. Returns the listener, for
+        `stop_listening`, which ends it; with workers, before they accept. Raises OSError, without workers, if the
+        socket cannot listen. Only after `prepare`.
         """
         self.callers.assign(dedicated_attachment(vm_key), vm_key)
         listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
@@ -134,7 +135,7 @@ class MetadataFrontend:
     async def stop_listening(self, listener: VmListener) -> None:
         """Stop accepting on a listener of `listen_inside_vm` and close it; open connections stay.
 
-        Does nothing if that was done already. Only after `prepare`.
+        With workers, it returns before they stop. Does nothing if that was done already. Only after `prepare`.
         """
         await self.server.stop(listener)
 

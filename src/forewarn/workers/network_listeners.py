@@ -40,7 +40,7 @@ class ListenerHost(Protocol):
     async def stop(self, listener: VmListener) -> None:
         """Stop accepting on this listener and close its sockets; open connections stay.
 
-        Does nothing if it was not started.
+        A `WorkerPool` returns before its workers know. Does nothing if it was not started.
         """
 
 
