@@ -54,7 +54,8 @@ RequestAction = Callable[[ControlPlane], Awaitable[MaintenanceRequest]]
 class DryRunTooLarge(Refused):
     """The scopes that a request concerns have over 20,000 VMs together, too many to copy for a dry run.
 
-    Those that share gates with them count too. The request can still be made without a dry run.
+    Those that share gates with them count too. Raised by the functions here and by `plan_rollout`. The request can
+    still be made without a dry run.
     """
 
 

@@ -136,9 +136,10 @@ class PlacementIndex:
         return self._failed_hosts
 
     def unreachable_hosts(self) -> frozenset[str]:
-        """Return the names of the hosts that did not answer the hypervisor when they were last observed.
+        """Return the names of the hosts that are recorded as not answering (`Host.unreachable_since`).
 
-        Such a host need not have failed: its VMs may be running.
+        That is recorded when a host has not answered the hypervisor twice in a row. Such a host need not have failed:
+        its VMs may be running.
         """
         return self._unreachable_hosts
 

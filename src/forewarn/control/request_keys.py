@@ -21,7 +21,7 @@ T = TypeVar("T")
 class RequestKeys:
     """Finds the requests of repeated calls: a second call with a key makes no second request.
 
-    Calls with the same key wait for each other.
+    Calls with the same key wait for each other within one process. The requests are those of `store`.
     """
 
     def __init__(self, store: Store) -> None:

@@ -169,7 +169,7 @@ def decode_event(event: dict[str, object]) -> ReceivedEvent:
     """Decode one element of Events, usable or not. Raises nothing.
 
     A field that is missing or of the wrong type has its default in the result; unknown fields are in `extra`, and `raw`
-    is `event` itself. Resources may be a single text instead of a list.
+    is `event` itself. Resources may be a single text instead of a list, DurationInSeconds a number as text.
     """
     not_before_text = _text(event.get("NotBefore"))
     return ReceivedEvent(

@@ -84,7 +84,7 @@ class _DuplicateCheck:
 def check_role(role: ParsedTable[tables.RoleTable], problems: ProblemCollector) -> bool:
     """Return whether the role's name is valid; report it to `problems` if it is not.
 
-    It has at most 53 characters, and no braces, slashes or blanks around it.
+    It has 1 to 53 characters, and otherwise the form that `plain_name_error` demands.
     """
     return _check_plain_name(role, role.content.name, problems, limit=53)  # leaves 11 characters for _IN_1000000
 
