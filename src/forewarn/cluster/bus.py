@@ -135,33 +135,36 @@ def subject_token(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The subjects of one cluster. All of them begin with its prefix."""
+    """The subjects of one cluster. All of them begin with its prefix. Names of hosts are in any case."""
 
     prefix: str = DEFAULT_PREFIX  # without a dot at its end
 
     @property
     def heartbeat(self) -> str:
-        """From the active node to all: `Heartbeat`."""
+        """The subject of the `Heartbeat` from the active node to all."""
         return f"{self.prefix}.heartbeat"
 
     def host(self, host: str) -> str:
-        """From the active node to the node of this host: `HostUpdate`, and `Heartbeat` once it has joined."""
+        """Return the subject from the active node to the node of this host, once that has joined.
+
+        It carries `HostUpdate` and `Heartbeat`.
+        """
         return f"{self.prefix}.host.{subject_token(host)}"
 
     def ask(self, host: str) -> str:
-        """Requests of the node of this host to the active node; "*" for those of all hosts."""
+        """Return the subject for requests of the node of this host to the active node; "*": of all hosts."""
         return f"{self.prefix}.ask.{host if host == '*' else subject_token(host)}"
 
     def seen(self, host: str) -> str:
-        """Reports of the node of this host, as requests, to the active node; "*" for those of all hosts."""
+        """Return the subject for reports of this host's node to the active node; "*": of all hosts."""
         return f"{self.prefix}.seen.{host if host == '*' else subject_token(host)}"
 
     def act(self, host: str) -> str:
-        """Orders of the active node, as requests, to the node of this host."""
+        """Return the subject for orders and other requests of the active node to the node of this host."""
         return f"{self.prefix}.act.{subject_token(host)}"
 
     def inbox(self, name: str) -> str:
-        """The prefix of the subjects on which this client gets answers to its requests.
+        """Return the prefix of the subjects on which this client gets answers to its requests.
 
         `name` is that of the client: a host, or a control node.
         """

@@ -189,7 +189,10 @@ class HostNode:
 
     @property
     def joins(self) -> dict[str, int]:
-        """How often it asked for the complete state, by reason (`JOIN_REASONS`), also those that are 0."""
+        """How often it had a reason to ask for the complete state, by reason (`JOIN_REASONS`), also 0.
+
+        A request that is repeated until it is answered counts once.
+        """
         return self.follower.joins
 
     @property

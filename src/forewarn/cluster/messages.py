@@ -248,7 +248,7 @@ class OrderRefused(_BusMessage, frozen=True):
 
     text: str  # for people
     term: int = 0  # the newer one that the node knows; 0: the term is not the reason
-    counts: bool = False  # True: an attempt, whose outcome is unknown; False: nothing was attempted
+    counts: bool = False  # whether it counts as an attempt at the act, whose outcome is unknown then
 
 
 ToActive: TypeAlias = JoinRequest | StatePartRequest | VmCall | SeenReport

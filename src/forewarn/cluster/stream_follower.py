@@ -83,8 +83,8 @@ class _PartialState:
 class StreamFollower:
     """Follows the stream of one host. Call `start`, then the other methods as messages arrive.
 
-    `position` is what the node shows, None before the first complete state. `joins` counts the times that it asked for
-    the state, by reason.
+    `position` is what the node shows, None before the first complete state. `joins` counts how often there was a reason
+    to ask for the state, by reason.
     """
 
     position: StreamPosition | None = None  # None: no complete state has arrived yet

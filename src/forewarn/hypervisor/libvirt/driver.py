@@ -288,7 +288,8 @@ class LibvirtDriver:
     async def cancel_send(self, host: str, vm: str) -> None:
         """Abort a live migration from here and wait for its end; the VM continues here. Nothing without one.
 
-        Raises HostUnreachable if the host does not answer or does not stop in time.
+        It may complete first: then the VM is SENT. Raises HostUnreachable if the host does not answer or does not stop
+        in time.
         """
         try:
             await self._migrations.cancel(self._hosts.connection(host), vm)

@@ -230,8 +230,8 @@ class MachineDriver(Protocol):
     async def cancel_send(self, host: str, vm: str) -> None:
         """Abort a live migration from this host; the VM continues here. Does nothing if none is active.
 
-        After this has returned, an earlier `send` whose answer was lost has no further effect. Raises HostUnreachable
-        or Refused.
+        It may complete before it is aborted: then the VM is SENT. After this has returned, an earlier `send` whose
+        answer was lost has no further effect. Raises HostUnreachable or Refused.
         """
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:

@@ -168,7 +168,7 @@ class SupervisorConnection:
         """Close the connection and its socket, and set `is_closed`; may be called twice. The VM runs on.
 
         `receive` then returns None, after the messages that came before, and `wait_for_answer` raises Unavailable
-        unless it has its answer. File descriptors that were received and not taken are closed.
+        unless it has its answer. Those messages keep their file descriptors, see `discard_received`; others are closed.
         """
         if self.is_closed:
             return
