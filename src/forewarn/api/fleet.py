@@ -82,9 +82,9 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
 async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     """Show one VM with its live events.
 
-    And, for a running namespace VM, with its supervisor. The path parameter `name` is its name, `group/name` or key, in
-    any case. Stores observed polls first, so that they are shown. Raises NotFound, also for a removed VM, or Refused if
-    several VMs match.
+    And, for a namespace VM, with its supervisor if that is connected. The path parameter `name` is its name,
+    `group/name` or key, in any case. Stores observed polls first, so that they are shown. Raises NotFound, also for a
+    removed VM, or Refused if several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()

@@ -67,8 +67,8 @@ class ServingEvents:
     def on_event(self, event: Event) -> Iterator[VmInScope]:
         """Takes in an event that was published or changed, and yields its VMs; none if its rollout is unknown.
 
-        A VM is (scope id, name). An event with another cause than its rollout is passed over. Only what is iterated
-        over is taken in.
+        A VM is (scope id, name). A VM whose act failed, was not needed or was withdrawn counts as not served by it. An
+        event with another cause than its rollout is passed over. Only what is iterated over is taken in.
         """
         request = self._requests.get(event.request_id)
         if request is None or request.rollout is None or request.rollout.cause is not event.cause:
