@@ -187,10 +187,11 @@ def grant(
     Administrator              everything
 
     \f
-    `to_vm` and `over_vm` are a name, `group/name` or key; `resource` is a resource id or such a name; what is None is
-    not given. Prints the grant; one that exists stays as it is. Raises Rejected unless exactly one grantee
-    (`client_id`, `to_vm`, `to_external`) and exactly one resource (the other options) is given; NotFound for an unknown
-    name, Refused for an ambiguous one.
+    `to_vm` and `over_vm` are a name, `group/name` or key; `over_vm` may also name a scale set; `resource` is a resource
+    id or such a name; `to_external` is the id at the issuer, in exact case; `role` is in any case; what is None is not
+    given. Prints the grant; one that exists stays as it is. Raises Rejected unless exactly one grantee (`client_id`,
+    `to_vm`, `to_external`) and exactly one resource (the other options) is given; NotFound for an unknown name, Refused
+    for an ambiguous one.
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,

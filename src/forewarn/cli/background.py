@@ -367,9 +367,10 @@ def status(call: Invocation) -> None:
 
 
 def running_pid(data: Path) -> int | None:
-    """Return the process id of the service that uses this data directory; None if none runs.
+    """Return the process id of the service that has locked this data directory; None if none has.
 
-    Raises Rejected without the [server] extra.
+    It may still be starting, or be stopping. None too if it has not written its process id yet. Raises Rejected without
+    the [server] extra.
     """
     with require_server_extra("up"):
         from forewarn.service.data_directory import running_service_pid

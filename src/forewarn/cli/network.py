@@ -98,9 +98,9 @@ def apply(call: Invocation, replace_earlier: bool, follow: bool, **options: Any)
 
     \f
     `options` has taps, ports, uris, file and state. Prints what it changed. With `follow` it runs until SIGINT or
-    SIGTERM, devices may be missing, and later errors are printed and tried again. Raises Rejected without root, for
-    wrong sources and for devices that do not fit; Refused if VMs of an earlier plan would be dropped without
-    `replace_earlier`, and while another command is at work.
+    SIGTERM, devices may be missing, VMs that are no longer named are dropped, and later errors are printed and tried
+    again. Raises Rejected without root, for wrong sources and for devices that do not fit; Refused if VMs of an earlier
+    plan would be dropped without `replace_earlier`, and while another command is at work.
     """
     from forewarn.guest_network.apply import apply_plan
     from forewarn.guest_network.follow import follow_devices

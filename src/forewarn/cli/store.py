@@ -89,9 +89,10 @@ def copy(call: Invocation, source: str, target: str) -> None:
     forewarn store copy /var/lib/forewarn postgresql://forewarn@db1,db2/forewarn
 
     \f
-    Prints the number of rows by table. Raises Rejected unless exactly one of the two is a postgresql:// URL, and if the
-    data directory to copy from does not exist; Refused if one of the two is in use, the target is not empty, or the
-    store is a lab's; Unavailable if the server cannot be reached or the copy differs. Then the target has no copy.
+    From a data directory, only the observed polls are not copied. Prints the number of rows by table. Raises Rejected
+    unless exactly one of the two is a postgresql:// URL, and if the data directory to copy from does not exist; Refused
+    if one of the two is in use, the target is not empty, or the store is a lab's; then the target has no copy. Raises
+    Unavailable if the server cannot be reached or the copy differs: run it again then.
     """
     with _require_driver("store copy"):
         from forewarn.clock import read_real_time

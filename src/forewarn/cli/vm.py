@@ -71,10 +71,10 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **options: A
     suspends it, a Reboot stops it and starts it again.
 
     \f
-    `options` has name (name or key of the VM), netns, no_vnet, isolated and grace (seconds). Blocks until the program
-    has ended, also with `detached`. Returns its exit code: 128 plus the number for a signal, 0 if the VM was evicted or
-    deleted, 127 or 126 if the program cannot be started. Raises Unavailable if no service answers, Refused if the
-    service or this machine does not allow it, Rejected for both `netns` and `no_vnet`.
+    `options` has name (of the VM: a name, `group/name` or key), netns, no_vnet, isolated and grace (seconds). Blocks
+    until the program has ended, also with `detached`. Returns its exit code: 128 plus the number for a signal, 0 if the
+    VM was evicted or deleted, 127 or 126 if the program cannot be started. Raises Unavailable if no service answers,
+    Refused if the service or this machine does not allow it, Rejected for both `netns` and `no_vnet`.
     """
     return _run_in_vm(call, command, detached=detached, **options)
 
@@ -87,9 +87,9 @@ def shell(call: Invocation, **options: Any) -> int:
 
     \f
     Runs $SHELL, or /bin/sh, inside the VM, and blocks until it has ended; returns its exit code, 128 plus the number
-    for a signal. `options` has name (name or key of the VM), netns, no_vnet, isolated and grace (seconds). Raises
-    Unavailable if no service answers, Refused if the service or this machine does not allow it, Rejected for both
-    `netns` and `no_vnet`.
+    for a signal. `options` has name (of the VM: a name, `group/name` or key), netns, no_vnet, isolated and grace
+    (seconds). Raises Unavailable if no service answers, Refused if the service or this machine does not allow it,
+    Rejected for both `netns` and `no_vnet`.
     """
     return _run_in_vm(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **options)
 
