@@ -64,7 +64,9 @@ class OperatorServer:
     def build_app(self, dependencies: Dependencies, directory: FleetDirectory) -> Starlette:
         """Return the app with API, ARM facade, /metrics and portal, for authenticated callers.
 
-        `directory` is the index of VM names, shared with other apps.
+        They have a bearer token, a session of the portal, or were forwarded as the owner by another control node; their
+        connection counts for them from then on. Plain HTTP is accepted only for the portal and /metrics, on this
+        machine. `directory` is the index of VM names, shared with other apps.
         """
         sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
         bearer = BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store)

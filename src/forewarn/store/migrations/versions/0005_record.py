@@ -8,7 +8,10 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Create the tables of a record (PostgreSQL), or of the position of a copy (SQLite)."""
+    """Create the tables of a record (PostgreSQL), or of the position of a copy (SQLite).
+
+    In PostgreSQL it also makes all integers 64 bits wide, and drops the table of polls.
+    """
     if op.get_bind().dialect.name == "sqlite":
         op.create_table(
             "record_position",
