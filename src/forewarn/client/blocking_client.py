@@ -256,11 +256,12 @@ class Client(ClientProperties):
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> Generator[Change, None, None]:
         """Yields each change of each event, also of other VMs' events, for ever, at least once.
 
-        A change is a Scheduled, Started or Gone. It is handled when the next one is requested or when its `done()` is
-        called; with `explicit` only by `done()`. The next watch with the same cursor file first repeats the changes
-        that were not handled; without a file, or with a new one, it begins with all listed events. Waits out outages of
-        any length. Raises NotFound or Rejected if the endpoint refuses, Rejected also if the cursor file cannot be read
-        or written at the start. A damaged one is replaced, with a warning in the log.
+        A change is a Scheduled, Started or Gone; another NotBefore of a listed event, for example, is none. It is
+        handled when the next one is requested or when its `done()` is called; with `explicit` only by `done()`. The
+        next watch with the same cursor file first repeats the changes that were not handled; without a file, or with a
+        new one, it begins with all listed events. Waits out outages of any length. Raises NotFound or Rejected if the
+        endpoint refuses, Rejected also if the cursor file cannot be read or written at the start. A damaged one is
+        replaced, with a warning in the log.
         """
         return self.follow(cursor, WatchOptions(explicit=explicit))
 

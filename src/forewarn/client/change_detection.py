@@ -131,9 +131,9 @@ def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[Kn
     """Returns what is known after this document, and the changes that it shows; changes no argument.
 
     A new event is a Scheduled, or a Started with `first`; a known one a Started when it has started, and a Gone when it
-    is no longer listed, unless an unusable element may stand for it. Changes of known events come first, in their
-    order, then new events in the document's; none has a `when_done`. A STALE document changes nothing, a DOUBTFUL one
-    only adds events never seen before.
+    is no longer listed, unless an unusable element may stand for it. Other differences are kept, but are no change.
+    Changes of known events come first, in their order, then new events in the document's; none has a `when_done`. A
+    STALE document changes nothing, a DOUBTFUL one only adds events never seen before.
     """
     freshness = document_freshness(known, observed)
     if freshness is DocumentFreshness.STALE:

@@ -97,8 +97,8 @@ class MetadataFrontend:
     async def serve(self, listeners: Sequence[VmListener] = ()) -> None:
         """Wait until workers have all that was published, then accept on these and on the network listeners.
 
-        Raises Unavailable if a worker fails to start; without workers, OSError if a socket of `listeners` cannot
-        listen.
+        With workers, it returns before they accept: VMs can connect, and wait. Raises Unavailable if a worker fails to
+        start; without workers, OSError if a socket of `listeners` cannot listen.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.complete_start()

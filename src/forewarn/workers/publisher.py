@@ -145,7 +145,7 @@ class MetadataPublisher:
         metrics_sockets: tuple[socket.socket, ...] = (),
         make_sink: Callable[[str], ScopeSink] | None = None,
     ) -> None:
-        """Publish all scopes, follow every commit and fault change, and serve; returns when VMs are served.
+        """Publish all scopes, follow every commit and fault change, and serve; returns when VMs can connect.
 
         Continues the stored poll counts. `backend` carries out what VMs ask for. `metrics_sockets`: one per worker, or
         none. If other processes answer the VMs, `make_sink` makes, from the store's tag, what gets the scopes. Raises
