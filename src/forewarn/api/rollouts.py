@@ -178,9 +178,9 @@ async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewR
 async def try_rollout_checks(context: RequestContext, call: HandlerCall, body: NewRollout) -> TriedChecksView:
     """Perform each health check of a rollout once, and show what it finds; starts and stores nothing.
 
-    Raises Rejected for a body that cannot be a rollout or has no checks, NotFound for a target, Refused for a check
-    that is not allowed here, Forbidden for a command if the caller is no administrator. The result has the order of the
-    checks.
+    Raises Rejected for a body that cannot be a rollout or has no checks, or an address that the service may not call,
+    NotFound for a target, Refused for a command if the service runs none, and Forbidden for one if the caller is no
+    administrator. The result has the order of the checks.
     """
     wanted = read_new_rollout(context, body)
     if not wanted.rollout.checks:
