@@ -97,13 +97,33 @@ def test_vms_that_go_together_are_reserved_together_or_not_at_all() -> None:
     assert ledger.reserve(vms[3:]) is not None
 
 
-def test_a_vm_that_is_out_already_needs_no_budget() -> None:
-    down, up = a_vm("down"), a_vm("up")
+def test_a_vm_that_is_out_already_counts_once() -> None:
+    busy, up = a_vm("busy"), a_vm("up")
     group = BudgetGroup("b", "")
-    ledger = BudgetLedger([Budget(name="b", max_vms=1)], {group: 2}, {group: {down.key: "down"}})
+    ledger = BudgetLedger([Budget(name="b", max_vms=1)], {group: 2}, {group: {busy.key: "busy"}})
     assert ledger.reserve([up]) is not None
-    assert ledger.reserve([down]) is None
+    assert ledger.reserve([busy]) is None
     assert ledger.used(group) == 1
+
+
+def test_a_vm_on_which_an_event_works_waits_while_the_budget_is_exceeded() -> None:
+    """It comes back when that event ends, and would then be one VM too many."""
+    vms = [a_vm("busy"), a_vm("other")]
+    group = BudgetGroup("b", "")
+    ledger = BudgetLedger([Budget(name="b", max_vms=1)], {group: 4}, {group: {vm.key: vm.name for vm in vms}})
+    shortage = ledger.reserve(vms[:1])
+    assert shortage is not None
+    assert (shortage.needed, shortage.exceeds(1)) == (0, False)
+
+
+@pytest.mark.parametrize("facts", [{"power": PowerState.STOPPED}, {"host": "failed"}])
+def test_a_vm_that_does_not_run_needs_no_budget_even_if_it_is_exceeded(facts: dict[str, Any]) -> None:
+    down, other = a_vm("down", **facts), a_vm("other")
+    group = BudgetGroup("b", "")
+    out = {group: {vm.key: vm.name for vm in (down, other)}}
+    ledger = BudgetLedger([Budget(name="b", max_vms=1)], {group: 4}, out, {"failed"})
+    assert ledger.reserve([down]) is None
+    assert ledger.used(group) == 2
 
 
 @pytest.mark.parametrize(

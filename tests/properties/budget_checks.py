@@ -59,7 +59,8 @@ class BudgetChecker:
 
     def _check_plan(self, new: list[PlannedEvent], budgets: list[Budget]) -> None:
         before = self._out()
-        added = {vm_key_in_scope(planned.scope_id, name) for planned in new for name in planned.vms} - before
+        published = {vm_key_in_scope(planned.scope_id, name) for planned in new for name in planned.vms}
+        added = {key for key in published if key not in self._vms or not self._is_down(self._vms[key])}
         groups: dict[BudgetGroup, list[str]] = defaultdict(list)
         for key, vm in self._vms.items():
             for group in budget_groups(budgets, vm) if vm.removed_at is None else ():

@@ -272,8 +272,8 @@ class BudgetLedger:
     """What is out of service in each group of the budgets, and what one decision reserves in addition.
 
     `sizes` counts the present VMs of each group; `out` has for each group the names of its VMs out of service, by VM
-    key. Neither is changed: what is reserved here is only known to this ledger, and counts for others once its events
-    are committed as planned.
+    key; `down_hosts` are names of hosts whose VMs do not run. None is changed: what is reserved here is only known to
+    this ledger, and counts for others once its events are committed as planned.
     """
 
     def __init__(
@@ -281,24 +281,30 @@ class BudgetLedger:
         budgets: Iterable[Budget],
         sizes: Mapping[BudgetGroup, int],
         out: Mapping[BudgetGroup, Mapping[str, str]],
+        down_hosts: Collection[str] = frozenset(),
     ) -> None:
         self._budgets = {budget.key: budget for budget in budgets}
         self._sizes = sizes
         self._out = out
+        self._down_hosts = down_hosts
         self._reserved: dict[BudgetGroup, set[str]] = defaultdict(set)
 
     def reserve(self, vms: Sequence[Vm], host: str = "") -> BudgetShortage | None:
         """Reserve these VMs in all their groups and return None; or reserve none and return what is used up.
 
-        A VM that is out of service already needs nothing, so maintenance of a failed or stopped VM is never held back.
-        `host` is the name of the host because of which they go together; "": none.
+        A VM that does not run (`is_down`) needs nothing, so maintenance of a failed or stopped VM is never held back.
+        One that is out because an event works on it comes back when that event ends, so it waits while its group is
+        over the limit; within the limit it takes no further place. `host` is the name of the host because of which they
+        go together; "": none.
         """
         needed: dict[BudgetGroup, set[str]] = defaultdict(set)
         for vm in vms:
+            if is_down(vm, self._down_hosts):
+                continue
             key = vm.key
             for group in budget_groups(self._budgets.values(), vm):
-                if key not in self._out.get(group, ()) and key not in self._reserved[group]:
-                    needed[group].add(key)
+                is_counted = key in self._out.get(group, ()) or key in self._reserved[group]
+                needed[group] |= set() if is_counted else {key}
         for group, keys in needed.items():
             if self.used(group) + len(keys) > self.limit(group):
                 return BudgetShortage(group=group, vms=tuple(vm.name for vm in vms), needed=len(keys), host=host)
