@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from forewarn.control.dry_run import dry_run_rollout
 from forewarn.core.budgets import make_budget
 from forewarn.core.event import EventState
+from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import NotFound, Rejected
+from forewarn.store.memory import MemoryStore
+from tests.support.disturbed_calls import ServiceKilled
 from tests.support.world import World, a_host, a_vm
 
 HOSTS = ("h0", "h1", "h2", "h3")
@@ -209,6 +213,24 @@ def test_removing_a_budget_lets_rollouts_go_on(make_world: MakeWorld) -> None:
     assert "budget Web removed" in world.transcript()
     with pytest.raises(NotFound, match="budget 'web' does not exist"):
         world.do(world.control.budgets.remove_budget("web", who="ann"))
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before the write", "after the write"])
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_budget_is_in_force_exactly_if_the_history_has_its_entry_whenever_the_process_dies(
+    make_world: MakeWorld, writes: int, applied: bool
+) -> None:
+    world = make_world()
+    assert isinstance(world.store, MemoryStore)
+    world.store.fail_next(ServiceKilled(), after=writes, applied=applied)
+    with suppress(ServiceKilled):
+        world.do(world.control.budgets.set_budget(make_budget("web", max_vms=1), who="ann"))
+        world.do(world.control.budgets.remove_budget("web", who="ann"))
+    world.restart()
+    found = [entry.text for entry in world.store.history() if entry.what is EntryKind.BUDGET]
+    assert found == ["budget web: at most 1 VM out of service at once", "budget web removed"][: len(found)]
+    assert len(found) == writes + applied
+    assert len(world.control.budgets.budgets()) == (len(found) == 1)
 
 
 def test_a_wrong_budget_changes_nothing(make_world: MakeWorld) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -12,11 +13,14 @@ from msgspec.structs import replace
 from forewarn.core.budgets import make_budget
 from forewarn.core.event import EventState
 from forewarn.core.fleet import PowerState, Vm
+from forewarn.core.history import EntryKind
 from forewarn.core.request import RolloutImpact, RolloutState
 from forewarn.core.standing_order import HostVisit, StandingOrder, due_at, late_at, next_visits, order_warning
 from forewarn.core.windows import make_calendar
 from forewarn.errors import Refused, Rejected
 from forewarn.hypervisor.simulated import DurationRule, FailRule, SimulatedBehaviour
+from forewarn.store.memory import MemoryStore
+from tests.support.disturbed_calls import ServiceKilled
 from tests.support.world import NOON, World, a_host, a_vm
 
 A_DAY = 86_400.0
@@ -226,6 +230,25 @@ def test_an_order_is_removed_and_its_visits_end(world: World) -> None:
     assert visited(world) == ["h0"]
     with pytest.raises(Refused, match="there is no standing order"):
         world.do(world.control.standing_order.remove_order(who="ann"))
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before the write", "after the write"])
+@pytest.mark.parametrize("writes", [0, 1])
+def test_an_order_is_in_force_exactly_if_the_history_has_its_entry_whenever_the_process_dies(
+    world: World, writes: int, applied: bool
+) -> None:
+    assert isinstance(world.store, MemoryStore)
+    service = world.control.standing_order
+    order = StandingOrder(within_s=10 * A_DAY, impact=RolloutImpact.UPDATE, who="ann", at=world.now)
+    world.store.fail_next(ServiceKilled(), after=writes, applied=applied)
+    with suppress(ServiceKilled):
+        world.do(service.set_order(order))
+        world.do(service.remove_order(who="ann"))
+    world.restart()
+    found = [entry.text for entry in world.store.history() if entry.what is EntryKind.STANDING_ORDER]
+    assert found == ["standing order: visit every host within 10 d (update)", "standing order removed"][: len(found)]
+    assert len(found) == writes + applied
+    assert (world.control.standing_order.order is not None) == (len(found) == 1)
 
 
 def test_an_order_that_is_removed_and_given_again_remembers_its_visits(world: World) -> None:

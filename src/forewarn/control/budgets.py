@@ -25,7 +25,7 @@ from forewarn.core.budgets import (
     vms_out_by_event,
     vms_out_by_plan,
 )
-from forewarn.core.commit import Commit
+from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
@@ -79,6 +79,10 @@ class OutsideCounts:
     out: Mapping[BudgetGroup, Mapping[str, str]]  # group → key → name
 
 
+def _decode(raw: bytes) -> list[Budget]:
+    return msgspec.json.decode(raw, type=list[Budget])
+
+
 class BudgetService:
     """Sets, removes and lists budgets, and knows which VMs are out of service for them.
 
@@ -93,7 +97,7 @@ class BudgetService:
         self._store = transactions.store
         self.lock = asyncio.Lock()
         raw = self._store.load(BUDGETS_NAME)
-        stored = msgspec.json.decode(raw, type=list[Budget]) if raw is not None else []
+        stored = _decode(raw) if raw is not None else []
         self._freed: set[BudgetGroup] = set()  # groups that may allow more since `take_woken`
         self._was_changed = True  # since then a budget was set or removed
         self.waiting: dict[str, tuple[BudgetShortage, ...]] = {}  # request id → what its rollout waits for
@@ -121,9 +125,8 @@ class BudgetService:
         async with self.lock:
             others = [other for other in self.budgets() if other.key != budget.key]
             check_budget(budget, self._store.vms(), others)
-            await self._save([*others, budget])
             text = f"budget {budget.name}: at most {budget_text(budget)}"
-            await self._write_entry(text, who)
+            await self._commit_budgets([*others, budget], text, who)
         return budget
 
     async def remove_budget(self, name: str, *, who: str) -> Budget:
@@ -133,17 +136,15 @@ class BudgetService:
         """
         async with self.lock:
             budget = self.find(name)
-            await self._save([other for other in self.budgets() if other.key != budget.key])
-            await self._write_entry(f"budget {budget.name} removed", who)
+            others = [other for other in self.budgets() if other.key != budget.key]
+            await self._commit_budgets(others, f"budget {budget.name} removed", who)
         return budget
 
-    async def _save(self, budgets: list[Budget]) -> None:
-        await self._store.save(BUDGETS_NAME, msgspec.json.encode(budgets))
-        self._use_budgets(budgets)
-
-    async def _write_entry(self, text: str, who: str) -> None:
+    async def _commit_budgets(self, budgets: list[Budget], text: str, who: str) -> None:
+        """Store all budgets and the history entry about the change in one commit, which `on_commit` takes over."""
         entry = HistoryEntry(at=self._transactions.clock.now(), what=EntryKind.BUDGET, who=who, text=text)
-        await self._store.commit(Commit(entries=(entry,)))
+        saved = SavedValue(BUDGETS_NAME, msgspec.json.encode(budgets))
+        await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
 
     def ledger(self) -> BudgetLedger | None:
         """Return a ledger of what is out of service now, for one decision; None if there are no budgets.
@@ -152,7 +153,7 @@ class BudgetService:
         """
         if not self._budgets:
             return None
-        return BudgetLedger(self._budgets.values(), self._sizes, self._out)
+        return BudgetLedger(self._budgets.values(), self._sizes, self._out, self._down_hosts)
 
     def uses(self, budget: Budget) -> list[BudgetUse]:
         """Return how much of each group of a budget is used, sorted by group; only groups with VMs.
@@ -251,11 +252,17 @@ class BudgetService:
                 self._out.setdefault(group, {}).update(vms)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Count the VMs, hosts, events and planned events of a commit.
+        """Count the VMs, hosts, events and planned events of a commit, and use the budgets that it stores.
 
-        Called for every commit, in order, while there are budgets (`is_used`).
+        Called for every commit, in order, while there are budgets (`is_used`), and for those with `saved`.
         """
         commit = applied.commit
+        for saved in commit.saved:
+            if saved.name == BUDGETS_NAME:
+                self._use_budgets(_decode(saved.value))
+                return  # everything was counted again, with this commit
+        if not self.is_used:
+            return
         for vm in commit.vms:
             self._track_vm(vm)
         for host in commit.hosts:
@@ -326,8 +333,8 @@ class BudgetService:
         causes = self._causes[key]
         name, groups = self._vms.get(key, ("", ()))
         if applies:
-            if cause == _BY_STATE and not causes:
-                self._freed.update(groups)  # maintenance of a VM that is out needs no budget
+            if cause == _BY_STATE and cause not in causes:
+                self._freed.update(groups)  # maintenance of a VM that does not run needs no budget
             causes.add(cause)
         else:
             causes.discard(cause)

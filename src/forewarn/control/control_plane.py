@@ -173,7 +173,7 @@ class ControlPlane:
     def _on_commit(self, applied: AppliedCommit) -> None:
         self.transactions.on_commit(applied)
         self.placement.on_commit(applied)
-        if self.budgets.is_used:
+        if self.budgets.is_used or applied.commit.saved:
             self.budgets.on_commit(applied)  # before the reconciler, whose rollouts wait for budgets
         if applied.commit.changes_configurations:
             self.maintenance_configurations.forget()

@@ -119,7 +119,7 @@ class RolloutService:
         commit = applied.commit
         if commit.saved:
             self.holds.on_commit(applied)
-        if self.standing_order is not None and self.standing_order.order is not None:
+        if self.standing_order is not None and (commit.saved or self.standing_order.order is not None):
             self.standing_order.on_commit(applied)
         self._calendars.on_commit(applied)
         if self._budgets.waiting:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from forewarn.control.budgets import BudgetService
 from forewarn.control.rollout_requests import RolloutRequestService
 from forewarn.control.scope_transactions import ScopeTransactions
-from forewarn.core.commit import Commit
+from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import RequestKey, Rollout, RolloutState
 from forewarn.core.standing_order import (
@@ -35,11 +35,11 @@ from forewarn.store.interface import STANDING_ORDER_NAME, AppliedCommit
 class StandingOrderService:
     """Sets and removes the standing order, and visits hosts as it says.
 
-    The order is stored with its visits. A visit is stored with the id of its request before the request is made, so a
-    crash in between neither forgets nor repeats it. `new_id` returns a new GUID at each call. A visit that cannot
-    publish its events is given up, so that it does not keep other hosts waiting. `order` is the present one, or None.
-    `requests` starts and aborts the rollouts of visits, `budgets` says whether a host can fit into them; both and
-    `transactions` are those of the control plane.
+    The order is stored with its visits; it is set or removed in one commit with its history entry. A visit is stored
+    with the id of its request before the request is made, so a crash in between neither forgets nor repeats it.
+    `new_id` returns a new GUID at each call. A visit that cannot publish its events is given up, so that it does not
+    keep other hosts waiting. `order` is the present one, or None. `requests` starts and aborts the rollouts of visits,
+    `budgets` says whether a host can fit into them; both and `transactions` are those of the control plane.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class StandingOrderService:
         self._lock = asyncio.Lock()
         raw = self._store.load(STANDING_ORDER_NAME)
         # A removed order stays here with what it knows about visits, for the next one.
-        self._stored = msgspec.json.decode(raw, type=StandingOrder | None) if raw is not None else None
+        self._stored = _decode(raw) if raw is not None else None
         self.order = _active(self._stored)
         self._visit_ids = _visit_ids(self.order)
         self._must_look = True  # a visit may have changed or ended, or a host was added or removed
@@ -78,10 +78,14 @@ class StandingOrderService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Let `reconcile` look at the hosts again if a commit changes them, or a visit under way.
 
-        A visit changes with its request, and when one of its events ends. Called for every commit while there is an
-        order; reads and writes nothing itself.
+        A visit changes with its request, and when one of its events ends. An order that the commit stores is taken
+        over, so that the reconciler, which that commit wakes, knows it. Called for every commit while there is an
+        order, and for those with `saved`; reads and writes nothing itself.
         """
         commit = applied.commit
+        for saved in commit.saved:
+            if saved.name == STANDING_ORDER_NAME:
+                self._follow(_decode(saved.value))
         self._must_look |= (
             bool(commit.hosts or commit.removed_hosts)
             or any(request.id in self._visit_ids for request in commit.requests)
@@ -118,9 +122,8 @@ class StandingOrderService:
         async with self._lock:
             if self._stored is not None:
                 order = replace(order, visits=self._stored.visits, held_until=self._stored.held_until)
-            await self._save(order)
-        text = f"standing order: visit every host within {duration_text(order.within_s)} ({order.impact})"
-        await self._write_entry(text, order.who)
+            text = f"standing order: visit every host within {duration_text(order.within_s)} ({order.impact})"
+            await self._commit_order(order, text, order.who)
         return order
 
     async def remove_order(self, *, who: str) -> StandingOrder:
@@ -132,8 +135,7 @@ class StandingOrderService:
             order = self.order
             if order is None:
                 raise Refused("there is no standing order: there is nothing to remove")
-            await self._save(replace(order, is_removed=True))
-        await self._write_entry("standing order removed", who)
+            await self._commit_order(replace(order, is_removed=True), "standing order removed", who)
         return order
 
     async def reconcile(self, *, is_hold_lifted: bool = False) -> bool:
@@ -247,19 +249,29 @@ class StandingOrderService:
 
     async def _save(self, order: StandingOrder) -> None:
         await self._store.save(STANDING_ORDER_NAME, msgspec.json.encode(order))
-        self._stored, self.order = order, _active(order)
+        self._follow(order)
+
+    async def _commit_order(self, order: StandingOrder, text: str, who: str) -> None:
+        """Store an order and the history entry about it in one commit, which `on_commit` takes over."""
+        entry = HistoryEntry(at=self._now(), what=EntryKind.STANDING_ORDER, who=who, text=text)
+        saved = SavedValue(STANDING_ORDER_NAME, msgspec.json.encode(order))
+        await self._store.commit(Commit(saved=(saved,), entries=(entry,)))
+
+    def _follow(self, stored: StandingOrder | None) -> None:
+        """Take over what is stored."""
+        self._stored, self.order = stored, _active(stored)
         self._visit_ids = _visit_ids(self.order)
         self._must_look = True
-
-    async def _write_entry(self, text: str, who: str) -> None:
-        entry = HistoryEntry(at=self._now(), what=EntryKind.STANDING_ORDER, who=who, text=text)
-        await self._store.commit(Commit(entries=(entry,)))
 
     def _host_names(self) -> list[str]:
         return [host.name for host in self._transactions.placement.hosts()]
 
     def _now(self) -> float:
         return self._transactions.clock.now()
+
+
+def _decode(raw: bytes) -> StandingOrder | None:
+    return msgspec.json.decode(raw, type=StandingOrder | None)
 
 
 def _active(stored: StandingOrder | None) -> StandingOrder | None:
