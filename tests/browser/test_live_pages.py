@@ -28,6 +28,26 @@ def test_a_scheduled_event_is_shown_without_a_reload(console: WebService, admin:
     assert page.evaluate("window.unchanged")
 
 
+@pytest.mark.parametrize("path", ["/portal/fleet", "/portal/rollouts", "/portal/forms/restart"])
+def test_a_hold_and_its_end_are_shown_without_a_reload(
+    console: WebService, admin: Callable[..., BrowserUser], path: str
+) -> None:
+    page = admin(console, to=path).page
+    banner = page.locator("#hold")
+    expect(banner).to_be_hidden()
+    page.evaluate("window.unchanged = true")
+    console.service.api("POST", "/rollouts/hold", {"reason": "an incident"})
+    expect(banner).to_contain_text("All rollouts are on hold since")
+    expect(banner).to_contain_text("an incident")
+    expect(banner.get_by_role("link", name="Lift the hold")).to_be_visible()
+    expect(page.get_by_role("link", name="Hold all")).to_have_count(0)
+    console.service.api("POST", "/rollouts/hold/lift")
+    expect(banner).to_be_hidden()
+    if path == "/portal/rollouts":
+        expect(page.get_by_role("link", name="Hold all")).to_be_visible()
+    assert page.evaluate("window.unchanged")
+
+
 def test_a_delivery_is_shown_without_a_reload(console: WebService, admin: Callable[..., BrowserUser]) -> None:
     response = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
     page = admin(console, to=f"/portal/events/{response['events'][0]['id']}").page

@@ -30,7 +30,7 @@ from tests.portal.live_stream_client import (
 from tests.support.reporting_hypervisor import ReportingHypervisor
 
 
-def test_a_stream_starts_with_clock_health_and_counts(portal: PortalUser) -> None:
+def test_a_stream_starts_with_clock_health_hold_and_counts(portal: PortalUser) -> None:
     async def scenario() -> None:
         async with open_stream(portal) as page:
             data = await page.all_until("counts")
@@ -40,7 +40,31 @@ def test_a_stream_starts_with_clock_health_and_counts(portal: PortalUser) -> Non
             assert data[0] == ("clock", {"now": portal.world.now, "speed": 0.0, "lab": True}, None)
             assert data[1] == ("health", {"ok": True, "text": ""}, None)
             assert data[-1][1]["running"] == 7
-            assert [kind for kind, _, _ in data] == ["clock", "health", "counts"]
+            assert [kind for kind, _, _ in data] == ["clock", "health", "hold", "counts"]
+
+    run_scenario(portal, scenario)
+
+
+def test_a_hold_is_sent_to_every_page_with_a_link_for_those_who_may_lift_it(portal: PortalUser) -> None:
+    reader = portal.with_role("Reader", GROUP)
+
+    async def scenario() -> None:
+        holds = portal.world.control.rollouts.holds
+        async with open_stream(portal) as page, open_stream(reader) as other:
+            for stream in (page, other):
+                assert "hidden" in (await stream.next("hold"))[1]["html"]
+            await holds.set_hold("an <incident>", who="ann")
+            for stream, may_lift in ((page, True), (other, False)):
+                html = (await stream.next("hold"))[1]["html"]
+                assert "All rollouts are on hold since" in html
+                assert "by ann: an &lt;incident&gt;" in html
+                assert "hidden" not in html
+                assert ("rollout-lift-hold" in html) is may_lift
+            await holds.lift_hold(who="ann")
+            for stream in (page, other):
+                assert "hidden" in (await stream.next("hold"))[1]["html"]
+        async with open_stream(portal) as page:
+            assert "on hold" not in (await page.next("hold"))[1]["html"]
 
     run_scenario(portal, scenario)
 
@@ -174,7 +198,7 @@ def web_vms(portal: PortalUser) -> list[Any]:
 def test_a_page_that_missed_nothing_receives_no_change(portal: PortalUser) -> None:
     async def scenario() -> None:
         async with open_stream(portal, f"after={portal.world.store.last_seq()}") as page:
-            assert [kind for kind, _, _ in await page.all_until("counts")] == ["clock", "health", "counts"]
+            assert [kind for kind, _, _ in await page.all_until("counts")] == ["clock", "health", "hold", "counts"]
 
     run_scenario(portal, scenario)
 

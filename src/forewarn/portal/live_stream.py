@@ -24,6 +24,7 @@ from forewarn.portal.context import PORTAL_PREFIX, PageAuthenticator, PortalCont
 from forewarn.portal.live_changes import ChangeBatch
 from forewarn.portal.live_updates import LiveSubscriber, LiveUpdateHub, PendingUpdates
 from forewarn.portal.polling_monitor import ChangedScopes
+from forewarn.portal.rendering import render_hold
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import RETRY_AFTER_BY_STATUS, status_and_message
 from forewarn.web.remedies import Surface
@@ -40,7 +41,7 @@ class _LiveMessageEncoder:
         self._hub = hub
 
     def initial_messages(self, after: int | None, age_s: float | None = None) -> bytes:
-        """The first messages of a stream: clock, health of the store, what the page missed, and counts of VMs.
+        """The first messages of a stream: clock, health of the store, hold, what the page missed, counts of VMs.
 
         If it missed too much, a reset instead, which makes it reload everything. `after` is the number of the last
         history entry that the page knows, None for the current one. `age_s` is how many real seconds ago it was up to
@@ -54,6 +55,7 @@ class _LiveMessageEncoder:
             [
                 self._clock_message(),
                 self._health_message(),
+                self._hold_message(),
                 resumed,
                 self._polling_message(polling),
                 self._counts_message(),
@@ -75,6 +77,8 @@ class _LiveMessageEncoder:
             yield self._counts_message()
         if pending.health_changed:
             yield self._health_message()
+        if pending.hold_changed:
+            yield self._hold_message()
         if pending.nodes_changed and self._context.principal.may(Right.READ, ROOT_RESOURCE):
             yield _json_message("nodes", {})
 
@@ -107,6 +111,10 @@ class _LiveMessageEncoder:
 
     def _health_message(self) -> bytes:
         return _json_message("health", self._hub.health)
+
+    def _hold_message(self) -> bytes:
+        """The banner about the hold on all rollouts, as HTML; hidden if there is none. Every user may see it."""
+        return _json_message("hold", {"html": render_hold(self._context)})
 
 
 def _json_message(event: str, data: Any, *, seq: int | None = None) -> bytes:

@@ -23,7 +23,7 @@ from forewarn.portal.live_changes import ChangeBatch, ChangeCollector
 from forewarn.portal.node_status import NodeMonitor
 from forewarn.portal.polling_monitor import MAX_CHANGED_SCOPES, ChangedScopes, PollingMonitor
 from forewarn.portal.store_monitor import StoreHealth, StoreHealthMonitor
-from forewarn.store.interface import AppliedCommit
+from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
 from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.dependencies import Dependencies
 
@@ -40,12 +40,14 @@ class PendingUpdates:
     clock_changed: bool = False  # the lab clock was advanced or has another speed
     counts_changed: bool = False  # of VMs by state
     health_changed: bool = False  # of the store
+    hold_changed: bool = False  # on all rollouts: it was set or lifted
     nodes_changed: bool = False  # control nodes or host nodes of the cluster
 
     def __bool__(self) -> bool:
         if self.needs_reset or self.batches or self.polling_scopes is None or self.polling_scopes:
             return True
-        return self.clock_changed or self.counts_changed or self.health_changed or self.nodes_changed
+        others = (self.clock_changed, self.counts_changed, self.health_changed, self.hold_changed, self.nodes_changed)
+        return any(others)
 
 
 class LiveSubscriber:
@@ -103,6 +105,11 @@ class LiveSubscriber:
         self._pending.health_changed = True
         self._wakeup.set()
 
+    def notify_hold(self) -> None:
+        """Queues a message about the hold on all rollouts, which was set or lifted."""
+        self._pending.hold_changed = True
+        self._wakeup.set()
+
     def notify_nodes(self) -> None:
         """Queues a message about the nodes of the cluster, of which one changed."""
         self._pending.nodes_changed = True
@@ -139,7 +146,7 @@ MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of t
 
 
 class LiveUpdateHub:
-    """Sends changes of the store and its health, of polling, nodes and the clock to all open pages.
+    """Sends changes of the store and its health, polling, nodes, the hold and the clock to all open pages.
 
     Works only while a page is subscribed. Commits within BATCH_WINDOW_S (50 ms) become one batch. The overview must be
     built (`ensure_built`). Use it on one event loop. `dependencies` are the service's, `overview` has the states of all
@@ -289,6 +296,8 @@ class LiveUpdateHub:
         self._collector.add_vm_states(self._overview.changes_in(committed.commit))
         self._seq = committed.seq
         self._schedule_once("changes", BATCH_WINDOW_S, self._send_changes)
+        if any(saved.name == ROLLOUT_HOLD_NAME for saved in committed.commit.saved):
+            self._schedule_once("hold", BATCH_WINDOW_S, self._send_hold)
 
     def _on_deliveries(self, deliveries: Sequence[EventDelivery]) -> None:
         self._collector = self._collector or ChangeCollector()
@@ -344,6 +353,10 @@ class LiveUpdateHub:
     def _send_health(self, health: StoreHealth) -> None:
         for subscriber in self._subscribers:
             subscriber.notify_health()
+
+    def _send_hold(self) -> None:
+        for subscriber in self._subscribers:
+            subscriber.notify_hold()
 
     def _send_nodes(self) -> None:
         for subscriber in self._subscribers:

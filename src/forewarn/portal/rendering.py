@@ -229,6 +229,19 @@ def page_response(
     return Response(text, status_code=status, media_type=_HTML_MEDIA_TYPE)
 
 
+def render_hold(context: RequestContext) -> str:
+    """The banner of every page about the hold on all rollouts, for the user of `context`, as HTML.
+
+    It is empty and hidden if there is no hold. A user who may lift it gets a link to the form.
+    """
+    return render_template(
+        "hold.html",
+        hold=context.control.rollouts.hold,
+        now=context.now(),
+        may=lambda right: context.principal.may(Right(right), ROOT_RESOURCE),
+    )
+
+
 def public_page_response(template: str, *, status: int = 200, **values: Any) -> Response:
     """A page for users who are not signed in, such as the sign-in form; the template sees `values`.
 

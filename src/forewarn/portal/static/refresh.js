@@ -17,12 +17,22 @@ let isStoreHealthy = true;
 live.addEventListener("change", (event) => markSections(isOneOf(topicsOf(event.detail))));
 live.addEventListener("asking", (event) => markSections(showsPolling(event.detail)));
 live.addEventListener("clock", () => markSections((topic) => topic === "clock"));
+live.addEventListener("hold", ({ detail }) => showHold(detail.html));
 live.addEventListener("nodes", () => markSections((topic) => topic === "nodes"));
 live.addEventListener("reset", () => markSections(() => true));
 live.addEventListener("health", ({ detail }) => {
   if (detail.ok !== isStoreHealthy) markSections((topic) => topic === "health");
   isStoreHealthy = detail.ok;
 });
+
+// Shows the banner about the hold on all rollouts as the server renders it, empty and hidden if there is none.
+function showHold(html) {
+  const hold = document.getElementById("hold");
+  const fresh = new DOMParser().parseFromString(html, "text/html").getElementById("hold");
+  if (hold.outerHTML === fresh.outerHTML) return;
+  morph(hold, fresh);
+  markSections((topic) => topic === "hold");
+}
 
 function topicsOf({ scopes, events, requests, hosts, vms, what }) {
   const topics = new Set(["all"]);
