@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from datetime import date, datetime, timedelta
-from itertools import islice
+from datetime import UTC, date, datetime, timedelta
+from itertools import islice, pairwise
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -52,7 +52,6 @@ def days(found: MaintenanceWindow, count: int, start: str = "2026-11-17T12:00") 
         ("3weeks", ["11-20", "12-11", "01-01", "01-22"]),
         ("Month", ["11-20", "12-20", "01-20", "02-20"]),
         ("Month day23,day24", ["11-23", "11-24", "12-23", "12-24"]),
-        ("Month Day31", ["12-31", "01-31", "03-31", "05-31"]),
         ("Month Last Sunday", ["11-29", "12-27", "01-31", "02-28"]),
         ("Month Fourth Monday", ["11-23", "12-28", "01-25", "02-22"]),
         ("Month Last Sunday Offset-3", ["11-26", "12-24", "01-28", "02-25"]),
@@ -127,8 +126,12 @@ def test_every_windows_name_means_a_time_zone_that_exists() -> None:
         ({"recur_every": "Month Fifth Sunday"}, "is not a recurrence"),
         ({"recur_every": "Month Last Sunday Offset7"}, "has an offset beyond 6 days"),
         ({"recur_every": "0Days"}, "give 1 to 35 days"),
-        ({"recur_every": "36Days"}, "give 1 to 35 days"),
+        ({"recur_every": "36Days"}, "because Azure applies updates of hosts automatically after 35 days: give 1 to"),
         ({"recur_every": "2Months"}, "give 1 to 1 months"),
+        ({"recur_every": "Month day31"}, "opens no window in months without a day 31, and Azure applies updates of"),
+        ({"recur_every": "Month day30,day29"}, "without a day 29"),
+        ({"recur_every": "Month", "start": "2027-01-31 02:00"}, "give a day from 1 to 28 too, or 'Month Last Sunday'"),
+        ({"scope": MaintenanceScope.OS_IMAGE, "recur_every": "13Months"}, "for scope OSImage: give 1 to 12 months"),
         ({"duration": "01:59"}, "duration '01:59' is not possible for scope Host: give hours and minutes, 02:00 to 24"),
         ({"duration": "2h"}, "duration '2h' is not possible"),
         ({"zone": "Europe/Berlin"}, "give one such as 'W. Europe Standard Time'"),
@@ -144,6 +147,21 @@ def test_every_windows_name_means_a_time_zone_that_exists() -> None:
 def test_a_wrong_member_is_answered_with_a_sentence(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         window(**{"recur_every": "Week", **fields})
+
+
+def test_a_month_without_a_day_has_no_window_on_it() -> None:
+    found = window("Month Day31", scope=MaintenanceScope.OS_IMAGE)
+    assert days(found, 4) == ["12-31", "01-31", "03-31", "05-31"]
+
+
+@pytest.mark.parametrize(
+    "recur_every",
+    ["Day", "35Days", "5Weeks Saturday", "Month day28", "Month day1,day31", "Month Fourth Monday", "Month Last Sunday"],
+)
+def test_a_window_for_hosts_opens_at_least_every_35_days(recur_every: str) -> None:
+    found = window(recur_every, start="2026-12-05 02:00", zone="UTC")
+    starts = [start for start, _ in islice(openings(found, datetime(2026, 12, 1, tzinfo=UTC).timestamp()), 60)]
+    assert max(later - earlier for earlier, later in pairwise(starts)) <= 35 * 86_400
 
 
 def test_windows_are_described_for_people() -> None:

@@ -21,7 +21,9 @@ _RECURRENCE = re.compile(r"(\d{1,3})?\s*(day|week|month)s?(?:\s+(\S.*))?", re.AS
 _MONTH_DAY = re.compile(r"day([1-9]|[12]\d|3[01])", re.ASCII | re.IGNORECASE)
 _WEEK_OF_MONTH = re.compile(r"(\w+)\s+(\w+)(?:\s+offset([+-]?\d))?", re.ASCII | re.IGNORECASE)
 _LONGEST_PERIOD = {"day": 366, "week": 52, "month": 12}  # of the other scopes than Host
-_LONGEST_HOST_PERIOD = {"day": 35, "week": 5, "month": 1}  # Azure applies updates of hosts within 35 days
+_LONGEST_HOST_PERIOD = {"day": 35, "week": 5, "month": 1}  # at most 35 days
+_HOST_LIMIT = "Azure applies updates of hosts automatically after 35 days"
+_LAST_DAY_OF_EVERY_MONTH = 28
 _RECURRENCE_EXAMPLES = "'Day', '2Weeks Saturday,Sunday', 'Month day1,day15' or 'Month Third Sunday Offset2'"
 
 
@@ -107,7 +109,10 @@ def _parse_expiration(text: str) -> str:
 
 
 def _parse_recurrence(text: str, start: date, scope: MaintenanceScope) -> MaintenanceWindow:
-    """Return a window with only the fields that say on which days it opens."""
+    """Return a window with only the fields that say on which days it opens.
+
+    One of scope Host opens at least every 35 days.
+    """
     once = MaintenanceWindow(start="00:00", length_s=60, zone="UTC", on=start.isoformat())
     if not text.strip():
         return once
@@ -117,12 +122,21 @@ def _parse_recurrence(text: str, start: date, scope: MaintenanceScope) -> Mainte
     every, unit, rest = int(match[1] or 1), match[2].lower(), (match[3] or "").strip()
     longest = (_LONGEST_HOST_PERIOD if scope is MaintenanceScope.HOST else _LONGEST_PERIOD)[unit]
     if not 1 <= every <= longest:
-        raise ValueError(f"recurEvery {text[:60]!r} is not possible for scope {scope}: give 1 to {longest} {unit}s")
+        reason = f", because {_HOST_LIMIT}" if scope is MaintenanceScope.HOST else ""
+        raise ValueError(
+            f"recurEvery {text[:60]!r} is not possible for scope {scope}{reason}: give 1 to {longest} {unit}s"
+        )
     window = msgspec.structs.replace(once, on="", first=start.isoformat(), every=every)
     if unit == "week":
         return msgspec.structs.replace(window, days=_parse_weekdays(rest, text) if rest else (start.weekday(),))
     if unit == "month":
-        return _monthly(window, rest, start, text)
+        window = _monthly(window, rest, start, text)
+        if scope is MaintenanceScope.HOST and window.month_days and window.month_days[0] > _LAST_DAY_OF_EVERY_MONTH:
+            raise ValueError(
+                f"recurEvery {text[:60]!r} opens no window in months without a day {window.month_days[0]}, and "
+                f"{_HOST_LIMIT}: give a day from 1 to {_LAST_DAY_OF_EVERY_MONTH} too, or 'Month Last Sunday'"
+            )
+        return window
     if rest:
         raise _bad_recurrence(text)
     return window
