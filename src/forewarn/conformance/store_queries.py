@@ -64,6 +64,20 @@ class StoreQueryTests(StoreSuite):
 
         self.run_scenarios(scenario)
 
+    def test_a_long_read_sees_what_is_committed_and_passes_its_errors_on(self) -> None:
+        """`read_in_thread` gives the function a store with the committed rows; its result or error is returned."""
+
+        def fail(reader: Store) -> None:
+            raise Conflict(f"{len(reader.vms())} VM")
+
+        async def scenario(store: Store) -> None:
+            await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),), vms=(sample_vm("a"),)))
+            assert await store.read_in_thread(lambda reader: [vm.name for vm in reader.vms()]) == ["a"]
+            with pytest.raises(Conflict, match=r"^1 VM$"):
+                await store.read_in_thread(fail)
+
+        self.run_scenarios(scenario)
+
     def test_vms_with_a_program_are_found(self) -> None:
         """`vms_with_program` returns present VMs that have one, in the order they were added."""
 

@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from forewarn.clock import Clock
-from forewarn.control.health_figures import PaceLookup, measure_figure, pace_from_store
+from forewarn.control.health_figures import (
+    PaceLookup,
+    figure_result,
+    measure_figure,
+    pace_from_store,
+    vms_without_handler,
+)
 from forewarn.control.health_probes import HealthProber
+from forewarn.control.rollout_vms import rollout_vms
 from forewarn.core.commit import Commit
-from forewarn.core.fleet import Vm
 from forewarn.core.health import (
     MAX_MEASUREMENTS,
     CheckKind,
@@ -22,6 +29,7 @@ from forewarn.core.health import (
     CheckResult,
     HealthCheck,
     Measurement,
+    OwnFigure,
     measurement_of,
     next_measurement_at,
 )
@@ -31,6 +39,7 @@ from forewarn.store.interface import AppliedCommit, Store
 
 log = logging.getLogger(__name__)
 _MAX_CONCURRENT = 8  # checks under way at a time; the others wait
+_VMS_PER_SLICE = 1000  # whose polls are looked up before other tasks run
 
 CheckKey = tuple[str, str]  # the id of the rollout's request, and the name of the check
 
@@ -38,25 +47,16 @@ CheckKey = tuple[str, str]  # the id of the rollout's request, and the name of t
 class HealthCheckService:
     """Measures the health checks of all open rollouts that are running.
 
-    `reconcile` stores what was measured and starts what is due; `vms_of` returns the VMs that a rollout covers. The
-    attribute `pace` returns a lookup of how VMs poll; it may be replaced. `open_rollouts` are those with checks;
-    without any, there is nothing to do. `running` are the checks under way. Use it from one event loop. `prober`
-    performs the checks; `wake` is called when one has ended.
+    `reconcile` stores what was measured and starts what is due. The attribute `pace` returns a lookup of how VMs poll;
+    it may be replaced. `open_rollouts` are those with checks; without any, there is nothing to do. `running` are the
+    checks under way. Use it from one event loop. `prober` performs the checks; `wake` is called when one has ended.
+    Figures of the service are read in a thread (`Store.read_in_thread`), because a rollout may have 100,000 events.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        clock: Clock,
-        prober: HealthProber,
-        wake: Callable[[], None],
-        vms_of: Callable[[Rollout], list[Vm]],
-    ) -> None:
+    def __init__(self, *, store: Store, clock: Clock, prober: HealthProber, wake: Callable[[], None]) -> None:
         self._store, self._clock = store, clock
         self.prober = prober
         self._wake = wake
-        self._vms_of = vms_of
         self.pace: Callable[[], PaceLookup] = lambda: pace_from_store(store, clock.now)
         self.open_rollouts: dict[str, MaintenanceRequest] = {}  # with checks, by the id of their request
         self._measured: dict[str, list[Measurement]] = {}  # request id → its measurements, oldest first
@@ -179,11 +179,35 @@ class HealthCheckService:
         try:
             if check.kind is not CheckKind.FIGURE:
                 return await self.prober.probe(check)
-            events = self._store.events(request_id=request_id) if request_id else []
-            vms = self._vms_of(rollout)
-            return measure_figure(check, self._store, rollout, vms, events, self.pace(), self._clock.now())
+            if check.figure is OwnFigure.WITHOUT_HANDLER:
+                return await self._count_without_handler(check, rollout)
+            return await self._store.read_in_thread(_FigureRead(check, rollout, request_id, self._clock.now()))
         except ForewarnError as error:
             return CheckResult(CheckOutcome.ERROR, str(error))
         except Exception as error:
             log.exception("check %r failed with an internal error", check.name)
             return CheckResult(CheckOutcome.ERROR, f"forewarn failed with an internal error ({type(error).__name__})")
+
+    async def _count_without_handler(self, check: HealthCheck, rollout: Rollout) -> CheckResult:
+        """Measure `vms-without-handler`: reads the VMs in a thread, and looks up polls here, in short slices."""
+        vms = await self._store.read_in_thread(lambda store: rollout_vms(store, rollout))
+        pace, names = self.pace(), list[str]()
+        for at in range(0, len(vms), _VMS_PER_SLICE):
+            names += vms_without_handler(vms[at : at + _VMS_PER_SLICE], pace)
+            await asyncio.sleep(0)
+        return figure_result(check, names)
+
+
+@dataclass(frozen=True, slots=True)
+class _FigureRead:
+    """Measures a figure that is in the store alone; called in a thread, because it may read 100,000 events."""
+
+    check: HealthCheck
+    rollout: Rollout
+    request_id: str  # of the rollout; "": it has no events
+    now: float  # lab time
+
+    def __call__(self, store: Store) -> CheckResult:
+        events = store.events(request_id=self.request_id) if self.request_id else []
+        vms = rollout_vms(store, self.rollout)
+        return measure_figure(self.check, store, self.rollout, vms, events, lambda key: None, self.now)

@@ -30,11 +30,11 @@ def measure_figure(
 ) -> CheckResult:
     """Return what the figure of this check is now, and what that means for it.
 
-    `vms` are the VMs that the rollout covers, `events` all its events; `pace` says how a VM polls, by its key; `now`
-    is lab time. What happened to its events before its current wave began, or before a person last resumed it, does not
-    count. The figure is a number of VMs or acts; the text names the first of them. NOT_BACK is unclear while VMs are
-    not back, and each of them has some of its 300 seconds left. Reads deliveries, polls and VMs from the store. Raises
-    Unavailable.
+    `vms` are the VMs that the rollout covers, `events` all its events; `pace` says how a VM polls, by its key, and is
+    only called for `vms-without-handler`; `now` is lab time. What happened to its events before its current wave began,
+    or before a person last resumed it, does not count. The figure is a number of VMs or acts; the text names the first
+    of them. NOT_BACK is unclear while VMs are not back, and each of them has some of its 300 seconds left. Reads
+    deliveries, polls and VMs from the store, which takes long for many VMs: call it in a thread. Raises Unavailable.
     """
     assert check.figure is not None
     ended = [
@@ -56,6 +56,11 @@ def measure_figure(
             if waiting and not names:
                 text = f"{_count_text(waiting)} not polled yet since their maintenance"
                 return CheckResult(CheckOutcome.UNCLEAR, text, float(len(waiting)))
+    return figure_result(check, names)
+
+
+def figure_result(check: HealthCheck, names: Sequence[str]) -> CheckResult:
+    """Return what a figure that counts these VMs means for a check; its text names the first three of them."""
     found = judge_values(check.condition, [("", float(len(names)))])
     text = f"{found.text} ({first_names(names, _MAX_NAMES)})" if names else found.text
     return CheckResult(found.outcome, text, found.value)

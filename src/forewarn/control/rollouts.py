@@ -99,9 +99,7 @@ class RolloutService:
         self._settling: dict[str, float] = {}  # request id → when the wave of an open rollout has settled
         for request in self._store.requests(open_only=True):
             self._index_targets(request)
-        self.health = HealthCheckService(
-            store=self._store, clock=transactions.clock, prober=prober, wake=wake, vms_of=self.vms_of
-        )
+        self.health = HealthCheckService(store=self._store, clock=transactions.clock, prober=prober, wake=wake)
         self._awaits_checks: set[str] = set()  # ids of the rollouts that publish nothing because of their checks
         self.holds = RolloutHoldService(transactions, on_lifted=self._check_all_open)
 

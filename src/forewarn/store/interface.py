@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
 
+T = TypeVar("T")
 # Names of saved values that a store must know.
 LAB_CLOCK_NAME = "clock"  # the position of a lab's clock
 ROLLOUT_HOLD_NAME = "rollout-hold"  # the hold on all rollouts, if there is one
@@ -295,6 +296,14 @@ class Store(Protocol):
 
     def load(self, name: str) -> bytes | None:
         """Return the value that `save` or a commit wrote under this name, or None. Raises Unavailable."""
+
+    async def read_in_thread(self, read: Callable[[Store], T]) -> T:
+        """Return what `read` returns, called with a store that it may only read, and only until it returns.
+
+        For reads of many rows: a store that reads slowly calls it in a thread of its own, so that the event loop goes
+        on. `read` must not use what belongs to the loop's thread. Commits between two of its reads are possible. Raises
+        Unavailable, and what `read` raises.
+        """
 
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.json import Decoder, Encoder
@@ -37,6 +38,14 @@ _read_gate = Decoder(Gate).decode
 _read_request = Decoder(MaintenanceRequest).decode
 _read_entry = Decoder(HistoryEntry).decode
 _read_webhook = Decoder(WebhookSubscription).decode
+
+
+def group_by_scope(rows: Iterable[tuple[str, bytes]]) -> dict[str, list[bytes]]:
+    """Return scope id → the JSON bodies of its rows, in their order; a row is a scope id and a body."""
+    found: dict[str, list[bytes]] = defaultdict(list)
+    for scope_id, body in rows:
+        found[scope_id].append(body)
+    return found
 
 
 def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, ...]) -> Scope:

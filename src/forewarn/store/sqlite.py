@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forewarn.core.access import Grant, RegisteredClient
 from forewarn.core.commit import Commit
@@ -28,6 +27,7 @@ from forewarn.store.sqlite_file import StoreFileCheck
 from forewarn.store.subscribers import CommitSubscribers
 from forewarn.store.writer_thread import WriterThread
 
+T = TypeVar("T")
 SqlRows = list[tuple[Any, ...]]
 _MAX_INTEGER = 2**63 - 1  # the largest integer in SQLite
 
@@ -95,8 +95,8 @@ class SqliteStore(Store):
         """
         with self._read_transaction() as db:
             rows = db.execute(queries.SCOPES).fetchall()
-            vms = _group_by_scope(db.execute(queries.ALL_PRESENT_VMS))
-            events = _group_by_scope(db.execute(queries.ALL_LIVE_EVENTS))
+            vms = row_codec.group_by_scope(db.execute(queries.ALL_PRESENT_VMS))
+            events = row_codec.group_by_scope(db.execute(queries.ALL_LIVE_EVENTS))
         return (
             row_codec.read_scope(
                 row,
@@ -373,6 +373,20 @@ class SqliteStore(Store):
         row = self._row(queries.SAVED_VALUE, row_id=name)
         return row[0] if row else None
 
+    async def read_in_thread(self, read: Callable[[Store], T]) -> T:
+        """Return what `read` returns for a store that it may only read, on a connection and a thread of its own.
+
+        A long read so does not block the event loop. Raises Unavailable, and what `read` raises.
+        """
+        return await asyncio.to_thread(self._read_apart, read)
+
+    def _read_apart(self, read: Callable[[Store], T]) -> T:
+        with sqlite_file.file_errors_as_unavailable(self._path, "read"):
+            self._file_check.check()
+            reader = sqlite_file.connect_reader(self._path)
+        with closing(reader):
+            return read(SqliteStore(self._path, reader=reader, writer=self._writer))
+
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
@@ -480,13 +494,6 @@ class SqliteStore(Store):
         if limit is None:
             return self._rows(sql, **parameters)
         return self._rows(sql, limit=limit, **parameters)[::-1]
-
-
-def _group_by_scope(rows: Iterator[tuple[str, bytes]]) -> dict[str, list[bytes]]:
-    found: dict[str, list[bytes]] = defaultdict(list)
-    for scope_id, body in rows:
-        found[scope_id].append(body)
-    return found
 
 
 def _without_none(**parameters: str | None) -> dict[str, str]:
