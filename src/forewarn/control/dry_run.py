@@ -182,7 +182,7 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
         commit=Commit(
             scopes=tuple(replace(scope, version=0) for scope in scopes.values()),
             vms=tuple(vms),
-            events=tuple(sorted(events.values(), key=_start_order)),
+            events=tuple(_in_order_of_acts(events.values(), control.executor.unfinished_act_ids())),
             hosts=tuple(replace(host, version=0) for host in store.hosts()),
             gates=tuple(replace(gate, version=0) for gate in gates.values() if gate is not None),
             requests=tuple(_without_checks(request) for request in rollouts),
@@ -233,6 +233,20 @@ async def _connected_scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
         if len(found) % _SCOPES_PER_SLICE == 0:
             await asyncio.sleep(0)
     return found
+
+
+def _in_order_of_acts(events: Iterable[Event], act_ids: Sequence[str]) -> list[Event]:
+    """Return the events in the order of their first act in `act_ids`, the others last, as they started.
+
+    The copy queues acts in this order. Acts that end at one instant then end in the same order as in reality, and VMs
+    that move on choose the same destinations.
+    """
+    places = {act_id: place for place, act_id in enumerate(act_ids)}
+
+    def place(event: Event) -> int:
+        return min((places.get(act.id, len(places)) for act in event.unfinished_acts), default=len(places))
+
+    return sorted(events, key=lambda event: (place(event), *_start_order(event)))
 
 
 def _start_order(event: Event) -> tuple[float, int]:
