@@ -141,7 +141,7 @@ class BudgetService:
         return budget
 
     async def _commit_budgets(self, budgets: list[Budget], text: str, who: str) -> None:
-        """Store all budgets and the history entry about the change in one commit, which `on_commit` takes over."""
+        """Store all budgets and the history entry in one commit, which `on_commit` takes over."""
         entry = HistoryEntry(at=self._transactions.clock.now(), what=EntryKind.BUDGET, who=who, text=text)
         saved = SavedValue(BUDGETS_NAME, msgspec.json.encode(budgets))
         await self._store.commit(Commit(saved=(saved,), entries=(entry,)))

@@ -169,12 +169,8 @@ class ActExecutor:
                 self._queue(act.id, self._clock.now())
 
     def unfinished_act_ids(self) -> list[str]:
-        """Return the ids of the acts without an outcome, in the order of their next attempts.
-
-        Those that run now, or wait for their VM or a host, come last, in the order in which they were added.
-        """
-        queued = (act_id for _, _, act_id in sorted(self._due) if act_id in self._acts)
-        return list(dict.fromkeys([*queued, *self._acts]))
+        """Return the ids of the acts without an outcome, in the order in which they were added."""
+        return list(self._acts)
 
     def next_due_at(self) -> float | None:
         """Return when the next attempt is due in lab time, perhaps past; None: none, or none may begin now.

@@ -200,7 +200,7 @@ class HealthCheckService:
 
 @dataclass(frozen=True, slots=True)
 class _FigureRead:
-    """Measures a figure that is in the store alone; called in a thread, because it may read 100,000 events."""
+    """Measures a figure that is in the store alone; called in a thread, as it may read many events."""
 
     check: HealthCheck
     rollout: Rollout

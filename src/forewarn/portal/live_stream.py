@@ -41,7 +41,7 @@ class _LiveMessageEncoder:
         self._hub = hub
 
     def initial_messages(self, after: int | None, age_s: float | None = None) -> bytes:
-        """The first messages of a stream: clock, health of the store, hold, what the page missed, counts of VMs.
+        """The first messages of a stream: clock, health of the store, hold, what the page missed, counts.
 
         If it missed too much, a reset instead, which makes it reload everything. `after` is the number of the last
         history entry that the page knows, None for the current one. `age_s` is how many real seconds ago it was up to

@@ -301,7 +301,7 @@ class MemoryStore(Store):
         return self._tables.saved.get(name)
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
-        """Return what `read` returns for this store. It runs here, without a thread: reads of memory are quick."""
+        """Return what `read` returns for this store; it runs here, because reads of memory are quick."""
         return read(self)
 
     async def commit(self, commit: Commit) -> int:

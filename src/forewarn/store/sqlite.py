@@ -374,7 +374,7 @@ class SqliteStore(Store):
         return row[0] if row else None
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
-        """Return what `read` returns for a store that it may only read, on a connection and a thread of its own.
+        """Return what `read` returns for a store to read, on a connection and a thread of its own.
 
         A long read so does not block the event loop. Raises Unavailable, and what `read` raises.
         """
