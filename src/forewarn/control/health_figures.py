@@ -47,7 +47,7 @@ def measure_figure(
         case OwnFigure.FAILED_ACTS:
             names = [act.name for _, act, outcome in ended if not outcome.ok]
         case OwnFigure.WITHOUT_HANDLER:
-            names = _vms_without_handler(vms, pace)
+            names = vms_without_handler(vms, pace)
         case OwnFigure.UNDELIVERED:
             started = [e for e in events if e.started_at is not None and _counts(rollout, e.started_at)]
             names = _undelivered_vms(store, started)
@@ -66,7 +66,7 @@ def figure_result(check: HealthCheck, names: Sequence[str]) -> CheckResult:
     return CheckResult(found.outcome, text, found.value)
 
 
-def _vms_without_handler(vms: Iterable[Vm], pace: PaceLookup) -> list[str]:
+def vms_without_handler(vms: Iterable[Vm], pace: PaceLookup) -> list[str]:
     """Return the names of the running VMs that have not polled within the last 60 s, in their order.
 
     VMs that never polled are among them. `pace` returns how a VM polls, by its key. The 60 seconds are in the time of
