@@ -96,6 +96,29 @@ def test_a_reset_forgets_changes(new_database: NewDatabase) -> None:
     assert capture.changes() == ()
 
 
+def test_many_rows_of_several_tables_are_read_as_they_are_now(new_database: NewDatabase) -> None:
+    db = new_database()
+    capture = ChangeCapture(db)
+    db.executemany("INSERT INTO saved VALUES (?, x'01')", [(f"name {number}",) for number in range(10)])
+    db.executemany("INSERT INTO deliveries VALUES (?, 2, 3, 4, 5, 6.0)", [(number,) for number in range(10)])
+    db.execute("UPDATE saved SET value = x'02' WHERE name = 'name 4'")
+    values = {f"name {number}": b"\x02" if number == 4 else b"\x01" for number in range(10)}
+    saved = [RowChange("saved", (name,), (name, value)) for name, value in values.items()]
+    deliveries = [RowChange("deliveries", (number, 2, 3), (number, 2, 3, 4, 5, 6.0)) for number in range(10)]
+    assert list(capture.changes()) == saved + deliveries
+
+
+def test_what_a_savepoint_has_undone_is_no_change(new_database: NewDatabase) -> None:
+    db = new_database()
+    capture = ChangeCapture(db)
+    db.execute("BEGIN")
+    db.execute("INSERT INTO saved VALUES ('kept', x'01')")
+    db.execute("SAVEPOINT attempt")
+    db.execute("INSERT INTO saved VALUES ('undone', x'01')")
+    db.execute("ROLLBACK TO attempt")
+    assert capture.changes() == (RowChange("saved", ("kept",), ("kept", b"\x01")),)
+
+
 def test_a_changed_key_deletes_the_row_with_the_old_key(new_database: NewDatabase) -> None:
     db = new_database()
     capture = ChangeCapture(db)

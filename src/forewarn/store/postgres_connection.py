@@ -6,9 +6,12 @@ COMMIT that was cancelled while it waits for the synchronous standby, although t
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -17,10 +20,12 @@ from psycopg.abc import PQGen
 from psycopg.types.numeric import Int8Dumper
 
 from forewarn.errors import ForewarnError, Refused, Rejected
+from forewarn.store.postgres_arrays import register_arrays
 from forewarn.store.record import RecordUnavailable
 
 CALL_LIMIT_S = 10.0  # after this a call gives up; the next one connects again, perhaps to another server
 _CHECK_INTERVAL_S = 0.1  # how often a waiting call looks at its limit
+_CORK: int = getattr(socket, "TCP_CORK", 0)  # only Linux has it
 _READY_NONE = 0  # psycopg's word for: nothing has arrived within the interval
 
 # Parameters of libpq unless the URL has them: a server that has vanished is noticed within seconds.
@@ -112,6 +117,28 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         """
         return waiting.wait(self._limited(gen), self.pgconn.socket, interval=_CHECK_INTERVAL_S)
 
+    @contextmanager
+    def sending_together(self) -> Iterator[None]:
+        """Send what the `with` block queues in a pipeline at its end, in as few packets as possible.
+
+        Otherwise the driver sends each statement at once, and each time the system wakes the server. Wait for no answer
+        within the block. Has no effect on a local socket, or where the system cannot do that.
+        """
+        if not _CORK:
+            yield
+            return
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as sock:
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, _CORK, 1)
+            except OSError:  # a local socket
+                yield
+                return
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    sock.setsockopt(socket.IPPROTO_TCP, _CORK, 0)
+
     def _limited(self, gen: PQGen[Result]) -> PQGen[Result]:
         try:
             wanted = next(gen)
@@ -149,6 +176,7 @@ def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None =
         raise _connection_error(name, error) from error
     try:
         db.adapters.register_dumper(int, _BigIntegers)
+        register_arrays(db)
         if on_notice is not None:
             db.add_notice_handler(on_notice)
         _check_server(name, db)

@@ -17,6 +17,7 @@ from psycopg import errors
 
 from forewarn.errors import ForewarnError, Refused, Unavailable
 from forewarn.store import postgres_connection
+from forewarn.store.postgres_arrays import array_parameters, upsert_all_sql
 from forewarn.store.postgres_connection import (
     CALL_LIMIT_S,
     CallAborted,
@@ -40,10 +41,18 @@ from forewarn.store.record import (
     SharedRecord,
     SqlValues,
 )
-from forewarn.store.row_changes import REPLICATED_TABLES, decode_changes, encode_changes, quote, statements_of
+from forewarn.store.row_changes import (
+    REPLICATED_TABLES,
+    decode_changes,
+    delete_sql,
+    encode_changes,
+    group_changes,
+    quote,
+)
 from forewarn.store.schema import REVISION, REVISIONS
 
 _ROWS_PER_FETCH = 5000
+_ROWS_PER_STATEMENT = 5000
 _KEPT_GROUPS = 1000  # the log always has the last ones, so that a copy of an idle record stays valid
 _NODE_DAYS = 7  # a control node that has not described itself for longer is forgotten
 _WRITE_LIMITS = transaction_settings(lock_s=5, idle_s=LEASE_S)
@@ -201,7 +210,8 @@ class PostgresRecord(SharedRecord):
         self._is_committing = self._wait_was_cancelled = False
         try:
             with db.pipeline() as pipeline:
-                _send_group(db, group)
+                with db.sending_together():
+                    _send_group(db, group)
                 pipeline.sync()  # the first round trip: only now the COMMIT is sent
                 self._is_committing = True
                 self._begin_call(db)
@@ -460,9 +470,13 @@ def _send_group(db: LimitedConnection, group: RecordGroup) -> None:
     db.execute("BEGIN")
     db.execute(_WRITE_LIMITS)
     db.execute(_FENCE, (group.seq, group.clock, group.term, group.number - 1))
-    cursor = db.cursor()
-    for sql, rows in statements_of(group.changes, "%s"):
-        cursor.executemany(sql, rows)
+    cursor, grouped = db.cursor(), group_changes(group.changes)
+    for table, keys in grouped.deletes.items():
+        cursor.executemany(delete_sql(table, "%s"), keys)
+    for (table, width), rows in grouped.upserts.items():
+        for at in range(0, len(rows), _ROWS_PER_STATEMENT):
+            part = rows[at : at + _ROWS_PER_STATEMENT]
+            cursor.execute(upsert_all_sql(table, width), array_parameters(table, part))
     body = encode_changes(group.changes)
     db.execute(_ADD_TO_LOG, (group.number, group.term, group.revision, group.seq, group.clock, body))
 

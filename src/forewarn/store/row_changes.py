@@ -1,9 +1,10 @@
 """Row changes of a group of writes: captured on a SQLite connection, encoded, applied to a copy.
 
-Temporary triggers note the key of every changed row; at the end of the group the rows are read back. So values that
-SQLite gave (positions, sequence numbers) are the same in the record and in every copy, and no write is described twice.
-Table `polls` is not replicated: each node has its own. An update of a scope that only moves `last_request_at` counts
-when it reaches another hour.
+Temporary triggers note the key of every changed row, in a temporary table, so that SQLite calls no Python while it
+writes; at the end of the group the rows are read back, a table at a time. So values that SQLite gave (positions,
+sequence numbers) are the same in the record and in every copy, and no write is described twice. Table `polls` is not
+replicated: each node has its own. An update of a scope that only moves `last_request_at` counts when it reaches another
+hour.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from forewarn.store.record import RowChange, SqlValues
 from forewarn.store.schema import metadata, polls, record_position, scopes
 
 _LAST_REQUEST_STEP_S = 3600  # `last_request_at` of a scope is replicated once in this time
-_CAPTURE_FUNCTION = "capture_change"
+_CAPTURED = "captured_changes"  # a temporary table
+_CAPTURED_KEY = ("key_1", "key_2", "key_3")  # its columns for the key of a changed row
+_READ_TOGETHER_FROM = 3  # changed rows of a table; fewer are read one by one
 
 _encode = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[RowChange, ...]).decode
 
 
@@ -79,13 +83,20 @@ def upsert_sql(table: str, width: int, placeholder: str) -> str:
     For either engine: `placeholder` is the driver's: "?" or "%s". Rows of an earlier release have fewer columns.
     KeyError if the table is not replicated.
     """
+    names = ", ".join(map(quote, REPLICATED_TABLES[table].columns[:width]))
+    values = ", ".join([placeholder] * width)
+    return f"INSERT INTO {quote(table)} ({names}) VALUES ({values}) {conflict_action(table, width)}"
+
+
+def conflict_action(table: str, width: int) -> str:
+    """Return the end of an insert of the first `width` columns, for either engine.
+
+    It replaces these columns of a row with the same key. KeyError if the table is not replicated.
+    """
     known = REPLICATED_TABLES[table]
-    columns = known.columns[:width]
-    names, values = ", ".join(map(quote, columns)), ", ".join([placeholder] * width)
-    others = [quote(name) for name in columns if name not in known.key]
+    others = [quote(name) for name in known.columns[:width] if name not in known.key]
     action = f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in others)}" if others else "NOTHING"
-    key = ", ".join(map(quote, known.key))
-    return f"INSERT INTO {quote(table)} ({names}) VALUES ({values}) ON CONFLICT ({key}) DO {action}"
+    return f"ON CONFLICT ({', '.join(map(quote, known.key))}) DO {action}"
 
 
 @cache
@@ -98,26 +109,35 @@ def delete_sql(table: str, placeholder: str) -> str:
     return f"DELETE FROM {quote(table)} WHERE {' AND '.join(f'{quote(name)} = {placeholder}' for name in key)}"
 
 
-def statements_of(changes: Iterable[RowChange], placeholder: str) -> list[tuple[str, list[SqlValues]]]:
-    """Return the statements that apply changes, each with its rows: all deletes, then all upserts.
+class ChangesByTable(NamedTuple):
+    """Changes, grouped for statements.
 
-    Deletes come first because a row may have the unique name of one that was deleted in the same group. `placeholder`
-    is that of the database driver, such as `?` or `%s`. There is one pair for each different statement.
+    Apply deletes first: a row may have the unique name of one that was deleted in the same group.
     """
+
+    deletes: dict[str, list[SqlValues]]  # table → keys
+    upserts: dict[tuple[str, int], list[SqlValues]]  # table and number of columns → rows
+
+
+def group_changes(changes: Iterable[RowChange]) -> ChangesByTable:
+    """Return changes by their table, and rows also by their width, each in the order of the changes."""
     deletes: defaultdict[str, list[SqlValues]] = defaultdict(list)
-    upserts: defaultdict[str, list[SqlValues]] = defaultdict(list)
+    upserts: defaultdict[tuple[str, int], list[SqlValues]] = defaultdict(list)
     for change in changes:
         if change.row is None:
-            deletes[delete_sql(change.table, placeholder)].append(change.key)
+            deletes[change.table].append(change.key)
         else:
-            upserts[upsert_sql(change.table, len(change.row), placeholder)].append(change.row)
-    return [*deletes.items(), *upserts.items()]
+            upserts[change.table, len(change.row)].append(change.row)
+    return ChangesByTable(deletes, upserts)
 
 
 def apply_changes(db: sqlite3.Connection, changes: Iterable[RowChange]) -> None:
     """Apply changes to a copy; the caller commits. Raises sqlite3.Error."""
-    for sql, rows in statements_of(changes, "?"):
-        db.executemany(sql, rows)
+    grouped = group_changes(changes)
+    for table, keys in grouped.deletes.items():
+        db.executemany(delete_sql(table, "?"), keys)
+    for (table, width), rows in grouped.upserts.items():
+        db.executemany(upsert_sql(table, width, "?"), rows)
 
 
 def set_last_seq(db: sqlite3.Connection, seq: int) -> None:
@@ -133,23 +153,23 @@ def set_last_seq(db: sqlite3.Connection, seq: int) -> None:
 class ChangeCapture:
     """Notes which rows the writes on a connection change, and reads them at the end of a group.
 
-    The constructor installs temporary triggers, which end with the connection, on the tables of REPLICATED_TABLES. A
-    scope of which only `last_request_at` moves, within the same hour, does not count. Call `reset` at the beginning of
-    each transaction and `changes` before its COMMIT. After ROLLBACK TO a savepoint it returns some rows that did not
-    change. `db` is the connection that writes.
+    The constructor installs a temporary table, and triggers on the tables of REPLICATED_TABLES that write to it; they
+    end with the connection. So a rollback, also to a savepoint, forgets what it undoes. A scope of which only
+    `last_request_at` moves, within the same hour, does not count. Call `reset` at the beginning of each transaction and
+    `changes` before its COMMIT. `db` is the connection that writes; it must not be in a transaction yet.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._keys: dict[tuple[str, SqlValues], bool] = {}  # table and key → whether the row was deleted meanwhile
-        db.create_function(_CAPTURE_FUNCTION, -1, self._capture)
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute(f"CREATE TEMP TABLE {_CAPTURED} (name TEXT, is_deleted INTEGER, {', '.join(_CAPTURED_KEY)})")
         for table in REPLICATED_TABLES.values():
             for statement in _trigger_statements(table):
                 db.execute(statement)
 
     def reset(self) -> None:
         """Forget all changes that were noted so far; the rows stay as they are."""
-        self._keys.clear()
+        self._db.execute(f"DELETE FROM {_CAPTURED}")
 
     def changes(self) -> tuple[RowChange, ...]:
         """Return the changed rows since `reset`, as they are now; deleted ones first. Forgets nothing.
@@ -158,19 +178,38 @@ class ChangeCapture:
         """
         deleted: list[RowChange] = []
         written: list[RowChange] = []
-        for (table, key), was_deleted in self._keys.items():
-            row = self._db.execute(_select_sql(table), key).fetchone()
+        keys = self._captured_keys()
+        rows = self._read_rows(keys)
+        for (table, key), was_deleted in keys.items():
+            row = rows.get((table, key)) or self._db.execute(_select_sql(table), key).fetchone()
             if row is None or was_deleted:
                 deleted.append(RowChange(table, key, None))
             if row is not None:
                 written.append(RowChange(table, key, row))
         return (*deleted, *written)
 
-    def _capture(self, is_deleted: int, table: str, *key: Any) -> None:
-        if is_deleted:
-            self._keys[table, key] = True
-        else:
-            self._keys.setdefault((table, key), False)
+    def _captured_keys(self) -> dict[tuple[str, SqlValues], bool]:
+        """Return the table and key of each changed row → whether it was deleted meanwhile."""
+        keys: dict[tuple[str, SqlValues], bool] = {}
+        for captured in self._db.execute(f"SELECT * FROM {_CAPTURED} ORDER BY rowid"):
+            table = captured[0]
+            key = captured[2 : 2 + len(REPLICATED_TABLES[table].key)]
+            keys[table, key] = bool(captured[1]) or keys.get((table, key), False)
+        return keys
+
+    def _read_rows(self, keys: Iterable[tuple[str, SqlValues]]) -> dict[tuple[str, SqlValues], SqlValues]:
+        """Return many of the rows, by table and key: those of tables with a key of one column."""
+        values_by_table: defaultdict[str, list[Any]] = defaultdict(list)
+        for table, key in keys:
+            values_by_table[table].append(key[0])
+        rows: dict[tuple[str, SqlValues], SqlValues] = {}
+        for table, values in values_by_table.items():
+            places = REPLICATED_TABLES[table].key_places
+            if len(places) == 1 and len(values) >= _READ_TOGETHER_FROM:
+                (place,) = places
+                for row in self._db.execute(_select_many_sql(table), (_encode_json(values).decode(),)):
+                    rows[table, (row[place],)] = row
+        return rows
 
 
 @cache
@@ -180,14 +219,23 @@ def _select_sql(table: str) -> str:
     return f"SELECT {columns} FROM {quote(table)} WHERE {' AND '.join(f'{quote(name)} = ?' for name in known.key)}"
 
 
+@cache
+def _select_many_sql(table: str) -> str:
+    """Return a select of the rows whose key, of one column, is in the JSON list that is its parameter."""
+    known = REPLICATED_TABLES[table]
+    columns, (key,) = ", ".join(map(quote, known.columns)), map(quote, known.key)
+    return f"SELECT {columns} FROM {quote(table)} WHERE {key} IN (SELECT value FROM json_each(?))"
+
+
 def _trigger_statements(table: ReplicatedTable) -> list[str]:
     """Return the temporary triggers of a table.
 
     A row whose key or unique name changes is deleted and added again, because another row may have taken its name.
     """
     new, old = (", ".join(f"{version}.{quote(name)}" for name in table.key) for version in ("NEW", "OLD"))
-    captured = f"SELECT {_CAPTURE_FUNCTION}(0, '{table.name}', {new});"
-    deleted = f"SELECT {_CAPTURE_FUNCTION}(1, '{table.name}', {old});"
+    columns = ", ".join(("name", "is_deleted", *_CAPTURED_KEY[: len(table.key)]))
+    captured = f"INSERT INTO {_CAPTURED} ({columns}) VALUES ('{table.name}', 0, {new});"
+    deleted = f"INSERT INTO {_CAPTURED} ({columns}) VALUES ('{table.name}', 1, {old});"
     names = [quote(name) for name in (*table.key, *table.unique)]
     is_renamed = f"WHEN {' OR '.join(f'OLD.{name} IS NOT NEW.{name}' for name in names)}"
     events = {

@@ -27,10 +27,38 @@ Result = TypeVar("Result")
 WriteOutcome = tuple[Any, BaseException | None]  # result, or error
 
 
+class _WriteLimit:
+    """Gives up writes that were queued together, `limit_s` after the first of them: one timer for all.
+
+    `error` makes the exception that each of their callers gets.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, error: Callable[[], Exception]) -> None:
+        self._error = error
+        self._futures: list[asyncio.Future[Any]] = []
+        self._answered = 0
+        self._timer = loop.call_later(limit_s, self._give_up)
+
+    def add(self, future: asyncio.Future[Any]) -> None:
+        self._futures.append(future)
+
+    def count_answer(self) -> None:
+        """Called for each write that was done or has failed; the last one ends the timer."""
+        self._answered += 1
+        if self._answered == len(self._futures):
+            self._timer.cancel()
+
+    def _give_up(self) -> None:
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(self._error())
+
+
 class _WriteJob(NamedTuple):
     write: Callable[[sqlite3.Connection], Any]
     on_commit: Callable[[Any], None] | None
     future: asyncio.Future[Any]
+    limit: _WriteLimit | None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -90,6 +118,7 @@ class WriterThread:
         self._limit_s = limit_s
         self._unqueued: list[_WriteJob] = []  # of the current iteration of the event loop
         self._queues_on: asyncio.AbstractEventLoop | None = None  # the loop that will call `_queue_writes`
+        self._limit: _WriteLimit | None = None  # of the writes in `_unqueued`
         self._queue: SimpleQueue[list[_WriteJob] | None] = SimpleQueue()
         self._gathering = GroupGathering()  # without a record, no group waits
         self._is_open = True
@@ -116,19 +145,19 @@ class WriterThread:
         if self._queues_on is not loop:  # an earlier event loop may have ended before it queued its writes
             self._queues_on = loop
             loop.call_soon(self._queue_writes)
-        self._unqueued.append(_WriteJob(write=write, on_commit=on_commit, future=future))
-        result: Result = await (future if self._limit_s is None else self._within_limit(future, self._limit_s))
+            if self._limit_s is not None:
+                self._limit = _WriteLimit(loop, self._limit_s, self._limit_error)
+        if self._limit is not None:
+            self._limit.add(future)
+        self._unqueued.append(_WriteJob(write, on_commit, future, self._limit))
+        result: Result = await future
         return result
 
-    async def _within_limit(self, future: asyncio.Future[Any], limit_s: float) -> Any:
-        try:
-            async with asyncio.timeout(limit_s):  # Python 3.11's wait_for may lose a cancellation of the caller
-                return await future
-        except TimeoutError:
-            raise Unavailable(
-                f"the store {self._name!r} has not confirmed a write for {limit_s:g} s, and may still save it: look "
-                "before you try again"
-            ) from None
+    def _limit_error(self) -> Unavailable:
+        return Unavailable(
+            f"the store {self._name!r} has not confirmed a write for {self._limit_s:g} s, and may still save it: look "
+            "before you try again"
+        )
 
     async def finish(self) -> None:
         """Do the queued writes and end the thread; later writes raise Unavailable. May be called again.
@@ -286,8 +315,10 @@ def _resolve_futures(answered: list[tuple[_WriteJob, WriteOutcome]]) -> None:
     for job, (result, error) in answered:
         if error is None and job.on_commit is not None:
             job.on_commit(result)
+        if job.limit is not None:
+            job.limit.count_answer()
         if job.future.done():
-            continue  # its caller was cancelled
+            continue  # its caller was cancelled, or waited too long
         if error is None:
             job.future.set_result(result)
         else:
