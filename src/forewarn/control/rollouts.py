@@ -95,7 +95,7 @@ class RolloutService:
         self._unblocked: dict[str, float] = {}  # request id → since when more events may be published
         self._with_windows: set[str] = set()  # ids of the open rollouts with maintenance windows
         self._by_host: dict[str, set[str]] = {}  # host → ids of the open rollouts of it
-        self._by_property: dict[str, Rollout] = {}  # request id → an open rollout over a tag, location or everything
+        self._by_property: dict[str, Rollout] = {}  # request id → an open rollout that is not over hosts
         self._settling: dict[str, float] = {}  # request id → when the wave of an open rollout has settled
         for request in self._store.requests(open_only=True):
             self._index_targets(request)
@@ -171,7 +171,7 @@ class RolloutService:
         if rollout is None:
             return
         self._shared_work.on_request(request)
-        if request.is_open and not rollout.hosts and not rollout.scope_id:
+        if request.is_open and not rollout.hosts:
             self._by_property[request.id] = rollout
         else:
             self._by_property.pop(request.id, None)
