@@ -146,6 +146,29 @@ def test_a_role_over_a_flexible_scale_set_is_rejected(api_of: Callable[..., Any]
     assert grant(api, "bot", "flex_0a1b2c3d")["over"] == f"{COMPUTE}/virtualMachines/flex_0a1b2c3d"
 
 
+@pytest.mark.parametrize("below", ["", "/virtualMachines/flex_0a1b2c3d"], ids=["set", "path-below-the-set"])
+def test_a_role_over_a_flexible_scale_set_by_its_id_is_no_role_over_its_vms(
+    api_of: Callable[..., Any], below: str
+) -> None:
+    """Spec §14.5; a resource id can be granted over before anybody knows what it will be."""
+    api = api_of(
+        vms=[a_vm("flex_0a1b2c3d", scale_set="flex", orchestration=Orchestration.FLEXIBLE)], hosts=[a_host("h1")]
+    )
+    api.post("/requests", {"ask": "restart", "vms": ["flex_0a1b2c3d"]})
+    (event,) = api.world.events()
+    over_set = api.holding("Administrator", f"{COMPUTE}/virtualMachineScaleSets/flex{below}")
+    assert over_set.get("/fleet")["vms"] == []
+    assert over_set.get("/events")["events"] == []
+    for method, path, body in (
+        ("GET", "/vms/flex_0a1b2c3d", None),
+        ("POST", "/requests", {"ask": "restart", "vms": ["flex_0a1b2c3d"]}),
+        ("POST", "/vms/flex_0a1b2c3d/perform-maintenance", None),
+        ("GET", f"/events/{event.id}", None),
+        ("POST", f"/events/{event.id}/approve", None),
+    ):
+        assert over_set.refused(method, path, body)[:2] == (404, "NotFound"), path
+
+
 def test_a_role_is_granted_to_a_vm_and_to_an_external_user(api: Any) -> None:
     vm = api.world.vm("db")
     of_vm = grant(api, "db", "/")

@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
+from forewarn.arm.routes import ROUTES
+from forewarn.arm.routing import ArmRoute
 from forewarn.core.access import Role
 from forewarn.core.event import EventState
 from forewarn.core.fleet import Orchestration, Priority
@@ -209,8 +211,49 @@ def test_a_right_over_a_flexible_set_alone_is_no_right_over_its_vms(flexible: An
     assert over_all.call("PATCH", FLEX, {"tags": {"a": "b"}}).status == 200
 
 
+INSTANCE_ROUTES = [route for route in ROUTES if "{instance}" in route.path]
+# These neither name nor change a VM: they say that an assignment of this id does not exist.
+ASSIGNMENT_STATUS = {"GET": 404, "DELETE": 204}
+
+
+def instance_target(route: ArmRoute) -> str:
+    """The path of the route for the first VM of the flexible set, as if that were an instance of a uniform one."""
+    values = {"subscription": "sub", "group": "lab", "set": "flex", "instance": FIRST}
+    return route.path.format_map(values | {"assignment": "a", "update": "default", "event": "E"})
+
+
+@pytest.mark.parametrize("over", [FLEX, f"{FLEX}/virtualMachines/{FIRST}"], ids=["set", "path-below-the-set"])
+@pytest.mark.parametrize(
+    "route", INSTANCE_ROUTES, ids=lambda route: f"{route.method} {route.path.partition('{instance}')[2]}"
+)
+def test_no_path_of_an_instance_reaches_a_vm_of_a_flexible_set(flexible: Any, route: ArmRoute, over: str) -> None:
+    """A right over the set, or over a path below it, is no right over a VM, whose id is another one."""
+    caller, before = flexible.holding(Role.ADMINISTRATOR, over), flexible.stored()
+    answer = caller.call(route.method, instance_target(route), {} if route.method == "PUT" else None)
+    if "{assignment}" in route.path and route.method in ASSIGNMENT_STATUS:
+        expected = ASSIGNMENT_STATUS[route.method]
+    elif over == FLEX:
+        expected = 400
+    else:
+        expected = 204 if route.method == "DELETE" else 404  # this caller may not even read the set
+    assert answer.status == expected, answer.content
+    assert flexible.stored() == before
+
+
+def test_a_right_over_a_flexible_set_alone_shows_the_set_and_none_of_its_vms(flexible: Any) -> None:
+    over_set = flexible.holding(Role.OPERATOR, FLEX)
+    assert over_set.get(FLEX)["sku"]["capacity"] == 2
+    assert over_set.get(f"{FLEX}/virtualMachines") == {"value": []}
+    assert over_set.get(filtered(FLEX)) == {"value": []}
+    for path in (f"{FLEX}/instanceView", f"{FLEX}/virtualMachines?$expand=instanceView"):
+        assert over_set.refused("GET", path)[:2] == (400, "BadRequest"), path
+    for name in (FIRST, SECOND):
+        assert over_set.refused("GET", f"{VMS}/{name}")[0] == 403
+
+
 def test_a_caller_who_may_read_no_vm_of_a_flexible_set_does_not_learn_of_it(flexible: Any) -> None:
     stranger = flexible.holding(Role.READER, f"{VMS}/db")
     assert stranger.get(f"{FLEX}/virtualMachines") == {"value": []}
+    assert stranger.get(f"{FLEX}/virtualMachines?$expand=instanceView") == {"value": []}
     assert names(stranger.get(VMS)) == ["db"]
     assert names(stranger.get(filtered(FLEX))) == []

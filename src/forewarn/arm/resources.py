@@ -195,14 +195,15 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
     """Lists the instances of the called scale set that the caller may read, in pages of 100.
 
     In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. The VMs of a flexible set
-    are listed with their own ids. If there are none to list: raises NotFound if the caller may read the set, else the
-    list is empty. Raises Rejected for an invalid `$skiptoken`, and ArmError 400 for instance views of a flexible set.
+    are listed with their own ids. Raises NotFound if the set does not exist and the caller may read it; otherwise the
+    list may be empty. Raises Rejected for an invalid `$skiptoken`, and ArmError 400 for instance views of a flexible
+    set.
     """
     renderer = _VmRenderer(context, call)
     if renderer.with_view:
         require_uniform(context, call)
     instances = context.directory.vms_within(call.resource)
-    if not instances and context.principal.may(Right.READ, call.resource):
+    if not context.directory.unfiltered.has_vms_in(call.resource) and context.principal.may(Right.READ, call.resource):
         raise _scale_set_not_found(call)
     return paged_response(call, [vm.key for vm in instances], lambda key: renderer.instance(stored_vm(context, key)))
 

@@ -94,10 +94,15 @@ def find_instance(context: RequestContext, call: ArmCall) -> Vm:
     """The present instance of a scale set that the path names by subscription, group, set and instance id.
 
     All in any case. Raises ResourceAbsent if there is none, and ArmError 400 if the set is flexible and the caller may
-    read one of its VMs. Does not check rights otherwise.
+    read it or one of its VMs. Never returns a VM of a flexible set: the path is below the set, and a right over that
+    is no right over the VM. Does not check rights otherwise.
     """
     require_uniform(context, call)
-    return _find_instance_by_id(context, call, call.path_params["instance"])
+    wanted = call.path_params["instance"]
+    vm = _find_instance_by_id(context, call, wanted)
+    if not vm.is_uniform_instance:
+        raise _instance_absent(call, wanted)
+    return vm
 
 
 def selects_all_instances(ids: tuple[str, ...] | None) -> bool:
@@ -149,7 +154,12 @@ def _find_instance_by_id(context: RequestContext, call: ArmCall, wanted: str) ->
         vm = context.store.vm(vm_key(names["subscription"], names["group"], name))
         if vm is not None and vm.removed_at is None and _is_instance(vm, names["set"], wanted):
             return vm
-    raise ResourceAbsent(
+    raise _instance_absent(call, wanted)
+
+
+def _instance_absent(call: ArmCall, wanted: str) -> ResourceAbsent:
+    names = call.path_params
+    return ResourceAbsent(
         f"scale set {names['set']!r} has no instance {wanted!r}: "
         f"`az vmss list-instances -g {names['group']} -n {names['set']}` lists them"
     )
@@ -162,17 +172,18 @@ def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
 def require_uniform(context: RequestContext, call: ArmCall) -> None:
     """Raises ArmError 400, as Azure does, if the called scale set is flexible: clients call its VMs.
 
-    Does nothing for an unknown set, and for one of which the caller may read no VM. `call` is that of the set, of an
-    instance, or of an operation on them.
+    Does nothing for an unknown set, and if the caller may read neither the set nor one of its VMs. `call` is that of
+    the set, of an instance, or of an operation on them.
     """
-    vms = context.directory.vms_within(_scale_set_id(call))
-    if not vms or not vms[0].is_standalone:
+    set_id = _scale_set_id(call)
+    resources = _flexible_vm_resources(context, call)
+    if not resources or not (context.directory.can_read(set_id) or context.directory.vms_within(set_id)):
         return
     below = call.path.split("/")[9:]  # after /subscriptions/…/virtualMachineScaleSets/NAME
     if len(below) > 1 and below[0].casefold() == "virtualmachines":
         del below[1]  # the id of the instance
     operation = ".".join(["VirtualMachineScaleSets", *below, call.method])
-    group = vms[0].resource.rpartition("/providers/")[0]
+    group = resources[0].rpartition("/providers/")[0]
     raise ArmError(
         400,
         "BadRequest",
