@@ -211,6 +211,17 @@ def test_a_right_over_a_flexible_set_alone_is_no_right_over_its_vms(flexible: An
     assert over_all.call("PATCH", FLEX, {"tags": {"a": "b"}}).status == 200
 
 
+def test_rights_over_a_flexible_set_and_each_of_its_vms_suffice_to_delete_all_of_them(flexible: Any) -> None:
+    every_vm = {"instanceIds": ["*"]}
+    for over in ((FLEX, f"{VMS}/{FIRST}"), (f"{VMS}/{FIRST}", f"{VMS}/{SECOND}")):
+        refused = flexible.holding(Role.OPERATOR, *over).refused("POST", f"{FLEX}/delete", every_vm)
+        assert refused[:2] == (403, "AuthorizationFailed")
+    over_all = flexible.holding(Role.OPERATOR, FLEX, f"{VMS}/{FIRST}", f"{VMS}/{SECOND}")
+    assert over_all.refused("POST", f"{FLEX}/delete", {"instanceIds": ["*", FIRST]})[0] == 400
+    assert over_all.call("POST", f"{FLEX}/delete", every_vm).status == 202
+    assert requested(flexible) == [("delete", (FIRST, SECOND))]
+
+
 INSTANCE_ROUTES = [route for route in ROUTES if "{instance}" in route.path]
 # These neither name nor change a VM: they say that an assignment of this id does not exist.
 ASSIGNMENT_STATUS = {"GET": 404, "DELETE": 204}

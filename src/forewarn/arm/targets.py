@@ -215,12 +215,13 @@ def authorize_instances(context: RequestContext, call: ArmCall, right: Right) ->
     """Raises Forbidden unless the caller has the right over the scale set or each instance in the body.
 
     A body that is invalid, or names no instances or `*`, needs the right over the scale set. Instances need not exist.
-    In a flexible set, the right over each named VM is needed; without names, over the set and all its VMs.
+    In a flexible set, the right over each named VM is needed; without names or with `*`, over the set and all its VMs.
     """
     ids = _instance_ids_in_body(call)
     if _flexible_vm_resources(context, call):
         if not ids or ALL_INSTANCES in ids:
             authorize_scale_set(context, call, right)
+            return
         group = call.resource.rpartition("/virtualMachineScaleSets/")[0]
         for name in ids:
             context.require(right, f"{group}/virtualMachines/{name}")
