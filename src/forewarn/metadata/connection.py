@@ -218,7 +218,7 @@ class MetadataConnection(asyncio.Protocol):
     def on_hold_timeout(self) -> None:
         """Answer the held request, if there is one, because its time is over.
 
-        A long poll gets 304; a delayed request its response, which may be held again, as a long poll.
+        A long poll gets what it would get now, usually 304; a delayed request may be held again, as a long poll.
         """
         self._resume_held(expired=True)
 

@@ -53,9 +53,9 @@ class ListenerManager:
     def open_all(self) -> list[ListenerChange]:
         """Open all listeners; return one change, without `previous`, for each that is open now.
 
-        In the order of the specs. A listener whose device, address or namespace does not exist is `waiting`, which is
-        logged. Raises Rejected if one can never be opened, or is unavailable and has no `wait_until_available`; then
-        all are closed.
+        In the order of the specs. A listener that is unavailable (its device, address or namespace does not exist, or
+        the system has no socket left) is `waiting`, which is logged. Raises Rejected if one can never be opened, or is
+        unavailable and has no `wait_until_available`; then all are closed.
         """
         for spec in self._specs:
             try:
@@ -77,8 +77,8 @@ class ListenerManager:
         """Check every listener, open or reopen what is possible now, and return only those that changed.
 
         Those were opened, closed, or opened again because their device or namespace is a new one; in the order of the
-        specs. The caller closes the `previous` of each change. A listener that cannot be opened is `waiting` and
-        logged; that raises no error.
+        specs. The caller closes the `previous` of each change. A listener that cannot be opened is `waiting`, also one
+        that can never be opened; that is logged when its reason changes, and raises no error.
         """
         changes = (self._refresh_one(spec) for spec in self._specs)
         return [change for change in changes if change is not None]

@@ -90,7 +90,7 @@ class LabListeners:
     """
 
     mode: LabListenMode
-    port: int  # the bound port of every address; in mode PORTS that of the first VM
+    port: int  # the bound port of every address; in mode PORTS that of the first VM; as configured if there is none yet
     setting: str  # the name of the port's setting, for errors
     listener: VmListener  # of the first addresses; without those that `add_address` returned
     _any_port: bool  # the configured port is 0
@@ -151,8 +151,8 @@ def open_lab_listeners(
 
     `find_addresses` returns the addresses; mode DEVICE does not call it, because one socket serves all of them. They
     have the same `port`; in mode PORTS the VMs have `port` and those after it, in the order of the addresses. Port 0 is
-    any free port; `setting` names the port's setting in errors. Raises Rejected if no mode works or a port is in use,
-    Unavailable if the system has no socket left; then none stays open.
+    any free port; `setting` names the port's setting in errors. Raises Rejected if no mode works or a port cannot be
+    used, such as one in use, Unavailable if the system has no socket left; then none stays open.
     """
     for mode in modes:
         try:

@@ -216,10 +216,11 @@ class GuestObservations:
         self._queue_deliveries(deliveries)
 
     def take_batch(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Remove and return the last polls of at most BATCH_SIZE VMs, and all deliveries that wait.
+        """Remove and return the last polls of at most BATCH_SIZE VMs that wait, and all deliveries that wait.
 
-        Flushes hits of the response cache first. VMs that were never in a batch come first, then those that were in one
-        the longest time ago. Leaves out VMs that were in a batch less than `min_interval_s` ago (real time). If the
+        The poll of a VM waits if it has polled since it was in a batch. Flushes hits of the response cache first. VMs
+        that were never in a batch come first, then those that were in one the longest time ago. Leaves out VMs that
+        were in a batch less than `min_interval_s` ago (real time). If the
         batch cannot be stored, give it back with `return_batch`; else call `notify_written`.
         """
         now = self._flush_time = self._real_time()

@@ -63,15 +63,16 @@ class PublishedDocuments:
     def subscribe(self, callback: Callable[[Iterable[str]], None]) -> None:
         """Call back, within `publish` and `remove`, with the keys of all VMs that the scope has or had.
 
-        There is one call for the VMs it has, and one for those it had before, if it was published. A VM may be reported
-        although it sees the same. There is no way to unsubscribe.
+        `publish` makes one call for the VMs that the scope has and, if it was published before, one for those it had;
+        `remove` makes one for those it had. A VM may be reported although it sees the same. There is no way to
+        unsubscribe.
         """
         self._subscribers.append(callback)
 
     def publish(self, scope: PublishedScope) -> None:
         """Replace what the scope's VMs see, or add the scope; calls the subscribers. Needs a running loop.
 
-        If responses to polls change (by epoch, document, override or VMs), its long polls are woken soon after. A VM
+        If its epoch, document, override, `is_narrow` or set of VMs changes, its long polls are woken soon after. A VM
         that the scope no longer has is unknown from now on, unless another scope has it.
         """
         before = self._entries.get(scope.scope_id)
@@ -271,7 +272,7 @@ class StaleDocuments:
     def view_at(self, view: GuestView, at: float) -> GuestView:
         """Return a copy of the view with the epoch and document that its scope had at `at` (event loop time).
 
-        Returns the view itself if they have not changed since, if nothing is kept, or if the scope was not enabled
+        Returns the view itself if no kept scope was replaced at that time or later, or if the scope was not enabled
         then. A time before the oldest kept scope gives that one. A VM that the scope did not have then gets what the
         others got; if the scope was narrow, only the events that name the VM.
         """

@@ -39,7 +39,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A complete and valid HTTP request, as `RequestParser` returns it."""
 
     request: HttpRequest  # without headers and body if the method is unknown
-    keep_alive: bool  # the client wants the connection to stay open
+    keep_alive: bool  # the client wants the connection to stay open; False for CONNECT and an unknown method
     is_http10: bool = False  # HTTP/1.0: the response needs Connection: keep-alive to keep it open
 
 

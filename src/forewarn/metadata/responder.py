@@ -123,10 +123,10 @@ class Responder:
         """Return the response to a request, or what leads to it.
 
         That is an HttpResponse or ResetConnection now, a HeldResponse (long poll or delay), a SlowResponse, or a
-        coroutine that waits for the backend (PendingResponse). Records polls, approvals and deliveries, and consumes
-        faults and the rate limit, beyond which it is a 429. An unknown caller gets 404, and is logged. Only the
-        coroutine, once run, calls the backend: Unavailable and Conflict become 503, and NotFound of an approval or a
-        first request becomes 404.
+        coroutine that waits for the backend (PendingResponse). Records the polls and approvals that no error or fault
+        refuses, and deliveries, and consumes faults and the rate limit, beyond which it is a 429. An unknown caller
+        gets 404, and is logged. Only the coroutine, once run, waits for the backend: Unavailable and Conflict become
+        503, and NotFound of an approval or a first request becomes 404.
         """
         view = self._current_view(caller)
         if view is None:
@@ -161,7 +161,8 @@ class Responder:
 
         That is for a poll, or for an approval that changes nothing (clients approve every listed event again and
         again), without a fault and without a rate limit. None for any other request, and for an unknown caller. Call
-        it after `respond`; it counts and records nothing.
+        it after `respond`, and only if that returned an HttpResponse, which it does not check; it counts and records
+        nothing.
         """
         view = self._current_view(caller)
         if view is None or self._rate_limiter.is_enabled or self._faults.faults_for(view) is not None:

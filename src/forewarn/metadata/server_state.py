@@ -36,7 +36,7 @@ class OpenConnection(Protocol):
         """Close at once, without sending buffered data."""
 
     def on_hold_timeout(self) -> None:
-        """Answer the held request, if there is one, because its time is over."""
+        """Answer the held request, if there is one, because its time is over; it may be held again."""
 
     def check_idle(self) -> None:
         """Close if there was no request for `Limits.idle_s`, else schedule the next check.

@@ -147,7 +147,7 @@ class FaultTable:
         """Return what the VM saw `age_s` seconds ago in real time, but not before the fault was set.
 
         `age_s` is the parameter of `fault`, which must be of kind STALE; `view` is what the VM sees now. Returns `view`
-        itself if its epoch and document were the same then, or the scope was not enabled. Needs a running event loop.
+        itself if its scope was not replaced since then, or was not enabled then. Needs a running event loop.
         """
         at = asyncio.get_running_loop().time() - fault.parameter("age_s")
         return self.stale_documents.view_at(view, max(at, self._active_since.get(fault.id, at)))
@@ -196,8 +196,8 @@ class VmFaults:
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
         """Whether to send an error that reading the request under `adjusted_rules` gave.
 
-        If the error is the 404 of the fault, consumes the fault; False if that has just reached its limit or ended, so
-        that the request must be read under the normal rules. True for any other error.
+        If the error is the 404 for an unknown api-version, consumes the fault of that kind; False if none is active or
+        it could not be consumed, so that the request must be read under the normal rules. True for any other error.
         """
         if refusal != version_not_found():
             return True
@@ -208,7 +208,7 @@ class VmFaults:
         """Return the response of the oldest active fault that refuses this request, and consume that fault.
 
         That is 401 (if the request has no signature), 410, 429, 500 or a reset, as its kind says. None if no such fault
-        is active.
+        is active, or none could be consumed.
         """
         for fault in self._active_of_kinds(*_REFUSAL_RESPONSES):
             if fault.kind is FaultKind.UNSIGNED_401 and request.header_values(_SIGNATURE_HEADER):
@@ -223,8 +223,8 @@ class VmFaults:
         """Return the response changed by the oldest active fault that applies, else the normal response.
 
         These faults delay it or, for polls only, empty or slow down its body or give a stale document; the one that
-        changes it is consumed. While the oldest one is STALE, no long poll is held. `serve(request)` makes the normal
-        response, `render(poll, view)` one with that view's document.
+        changes it is consumed. If the one that applies is STALE, no long poll is held. `serve(request)` makes the
+        normal response, `render(poll, view)` one with that view's document.
         """
         for fault in self.faults:
             apply_fault = _RESPONSE_FAULTS.get(fault.kind)

@@ -32,7 +32,8 @@ async def cluster_checks(
 ) -> list[DoctorCheck]:
     """Check the control nodes, the record at the URL `store`, and the bus; None: there is none.
 
-    Returns, in this order, a failed check for each node with a problem, and one check each of standbys, record and bus.
+    Returns, in this order, a failed check for each node with a problem (named like the node), and one check each of
+    standbys, record and, if there is one, bus.
     A record that cannot be examined is a failed check, and no error. `examine` runs in a thread.
     """
     nodes = nodes_view(node).nodes

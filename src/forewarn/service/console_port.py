@@ -42,10 +42,10 @@ class ConsolePort:
     """The HTTPS port for operators, bound and listening; made by `bind_console_port`."""
 
     sock: socket.socket  # bound and listening
-    url: str  # with https, a host name of the certificate, and the port that is bound
+    url: str  # with https, `localhost` or the address that is bound, and the port that is bound
     local_url: str  # over plain http, if a browser of this machine can reach it so; else `url`
     advertised_url: str  # at which other machines reach it, if any can
-    names: tuple[str, ...]  # that the certificate has beside the loopback names
+    names: tuple[str, ...]  # of this port, beside the loopback names; a certificate of our own CA has them
     certificate_files: CertificateFiles  # as of the start
     ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
     ca_path: Path | None  # None: the certificate is not from our own CA

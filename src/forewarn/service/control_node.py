@@ -264,7 +264,7 @@ class ControlNode:
     def resign(self) -> None:
         """Give the lease up, and become a standby. Returns at once.
 
-        Raises Refused if this node is not active, or no other one follows the record.
+        Raises Refused if this node is not active (or suspended), or no other one that was seen lately can take over.
         """
         if self.role not in (NodeRole.ACTIVE, NodeRole.SUSPENDED):
             raise Refused(f"control node {self.name} is not active, but {self.role}: there is nothing to resign")

@@ -41,7 +41,7 @@ _MIN_FREE_BYTES = 100 * 1024 * 1024
 class DoctorCheck:
     """The result of one check of `forewarn doctor`."""
 
-    name: str  # what was checked, in one word
+    name: str  # what was checked, in one word, or the control node that has a problem
     ok: bool  # whether it found no problem
     text: str  # what was found
     remedy: str = ""  # what to do; to be shown only if `ok` is False

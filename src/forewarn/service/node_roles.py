@@ -35,8 +35,8 @@ class StandbyView(msgspec.Struct, frozen=True, kw_only=True):
 
     lease: LeaseRow
     clock_difference_s: float  # its own real time minus that of the record's server
-    since_resigned_s: float | None = None  # None: it has not resigned
-    resigned_term: int = 0  # of the lease that it gave up
+    since_resigned_s: float | None = None  # since it gave a lease up, also after a failed start; None: it never did
+    resigned_term: int = 0  # of the lease that it gave up last
     free_bytes: int | None = None  # on the disk of its copy; None: not known
 
 

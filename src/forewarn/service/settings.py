@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     data: str = ""  # the data directory: database, sockets, ledger, certificates
-    lab: bool = False  # a lab: sample fleet, movable clock, every scope enabled
+    lab: bool = False  # a lab: movable clock, a sample fleet if there is no `fleet`, and some other defaults
     store: str = ""  # `postgresql://…`: the record that the control nodes of a cluster share; "": only in `data`
     name: str = ""  # of this control node, unique in its cluster
     advertise: str = ""  # URL at which the other control nodes reach this one's console; "": follows from `console`

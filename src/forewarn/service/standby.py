@@ -41,11 +41,12 @@ class Standby:
     """Follows the record with the copy at `path`, and takes the lease when it is asked to.
 
     `name` is that of this node, and `fingerprint` that of its secrets; "" checks nothing. `lease` is the lease as it
-    was read last, None before the first time; `problem` is a sentence if the last look failed, and
-    `clock_difference_s` is how far this machine's clock is ahead of the server's. `number` is that of the last group in
-    the copy. `reaches_record` is whether the last look found the record, also if the copy could not be written then;
-    `free_bytes` is the space on the copy's disk, None if it is not known; `lost` are commits that the record has lost.
-    `real_time` and `monotonic` return seconds.
+    was read last, None before the first time and after `forget_lease`; `problem` is a sentence if the last `look` or
+    `take` failed, and `clock_difference_s` is how far this machine's clock is ahead of the server's (negative: behind).
+    `number` is that of the last group in the copy, as of the last `look`. `reaches_record` is whether the last look
+    found the record, also if the copy could not be written then; `free_bytes` is the space on the copy's disk as it was
+    read last, None if it is not known; `lost` are commits that the record has lost, None: none is known. `real_time`
+    and `monotonic` return seconds.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class Standby:
 
         If not, `problem` says why, and the next look tries again. If only the copy fails, as on a full disk, the lease
         is read all the same, so that calls can be forwarded. It blocks a thread, not the event loop. Raises Refused if
-        the copy's cluster has other secrets, the file is not a copy of this record, or the record is of a newer
-        release.
+        the copy's cluster has other secrets, the file is a store that is not a copy, or the record is of a newer
+        release. A copy of another record is built again.
         """
         before = self._real_time()
         try:

@@ -47,7 +47,7 @@ class OperatorServer:
     url: str  # the setting `console_url`, else that of the port; the issuer of tokens is `/adfs` there
     sign_in: TokenService  # issues and verifies the tokens of operators
     admin_secret_path: Path  # the file with the administrator client's secret; it may not exist
-    portal_url: str  # over plain http, if a browser of this machine can reach it so
+    portal_url: str  # at `console_url`, if set; else over plain http, if a browser of this machine can reach it so
     sessions: SessionIssuer  # of the portal
     links: SignInLinks  # one-time links that sign in to the portal
     code_flow: AuthorizationCodeFlow | None  # None: no sign-in to the portal at an external issuer

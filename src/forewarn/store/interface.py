@@ -38,7 +38,7 @@ class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     scope_id: str  # of the VM's scope
     at: float  # lab time
     version: str  # api-version
-    count: int = 0  # polls and approvals of this VM since it was added
+    count: int = 0  # polls and approvals of this VM since it was added; in the batch of a worker, since its last batch
     agent: str = ""  # the client program, from its User-Agent
     wait_s: int = 0  # for how many seconds the server may hold the response; until then it counts as polling
     vm_id: str = ""  # tells VMs apart that had the same key one after the other; "": stored by an earlier release
@@ -113,7 +113,7 @@ class Store(Protocol):
     def failed_writes(self) -> int:
         """Return how many writes have failed with Unavailable since the store was opened.
 
-        Conflicts do not count, nor do writes after `close`.
+        Conflicts do not count, nor do writes after `close`, or that were only not confirmed in time.
         """
 
     def vm(self, key: str) -> Vm | None:
@@ -310,7 +310,8 @@ class Store(Protocol):
 
         That number is 0 in a store without history. Adds 1 to the version of each scope, host, gate and request that it
         writes. Subscribers are called before it returns. Raises Conflict if one of them is no longer at the version in
-        the commit, or a host not as `Commit` demands, or Unavailable; then nothing was written.
+        the commit, or a host not as `Commit` demands, or Unavailable. Nothing was written then, unless Unavailable says
+        that it may have been.
         """
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
@@ -330,10 +331,11 @@ class Store(Protocol):
     async def prune(self, before: float) -> int:
         """Delete what ended or was removed before this lab time; return how many history entries it deleted.
 
-        Deletes history entries; events that are over, with their deliveries; requests that nothing kept refers to, with
-        their gates, measurements and replay scripts; removed VMs that no kept event lists or was delivered to, with
-        their polls. Open requests stay, and so do their events. Callers keep at least 24 hours (spec §5.2). Space is
-        returned to the file system. It may work in several transactions: after Unavailable some of it is done.
+        Deletes history entries; events that are over, with their deliveries; requests made before then that nothing
+        kept refers to, with their gates, measurements and replay scripts; removed VMs that no kept or planned event
+        lists and no kept one was delivered to, with their polls. Open requests stay, and so do their events. Callers
+        keep at least 24 hours (spec §5.2). Space is returned to the file system. It may work in several transactions:
+        after Unavailable some of it is done.
         """
 
     async def back_up(self, path: Path) -> None:

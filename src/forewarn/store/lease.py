@@ -125,7 +125,7 @@ class HeldLease:
     def renewed(self, sent_at: float) -> None:
         """Count a call that has renewed the lease, such as a commit: the lease lasts LEASE_S from `sent_at`.
 
-        `sent_at` is the monotonic time before the call was sent; an earlier one than the last changes nothing.
+        `sent_at` is the monotonic time before the call was sent; an earlier one than the last does not shorten it.
         """
         with self._lock:
             self._sent_at = max(self._sent_at, sent_at)

@@ -169,9 +169,9 @@ class MemoryTables:
     def prune(self, before: float) -> int:
         """Delete what is older than this lab time; return how many history entries were deleted.
 
-        Those are history entries; events that are over, with their deliveries; requests that nothing kept refers to,
-        with their gates, measurements and replay scripts; and removed VMs that no kept or planned event lists and no
-        kept event was delivered to, with their polls. Open requests stay, and so do their events.
+        Those are history entries; events that are over, with their deliveries; requests made before then that nothing
+        kept refers to, with their gates, measurements and replay scripts; and removed VMs that no kept or planned event
+        lists and no kept event was delivered to, with their polls. Open requests stay, and so do their events.
         """
         kept = [entry for entry in self.history if entry.at >= before]
         deleted = len(self.history) - len(kept)

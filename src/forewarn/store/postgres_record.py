@@ -204,7 +204,8 @@ class PostgresRecord(SharedRecord):
 
         Raises Deposed under a later term, RecordMismatch if `group.number` does not follow or a row contradicts
         another, RowsRejected for a value that cannot be stored, RecordUnavailable: nothing was written. NotReplicated:
-        it was written, but not durably. OutcomeUnknown: ask `was_committed` before anything else is written.
+        it was written, but perhaps not to the standby. OutcomeUnknown: ask `was_committed` before anything else is
+        written.
         """
         db = self._connected()
         self._is_committing = self._wait_was_cancelled = False
@@ -341,8 +342,9 @@ class PostgresRecord(SharedRecord):
     def abort(self) -> None:
         """End the call that another thread waits for, by breaking the connection; for any thread.
 
-        That call raises RecordUnavailable or OutcomeUnknown within 0.1 s. The server still completes a transaction that
-        it has begun. Without a call under way, the next one connects again.
+        That call raises RecordUnavailable or OutcomeUnknown, after it has tried to find out on a new connection whether
+        the server waits for its standby. The server still completes a transaction that it has begun. An attempt to
+        connect is not ended. Without a call under way, the next one connects again.
         """
         if (db := self._db) is not None:
             db.is_aborted = True

@@ -74,8 +74,8 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """The lease as it was read: which control node is active, and how far the record is."""
 
     term: int  # grows with each holder; 0: nobody has held it yet
-    holder: str  # the name of the control node that took it last, also if it has expired; "": nobody has held it yet
-    url: str  # where that node can be reached
+    holder: str  # who took it last, also if it has expired: a control node or "forewarn store copy"; "": nobody yet
+    url: str  # where that node can be reached; "" if it was a command
     number: int  # of the last group
     seq: int  # of the last history entry ever written, also a pruned one
     clock: float  # lab time of the last group; the clock of a later holder is never behind it
@@ -110,7 +110,7 @@ class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All rows of the record as of one group. Read `tables` once, and before the snapshot is closed."""
 
     record_id: str  # changes when the record is made or its epochs are renewed
-    term: int  # of the group `number`
+    term: int  # of the group `number`; 0 if the log does not have that
     number: int  # of the last group that the rows have
     seq: int  # of the last history entry ever written
     revision: str  # of the schema that the rows have
@@ -167,9 +167,10 @@ class SharedRecord(Protocol):
     def commit(self, group: RecordGroup) -> None:
         """Write a group, all of it or nothing, and renew the lease; durable on return.
 
-        Raises Deposed under a later term, RecordMismatch if `group.number` does not follow, RowsRejected for a value
-        that cannot be stored, RecordUnavailable: nothing was written. NotReplicated: it was written, but not durably.
-        OutcomeUnknown: the caller must ask `was_committed` before it writes anything else.
+        Raises Deposed under a later term, RecordMismatch if `group.number` does not follow or a row contradicts
+        another, RowsRejected for a value that cannot be stored, RecordUnavailable: nothing was written. NotReplicated:
+        it was written, but perhaps not to the standby. OutcomeUnknown: the caller must ask `was_committed` before it
+        writes anything else.
         """
 
     def was_committed(self, term: int, number: int) -> bool:
@@ -180,9 +181,10 @@ class SharedRecord(Protocol):
         """
 
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
-        """Return up to `limit` groups that follow this number, in order; an empty list if there are none.
+        """Return up to `limit` groups that follow this number, in order; [] if it is the last one.
 
-        Raises LogPruned if the groups after this number are no longer in the log. Also raises RecordUnavailable.
+        Raises LogPruned if the log does not continue after it (pruned, rewritten, or the record is not that far), and
+        RecordUnavailable.
         """
 
     def log_term(self, number: int) -> int | None:
@@ -226,7 +228,7 @@ class SharedRecord(Protocol):
     def abort(self) -> None:
         """End the call that another thread waits for, by breaking the connection; for any thread.
 
-        That call raises RecordUnavailable or OutcomeUnknown. A transaction is not cancelled on the server.
+        That call raises RecordUnavailable or OutcomeUnknown soon. A transaction is not cancelled on the server.
         """
 
     def close(self) -> None:

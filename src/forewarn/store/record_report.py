@@ -44,7 +44,7 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # of PostgreSQL
     pooled: bool  # a connection pooler is in between
     revision: str  # of the schema
-    holder: str  # the control node that holds the lease; "": none does now
+    holder: str  # the control node or command that holds the lease; "": none does now
     term: int  # of the lease; it grows with each holder
     number: int  # of the last group
     log_groups: int  # how many groups the log has

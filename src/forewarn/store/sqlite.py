@@ -134,7 +134,7 @@ class SqliteStore(Store):
     def failed_writes(self) -> int:
         """Return how many writes have failed with Unavailable since the store was opened.
 
-        Conflicts do not count, nor do writes after `close`.
+        Conflicts do not count, nor do writes after `close`, or that were only not confirmed in time.
         """
         return self._writer.failures
 
@@ -392,7 +392,7 @@ class SqliteStore(Store):
 
         Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
         returns. Raises Conflict if one of them is no longer at the version in the commit, or a host not as `Commit`
-        demands, or Unavailable; then nothing was written.
+        demands, or Unavailable. Nothing was written then, unless Unavailable says that it may have been.
         """
         try:
             applied = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)
@@ -406,7 +406,7 @@ class SqliteStore(Store):
 
         Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
         and status; others change nothing. The versions of the scopes stay the same, and no subscriber is called. An
-        unknown VM or scope is no error. Raises Unavailable if nothing was written.
+        unknown VM or scope is no error. Raises Unavailable if they cannot be written.
         """
         await self._writer.write(
             lambda db: writes.write_observations(db, polls, deliveries), lambda _: self._scope_cache.record_polls(polls)

@@ -98,8 +98,8 @@ class WriterThread:
     The constructor starts it. Open `db` with check_same_thread=False and isolation_level=None. `name` is how messages
     call the store; `check` runs before and after each group of writes, and raises if the file was replaced. The
     attribute `failures` counts the writes that failed because of the file or the record. Writes are done in the order
-    of the calls. With `replication`, `db` is a copy, and a write that is not done after `limit_s` raises Unavailable,
-    although it may be done later. End it with `finish`, then `close`.
+    of the calls. With `replication`, `db` is a copy. A write that is not done after `limit_s` (None: no limit) raises
+    Unavailable, although it may be done later. End it with `finish`, then `close`.
     """
 
     def __init__(
