@@ -35,7 +35,7 @@ class ActUnderWay(msgspec.Struct, frozen=True):
 
     at: float  # lab time
     note: str = ""  # for people: progress, or what it waits for
-    waits_for_host: str = ""  # the name of a host that does not answer, and without which the act cannot go on
+    waits_for_host: str = ""  # a host (by name) that does not answer, and without which it cannot go on; "": none
 
 
 class ActNotTried(Unavailable):

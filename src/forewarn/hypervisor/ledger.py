@@ -67,22 +67,22 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False  # whether a perform at `ends_at` or later has seen its end
     from_host: str = ""  # where the VM was when it began; "": on no host
     to_host: str = ""  # where it brings the VM; "": it does not move
-    performs: int = 0  # how often `perform` was called for its act
+    performs: int = 0  # how often `perform` was called for this act id; for a release, how often that step was
 
 
 class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What has happened to a VM, from the effects that ended."""
 
-    boots: int = 0  # reboots, redeployments, starts and reimages
-    host: str = ""  # where the latest of them left it; "": on no host, or unknown
+    boots: int = 0  # effects of reboots, redeployments (also of a release alone), starts and reimages
+    host: str = ""  # where the effects of any verb have left it; "": on no host, or unknown
 
 
 class EffectLedger:
-    """The durable record of all effects on VMs, a SQLite file or in memory, at most one per act id.
+    """The record of effects on VMs, at most one per act id: durable in a SQLite file, or in memory.
 
     It also has the outcomes of acts that ended without an effect. Open it with `EffectLedger.open`; its user must close
-    it. Calls without `await` block, and are safe from any thread. All raise ActNotTried if the ledger cannot be used
-    now. `connection` is the open database, `name` its file or `:memory:` for messages.
+    it. Calls without `await` block, and are safe from any thread. Reads and writes raise ActNotTried if the ledger
+    cannot be used now. `connection` is the open database, `name` its file or `:memory:` for messages.
     """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:

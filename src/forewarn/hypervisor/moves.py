@@ -34,8 +34,8 @@ class MoveStep(StrEnum):
 class MoveRelease(StrEnum):
     """Why a VM certainly does not run on the source of its move, so that it may run elsewhere."""
 
-    STOPPED = "stopped"  # the source reported that it is off, because of the move
-    OFF = "off"  # the source reported that it was off before a live migration: it stays off
+    STOPPED = "stopped"  # the source reported that it is off: it stopped in the move, or was off before a redeploy
+    OFF = "off"  # of a live migration: the VM was off before it, or its user has stopped it, and it stays off
     SENT = "sent"  # the source reported that its live migration has completed
     FENCED = "fenced"  # the source was fenced, or the operator confirmed that it is down
 
@@ -47,7 +47,7 @@ class MoveHandover(msgspec.Struct, frozen=True, array_like=True):
     """
 
     definition: bytes = b""  # of the VM, in the form of its hypervisor; b"": not known, or not needed
-    address: str = ""  # where the destination waits for a live migration; "": not needed
+    address: str = ""  # where the destination waits for a live migration; "": not known, or not needed
     release: MoveRelease | None = None  # None: the VM may run on the source
 
 
@@ -94,7 +94,7 @@ def is_move(act: Act) -> bool:
 
 
 def release_of(act: Act) -> MoveRelease:
-    """Return what the source of this move reports when it has released the VM without a failure.
+    """Return the release that a source reports which knows no more than that it released the VM.
 
     SENT for a migration, STOPPED for any other act.
     """

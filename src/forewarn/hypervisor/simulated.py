@@ -223,10 +223,12 @@ class SimulatedHypervisor:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Record this step of a move to or from another host, or return how it is going.
 
-        RELEASE takes as long as the act, and rules apply to it; it fails after WITHDRAW or RETURN. WITHDRAW, once the
-        release has begun, reports that release instead. ACTIVATE records the effect of the act; it fails after UNDO,
-        and UNDO after it. FENCE always fails; other steps succeed at once. `given` is not used; `now` is lab time.
-        Raises Unavailable if a rule makes a release unreachable, ActNotTried if the ledger cannot be written.
+        RELEASE takes as long as the act, and rules apply to it; it hands over `release_of` the act when it has
+        succeeded, and fails after WITHDRAW or RETURN. WITHDRAW succeeds, but if the effect of the release has begun and
+        the VM was not taken back, it reports that release instead. ACTIVATE records the effect of the act, as ended; it
+        fails after UNDO, and UNDO after it. FENCE always fails; other steps succeed at once. `given` is not used; `now`
+        is lab time. Raises Unavailable if a rule makes a release unreachable, ActNotTried if the ledger cannot be
+        written.
         """
         report = await self._ledger.write_in_group(lambda: self._step_in_ledger(act, step, now))
         if report is None:

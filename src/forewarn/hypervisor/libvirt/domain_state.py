@@ -134,7 +134,7 @@ class ChangeKind(StrEnum):
     STARTED = "started"
     STOPPED = "stopped"  # shut down by the guest
     POWERED_OFF = "powered off"  # ended by somebody without asking the guest, or saved to a file
-    CRASHED = "crashed"
+    CRASHED = "crashed"  # or could not be started
     PAUSED = "paused"
     RESUMED = "resumed"
     ARRIVED = "arrived"  # by a migration

@@ -55,7 +55,7 @@ class DomainDisk(msgspec.Struct, frozen=True, kw_only=True):
     """One disk of a VM."""
 
     target: str  # its name in the definition, such as vda
-    source: str  # path on the host, or POOL/VOLUME; "": an empty drive
+    source: str  # path on the host, POOL/VOLUME, or a name in network storage; "": an empty drive
     device: str = "disk"  # or cdrom, floppy, lun
     is_owned: bool = True  # False: no `disk`, read-only or shared with other VMs, so never deleted with this one
     is_ephemeral: bool = False  # the operator marked it so
@@ -66,7 +66,7 @@ class DomainInterface(msgspec.Struct, frozen=True, kw_only=True):
 
     mac: str = ""  # "": not given
     tap: str = ""  # the device on the host; "": libvirt chooses one at each start
-    network: str = ""  # the bridge or libvirt network
+    network: str = ""  # the bridge, libvirt network or device of the host; "": not given
 
 
 class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):

@@ -172,8 +172,8 @@ class LibvirtDriver:
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
 
-        With `delete_disks`, deletes its disks first, except read-only and shareable ones; Refused if one of them is in
-        no active storage pool of the host. Without, a copy of its definition stays for its next start. A `host` of ""
+        With `delete_disks`, deletes its disks first, but no CD-ROMs and the like, and no read-only and shareable ones;
+        Refused if one of them is in no active storage pool of the host. Without, a copy of its definition stays for its next start. A `host` of ""
         is a VM that is on no host: any host that has its disks deletes them.
         """
         if not host:
@@ -222,7 +222,7 @@ class LibvirtDriver:
     async def read_definition(self, host: str, vm: str) -> bytes:
         """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks.
 
-        They are the copies if the host does not answer or has lost the domain.
+        They are the copies if the host does not answer, refuses, or has lost the domain.
         """
         return await self._definitions.read(host, vm)
 

@@ -85,9 +85,10 @@ def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
 def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
     """Return the fleet that these hosts make. Rejected if hosts share a name, or one is not allowed.
 
-    A domain that cannot be a VM, or that several hosts have, is left out with a note; one that runs on exactly one of
-    them is taken from there, with a note, as a transient one is. Names are compared without case. The VMs are sorted by
-    name, the hosts as given. Asks no host.
+    A domain that cannot be a VM, or that several hosts have, is left out with a note; but one that runs on exactly one
+    of them is taken from there, with a note, unless the names differ in case. A transient one is taken, with a note.
+    Hosts share a name if it differs only in case. The VMs are sorted by name, without case, the hosts as given. Asks no
+    host.
     """
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)

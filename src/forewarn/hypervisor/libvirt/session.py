@@ -105,7 +105,7 @@ class LibvirtSession:
             self._connection.close()
 
     def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
-        """Call these, in libvirt's thread, when a domain changes or the daemon ends the connection, for ever.
+        """Call these, in libvirt's thread, when a domain changes or the connection ends, until `close`.
 
         `on_lifecycle` gets the domain's name, and libvirt's numbers of the event and its detail.
         """
@@ -238,7 +238,7 @@ class LibvirtSession:
             return bool(self._domain(name).isPersistent())
 
     def suspend(self, name: str) -> None:
-        """Stop the CPUs of a running domain. LibvirtFailure if it does not run."""
+        """Stop the CPUs of a running domain. LibvirtFailure if it is off or not known."""
         with self._failures():
             self._domain(name).suspend()
 
@@ -363,7 +363,7 @@ class LibvirtSession:
                 domain.migrate3(target._connection, parameters, flags)
 
     def progress(self, name: str) -> MigrationProgress:
-        """Return how the latest migration of a domain from here is going, or went; zeros without one.
+        """Return how the migration of a domain from here is going, or how one that completed went; else zeros.
 
         A domain that is not known has none. Why one failed is not known here (`error` ""). Raises LibvirtFailure.
         """

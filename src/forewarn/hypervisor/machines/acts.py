@@ -49,9 +49,11 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long acts on real VMs wait for guests, hosts and migrations, in seconds of real time."""
 
     acpi_timeout_s: float = 60.0  # until a guest that was asked to shut down is powered off or reset
-    migration_deadline_s: float = 300.0  # until a live migration is cancelled, and until a silent destination fails it
-    clean_up_timeout_s: float = 60.0  # until an act ends although a silent host keeps an old definition
-    fence_interval_s: float = 30.0  # between attempts to fence a host
+    # Until a live migration is cancelled, a silent host fails a move that is being prepared, or no mark is waited for:
+    migration_deadline_s: float = 300.0
+    # Until an act ends although a silent host keeps an old definition, or a VM boots that has not arrived completely:
+    clean_up_timeout_s: float = 60.0
+    fence_interval_s: float = 30.0  # between the starts of two attempts to fence a host
     poll_interval_s: float = 0.25  # between observations of hosts that report no change
     perform_wait_s: float = 1.0  # how long one `perform` advances an act
     observe_interval_s: float = 30.0  # between comparisons of all VMs of a host with the fleet; 0: never
@@ -74,8 +76,8 @@ class MachineHypervisor:
     """Performs acts on real VMs through a driver, and keeps each step in a journal. It owns both.
 
     `policy` has its time limits; `real_clock` is real time (None: the system's). `is_confirmed_down` says whether an
-    operator has confirmed that a host is down, by its name. A VM starts on another host only once its source has
-    confirmed that it stopped or sent it, or was fenced, or was confirmed down, or the VM's disk locks are free.
+    operator has confirmed that a host is down, by its name. A VM that moves runs on its destination only once its
+    source has confirmed that it stopped or sent it, or was fenced or confirmed down, or the VM's disk locks are free.
     """
 
     def __init__(
@@ -107,8 +109,9 @@ class MachineHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Advance the act for about `perform_wait_s` of real time, or return its recorded outcome.
 
-        A host that does not answer makes the act wait; the note of ActUnderWay says for what. While another call for
-        this VM runs, it only returns ActUnderWay. An earlier act on the VM that was given up is ended first. Raises
+        A host that does not answer makes the act wait, and some acts fail at last; the note of ActUnderWay says for
+        what it waits. While another call for this VM runs, it only returns ActUnderWay, or the recorded outcome. An
+        earlier act on the VM that was given up is ended first, which may make this one wait, too. Raises
         ActNotTried if the journal cannot be used. `now` is lab time.
         """
         record = self._journal.find(act.id)
@@ -372,7 +375,7 @@ class MachineHypervisor:
     def free_mib(self) -> Mapping[str, int]:
         """Memory in MiB that hosts have free, by name; without those that did not answer the last time.
 
-        Like all that is known about capacity, it is empty unless `watch_capacity` runs.
+        Like all that is known about capacity, it is empty until `watch_capacity` has looked.
         """
         return self._capacity.free_mib
 

@@ -83,8 +83,8 @@ class HostFencer:
     async def fence(self, host: str, *, wait_s: float) -> None:
         """Run the fence command of the host, and wait for it for `wait_s` seconds of real time at most.
 
-        Does not start a second one while one runs for this host: its result counts for all. `is_fenced` then says
-        whether it succeeded; errors are only logged.
+        Does not start a second one while one runs for this host: its result counts for all. If it takes longer, it goes
+        on. `is_fenced` says whether it has succeeded; errors are only logged.
         """
         task = self._tasks.get(host)
         if task is None:
@@ -230,9 +230,10 @@ class MachineOperations:
         await clock.sleep_until(until)
 
     async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
-        """Return the step that the marks on its hosts have for this act; None if they have none.
+        """Return the step that the marks on its hosts have for this act; None if they have none to continue with.
 
-        Raises HostUnreachable if a host does not answer. With `is_final`, and for a source that has failed, such a host
+        Of a mark on the destination of a move, only ACTIVATE counts; on the source, any other step but CLEAN_UP. Raises
+        HostUnreachable if a host does not answer. With `is_final`, and for a source that has failed, such a host
         counts as one without a mark.
         """
         if act.is_move:
@@ -258,8 +259,10 @@ class MachineOperations:
         """Perform one operation of the current step on a host.
 
         Before one that the guest notices, on the source or while the VM is activated, stores the act's mark with the VM
-        there. But a VM that was sent is resumed first, because its guest is paused meanwhile; and while the destination
-        gets ready to receive, the mark of the next step is stored on the source. RESET also resumes the VM. `wait_s` is
+        there. But a VM that was sent is resumed first, because its guest is paused meanwhile; its mark on the
+        destination follows, at the latest in CLEAN_UP. While the destination gets ready to receive, the mark of the
+        next step is stored on the source. These two marks are only logged if they cannot be stored. RESET also resumes
+        the VM. `wait_s` is
         how long it waits for a fence command, in real time; others take as long as the driver. Raises HostUnreachable
         if the outcome is unknown, Rejected if the platform refuses it.
         """

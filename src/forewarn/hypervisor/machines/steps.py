@@ -25,7 +25,7 @@ class Step(StrEnum):
     RESUME = "resume"
     SHUT_DOWN = "shut-down"  # the guest is asked to shut down
     POWER_OFF = "power-off"  # the VM is ended without asking the guest
-    RESET = "reset"  # of a paused VM, which is then resumed
+    RESET = "reset"  # of a paused or halted VM, which is then resumed
     BOOT = "boot"
     REMOVE = "remove"
     REIMAGE = "reimage"
@@ -35,13 +35,13 @@ class Step(StrEnum):
     UNDO = "undo"  # the destination forgets the VM; also of a start that was given up
     ACTIVATE = "activate"  # the source has released the VM: it continues on the destination
     CLEAN_UP = "clean-up"  # the VM is on the destination: the source forgets it
-    RETURN = "return"  # the destination cannot run the VM: it forgets it, and the VM boots on the source again
+    RETURN = "return"  # the destination cannot run the VM and forgets it, or is down: the VM goes back to the source
 
 
 class Release(StrEnum):
     """Why a VM certainly does not run on the source of its move, so that it may run elsewhere. Stored."""
 
-    STOPPED = "stopped"  # the source reported that it is off
+    STOPPED = "stopped"  # the source reported that it is off, or does not know it
     SENT = "sent"  # the source reported that its live migration has completed
     FENCED = "fenced"  # the source was fenced, or the operator confirmed that it is down
     LOCKED = "locked"  # the locks of its disks were free, which the source would hold if the VM ran there
@@ -65,12 +65,12 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # the host where the VM is, or where a start brings it; "": none
     destination: str = ""  # the host that the act brings it to; "": none, or a step of a move other than its activation
     is_abrupt: bool = False  # the source has failed: the guest is not asked, and the source is fenced
-    is_stopped: bool = False  # the VM was stopped by its user, and stays off
+    is_stopped: bool = False  # the VM was stopped by its user, and stays off unless the act starts it
     keeps_disks: bool = True  # False: its disks are deleted when the VM is removed
     hold_s: float = 0.0  # how long a freeze lasts, in lab time
     steps: tuple[StepEntry, ...] = ()  # oldest first; a step may occur again
     release: Release | None = None  # None: the VM may run on the source
-    failure: str = ""  # for people: why the act will fail; "": it has not failed so far
+    failure: str = ""  # for people: why it is given up, unless a move completes all the same; "": it is not
     detail: str = ""  # for people: what the outcome also says
     downtime_ms: int | None = None  # of a live migration, as its source measured it; None: not known
     ok: bool | None = None  # None: it has not ended
@@ -133,12 +133,12 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     source: MachineState | None  # of the VM on the act's source; ABSENT if it has none
     destination: MachineState | None = MachineState.ABSENT  # of the VM there, if the act moves it
-    progress: MigrationProgress | None = None  # read before the states; None: not asked, or no answer
+    progress: MigrationProgress | None = None  # of a live migration; None: not asked, or no answer
     is_source_down: bool = False  # it is silent, and was fenced just now, or the operator confirmed that it is down
     is_destination_down: bool = False  # the same for the destination
     can_lock_disks: bool = False  # the source is silent, and does not hold the locks of the disks; not asked: False
-    may_fence: bool = False  # whether the source is silent, and it is time to try its fence command (again)
-    stop_reason: str = ""  # for people: why the VM is HALTED, where it is; "": it is not
+    may_fence: bool = False  # whether the source is silent, and its fence command runs, or may be tried (again)
+    stop_reason: str = ""  # for people: why the VM is HALTED, where it is; "": it is not, or that is not known
     is_overdue: bool = False  # whether the step has taken longer than its limit
     done: Operation | None = None  # the last operation that this process completed in this step
     now: float = 0.0  # lab time

@@ -56,7 +56,8 @@ class ProcessHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from the VM's supervisor, or perform it with the fallback if the VM has none.
 
-        An act that began with the fallback stays there; if the VM's supervisor is gone, the note says so. A freeze or
+        An act that began with the fallback stays there; if the VM's supervisor is gone, the note says so. Then, and
+        when the fallback has booted the VM, the supervisor is forgotten, so that a program may start again. A freeze or
         migration pauses the VM until its duration in real time is over or lab time `now` has advanced by it; until then
         returns ActUnderWay. Waits for the end of any other act, up to `answer_timeout_s`; ActUnderWay if it goes on
         then. Raises Unavailable if the supervisor does not connect or answer in time.

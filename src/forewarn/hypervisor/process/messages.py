@@ -64,7 +64,7 @@ class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
     listener: ListenerOffer | None = None  # None: another one
     exited: ProgramExitMessage | None = None  # None: another one
     act: str = ""  # the id of the act that it answers; "": another one
-    until: float | None = None  # the act is under way, for this many more seconds of real time
+    until: float | None = None  # the act is under way, for this many more seconds of real time; None: not known
     ok: bool | None = None  # the act is over, and succeeded or failed; None: it is not over
     note: str = ""  # of the outcome, for people
     boot_id: str = ""  # after the act; "": unchanged

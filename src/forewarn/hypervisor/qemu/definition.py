@@ -78,7 +78,7 @@ def check_qemu(settings: QemuSettings) -> None:
 
 
 class EphemeralDisk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A disk that a redeploy empties: a raw file, which the driver creates."""
+    """A disk that is emptied when its VM boots on another host: a raw file, which the driver creates."""
 
     path: str  # relative to the host's directory, or absolute
     size_mib: int  # in MiB

@@ -65,8 +65,8 @@ class DiskLocks:
         """Record whether the QEMU process of a VM, which is in memory, holds the locks of all its disks.
 
         Writes a record durably if it does, and deletes an earlier one if not. A process that is on record already is
-        not looked at again. Does nothing without directories or a known process id. Refused if the definition or the
-        record is not usable.
+        not looked at again. Does nothing without directories or a known process id. Refused if the definition is wrong,
+        or the record cannot be written or deleted.
         """
         record, pid = self._read(instance.vm), instance.pid()
         if pid is None or not self.is_used:

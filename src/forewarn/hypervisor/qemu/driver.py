@@ -119,7 +119,8 @@ class QemuDriver:
     async def state(self, host: str, vm: str) -> MachineState:
         """Return the VM's state now; keeps a copy of its definition, and a record of disk locks if they count.
 
-        Ends QEMU after the guest's shutdown, and a destination without a definition to which nothing was sent yet.
+        Ends QEMU after the guest's shutdown, and a destination to which nothing was sent, if it does not listen yet or
+        has no definition.
         """
         async with self._locks[host, vm]:
             return await self._state(self._instance(host, vm))
@@ -142,13 +143,13 @@ class QemuDriver:
                 return False
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs; does nothing unless it is running. Refused if it is off."""
+        """Stop the VM's CPUs; does nothing unless it is running. Refused if it has no QEMU process."""
         async with self._running(host, vm, "paused") as (instance, monitor):
             if await read_state(monitor, instance) is MachineState.RUNNING:
                 await monitor.execute("stop")
 
     async def resume(self, host: str, vm: str) -> None:
-        """Let a paused, halted or received VM continue; nothing if it runs. Refused if off, sent or migrating."""
+        """Let a paused, halted or received VM continue; nothing if it runs. Refused otherwise, or if migrating."""
         async with self._running(host, vm, "resumed") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.RUNNING:
@@ -210,8 +211,9 @@ class QemuDriver:
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Delete the VM's files on this host, its definition last. Refused if it is not off.
 
-        Disks outside the host's directory stay unless `delete_disks`. An ephemeral disk inside it is always deleted.
-        For a VM that is on no host (""), only its disks and the copy of its definition are left to delete.
+        Does nothing if it is ABSENT. Its disks stay unless `delete_disks`, which also deletes the copy of its
+        definition; but an ephemeral disk in the host's directory is always deleted. For a VM that is on no host (""),
+        only the disks and that copy are left to delete.
         """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)

@@ -26,7 +26,7 @@ class MonitorDisconnected(HostUnreachable):
 
 
 class MonitorNotListening(HostUnreachable):
-    """Nothing listens on the monitor's socket: QEMU does not run, or has not opened it yet.
+    """Nothing listens on the monitor's socket: QEMU does not run, is ending, or has not opened it yet.
 
     `open_monitor` raises it.
     """
