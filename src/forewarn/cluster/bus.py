@@ -129,7 +129,7 @@ async def request_repeatedly(
 
 
 def subject_token(name: str) -> str:
-    """Return a name in lower case as one token of a subject; different names have different tokens."""
+    """Return a name as one token of a subject; names have the same token only if they differ just in case."""
     return quote(name.casefold(), safe="").replace(".", "%2E").replace("~", "%7E")
 
 

@@ -35,7 +35,7 @@ class HeartbeatSubscription:
         return self._unsubscribe is not None or self._is_subscribing
 
     async def begin(self) -> None:
-        """Subscribe; does nothing if it is subscribed. Raises Refused if the bus does not permit it."""
+        """Subscribe; does nothing if it is subscribed or closed. Raises Refused if the bus does not permit it."""
         if self.is_subscribed or self._is_closed:
             return
         self._is_subscribing = True

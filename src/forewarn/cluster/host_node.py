@@ -94,7 +94,7 @@ class HostNode:
     `hypervisor` performs the acts on the VMs of this host, and stays the caller's; `terms` remembers the highest term
     that ordered any. `on_serving` is called once, when VMs are answered. `metrics_sockets`: one per worker, or none.
     `clock` None: the system's. `facts` and `follower` hold what the active node sent; `frontend` answers VMs, None
-    before that.
+    before that; `is_serving` says whether they are answered now; `acts` carries out orders.
     """
 
     def __init__(

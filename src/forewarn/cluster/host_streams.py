@@ -214,7 +214,7 @@ class HostStreams:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
-        """Send what changed of this scope to the hosts of its VMs, and to those that its VMs have left.
+        """Send the state of this scope to the hosts of its VMs, and to those that its VMs have just left.
 
         Only to hosts whose node has joined. Returns at once: the messages are sent in the next turn of the event loop.
         """

@@ -44,7 +44,7 @@ class MoveProgress:
     act: Act  # of the move, with the host that the VM is on as its source
     reports: dict[MoveStep, StepReport] = field(default_factory=dict)  # of steps that are over
     given: MoveHandover = field(default_factory=MoveHandover)  # so far
-    clean_up_since: float | None = None  # real time of the first attempt
+    clean_up_since: float | None = None  # real time of the first clean-up that got no answer; None: there was none
     lost_destination: str = ""  # why the destination cannot take the VM any more: it is down; "": it can
 
     @property
@@ -124,7 +124,8 @@ def after_silence(
 
     `is_down`: the operator confirmed that the source is down; `is_destination_down`: that the destination is. A move to
     a host that is down ends as failed, and the VM stays on its source or goes back to it, unless that has failed too.
-    `may_fence`: it is time to fence the source, if it has failed. What it concludes from the silence, such as a
+    `may_fence`: it is time to fence the source, if it has failed. A source that is silent for a minute when it should
+    forget the VM does not delay the end any more. What it concludes from the silence, such as a
     release, it records in `progress`. `real_now` is real time in seconds. StepOrder: order this next; StepWait: wait,
     for what its text says; ActDone: the act is over.
     """

@@ -29,6 +29,7 @@ class _SavedMoves(msgspec.Struct, frozen=True):
 class MoveSettlements:
     """Remembers durably how given-up moves were settled, and what their hosts cannot tell any more.
 
+    All of it is by the act's id; what is known of acts that succeeded, or that the store does not have, is dropped.
     `store` returns the store, which is not read before the first call.
     """
 
@@ -37,9 +38,9 @@ class MoveSettlements:
         self._lock = asyncio.Lock()  # all of it is one saved value
 
     def found(self, failed: Act) -> str | None:
-        """Return the host that the VM was on when this move was settled.
+        """Return the host that this move had brought the VM to when it was settled.
 
-        "": it did not move; None: the move is not settled.
+        "": it did not move, or went back; None: the move is not settled.
         """
         return self._load().found.get(failed.id)
 

@@ -80,8 +80,8 @@ def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
 class NatsBus:
     """A connection to NATS: implements `Bus`. `connect` makes it; it connects again by itself, for ever.
 
-    `problem` says what the server does not permit, "" if nothing. `name` is shown by the server, `inbox` is the prefix
-    of the subjects for answers. `max_payload_bytes` is the server's limit.
+    `problem` says what the server last did not permit, "" if nothing; it stays. `name` is shown by the server, `inbox`
+    is the prefix of the subjects for answers. `max_payload_bytes` is the server's limit.
     """
 
     def __init__(self, settings: NatsSettings, *, name: str, inbox: str) -> None:

@@ -51,7 +51,7 @@ class JoinedNode:
     has_left: bool = False  # it stopped, and said so
     capacity: HostCapacity | None = None  # of its host; None: not known
     changes: int = -1  # of VMs there, as its last report counts them; -1: it cannot list them
-    silence: NodeSilence | None = None  # the latest that has ended
+    silence: NodeSilence | None = None  # the latest that has ended, perhaps of an earlier node; None: there was none
     request_totals: RequestTotals = field(default_factory=RequestTotals)  # since it was started, as of its last report
 
     def is_silent(self, now: float) -> bool:
@@ -191,8 +191,8 @@ class NodeRegistry:
     def describe(self, now: float) -> list[dict[str, Any]]:
         """Return one dictionary per node for people and programs, sorted by host; nodes that left, too.
 
-        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s, term and position (None before
-        its first report), clock_ahead_s and left (it was stopped). `now` is the time of a monotonic clock.
+        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s, term and position (None unless
+        its last report had one), clock_ahead_s and left (it was stopped). `now` is the time of a monotonic clock.
         """
         return [
             {

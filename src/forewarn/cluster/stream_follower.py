@@ -168,8 +168,9 @@ class StreamFollower:
         """Take over the state of a reply, or ask for its next part.
 
         A reply of a source that was not followed so far makes this node join it, and is taken over too. Of the source
-        that it follows, one that is not awaited, or is older than what is shown, is only a sign of life. One of an
-        older term is ignored ([]). `now` is the time of a monotonic clock.
+        that it follows, one that is not awaited, is older than what is shown, or comes while parts of an earlier one
+        are awaited is only a sign of life. One of an older term is ignored ([]). `now` is the time of a monotonic
+        clock.
         """
         source = accepted.position.source
         if self._is_deposed(source):

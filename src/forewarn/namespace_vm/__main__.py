@@ -13,7 +13,7 @@ from forewarn.namespace_vm.run import VmRunOptions, run_vm
 
 
 def main(data: str, vm: str, *program: str) -> int:
-    """Run the VM; returns the exit code: the program's, 3 for Unavailable, 2 for other errors of `run_vm`.
+    """Run the VM; returns the exit code: that of `run_vm`, 3 if it raises Unavailable, 2 for other errors.
 
     It is detached: its output goes to its log file, see `run_vm`. `data` is the service's data directory, `vm` a name
     or key, `program` the command line. Errors are printed to stderr.

@@ -48,7 +48,7 @@ class VmActOrder:
     verb: str  # such as freeze, reboot or evict
     duration_s: float = 0.0  # of a freeze or migration, in seconds of real time; ignored for other verbs
     host: str = ""  # the host of the VM after it; "": unchanged
-    abrupt: bool = False  # the VM's host has failed: kill without SIGTERM
+    abrupt: bool = False  # the VM's host has failed: a reboot, redeploy or reimage kills without SIGTERM
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> VmActOrder:

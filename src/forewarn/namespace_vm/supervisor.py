@@ -129,8 +129,8 @@ class VmSupervisor:
         Starts the program once the service listens in the VM, and reconnects whenever the service is gone. SIGINT,
         SIGTERM and SIGHUP go to all processes of the VM; a second one kills them. Raises Refused if the endpoint cannot
         be opened or a restarted service refuses the VM. Call it once, in the main thread. The exit code is that of the
-        program, 128 plus the number if a signal ended it, 127 or 126 if it cannot be started, and 0 if the VM was
-        removed.
+        program, 128 plus the number if a signal ended it, or this process before it began, 127 or 126 if it cannot be
+        started, and 0 if the VM was removed.
         """
         self._watch_signals()
         self._namespaces.watch_events(self._on_init_event)

@@ -173,8 +173,8 @@ class LibvirtDriver:
         """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
 
         With `delete_disks`, deletes its disks first, but no CD-ROMs and the like, and no read-only and shareable ones;
-        Refused if one of them is in no active storage pool of the host. Without, a copy of its definition stays for its next start. A `host` of ""
-        is a VM that is on no host: any host that has its disks deletes them.
+        Refused if one of them is in no active storage pool of the host. Without, a copy of its definition stays for its
+        next start. A `host` of "" is a VM that is on no host: any host that has its disks deletes them.
         """
         if not host:
             await self._definitions.delete_disks_everywhere(vm)
