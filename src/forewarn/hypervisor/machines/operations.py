@@ -230,7 +230,7 @@ class MachineOperations:
         await clock.sleep_until(until)
 
     async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
-        """Return the step that the marks on its hosts have for this act; None if they have none to continue with.
+        """Return the step with which the marks on its hosts let this act continue; None if they have none.
 
         Of a mark on the destination of a move, only ACTIVATE counts; on the source, any other step but CLEAN_UP. Raises
         HostUnreachable if a host does not answer. With `is_final`, and for a source that has failed, such a host

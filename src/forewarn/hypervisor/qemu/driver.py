@@ -149,7 +149,7 @@ class QemuDriver:
                 await monitor.execute("stop")
 
     async def resume(self, host: str, vm: str) -> None:
-        """Let a paused, halted or received VM continue; nothing if it runs. Refused otherwise, or if migrating."""
+        """Let a paused, halted or received VM continue; nothing if it runs. Refused otherwise, or migrating."""
         async with self._running(host, vm, "resumed") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.RUNNING:
