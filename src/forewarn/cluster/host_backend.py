@@ -35,10 +35,9 @@ class HostBackend:
     """Carries out requests of VMs through the active node. A call is repeated for 5 s.
 
     Then it raises Unavailable: the call may have taken effect, which does no harm when the VM repeats it. It raises
-    Unavailable at once if the active node says that it does not work with this node. `show` gets
-    the scopes that come with a reply, before the VM gets its answer; `on_denied` gets the active node's reason if it
-    does not work with this node. `host` is the name of this host, `node_id` the id of this node, `clock` the clock of
-    its VMs.
+    Unavailable at once if the active node says that it does not work with this node. `show` gets the scopes that come
+    with a reply, before the VM gets its answer; `on_denied` gets the active node's reason if it does not work with this
+    node. `host` is the name of this host, `node_id` the id of this node, `clock` the clock of its VMs.
     """
 
     def __init__(

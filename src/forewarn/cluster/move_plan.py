@@ -125,9 +125,9 @@ def after_silence(
     `is_down`: the operator confirmed that the source is down; `is_destination_down`: that the destination is. A move to
     a host that is down ends as failed, and the VM stays on its source or goes back to it, unless that has failed too.
     `may_fence`: it is time to fence the source, if it has failed. A source that is silent for a minute when it should
-    forget the VM does not delay the end any more. What it concludes from the silence, such as a
-    release, it records in `progress`. `real_now` is real time in seconds. StepOrder: order this next; StepWait: wait,
-    for what its text says; ActDone: the act is over.
+    forget the VM does not delay the end any more. What it concludes from the silence, such as a release, it records in
+    `progress`. `real_now` is real time in seconds. StepOrder: order this next; StepWait: wait, for what its text says;
+    ActDone: the act is over.
     """
     act, step = progress.act, order.step
     if step not in _ON_SOURCE and is_destination_down:

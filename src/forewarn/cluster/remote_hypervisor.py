@@ -92,10 +92,10 @@ class RemoteHypervisor:
         """Order the act from its host, or the next steps of a move from its two hosts.
 
         Before a move, earlier ones of the VM that failed are undone or completed, so that none can end later; if they
-        brought the VM to the destination, the act is done, else it continues from where the VM is. A node
-        that does not answer within 3 s makes the act wait, and so does a lease that is not certainly held: then it
-        returns ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or no host can perform it.
-        `now` is lab time.
+        brought the VM to the destination, the act is done, else it continues from where the VM is. A node that does not
+        answer within 3 s makes the act wait, and so does a lease that is not certainly held: then it returns
+        ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or no host can perform it. `now`
+        is lab time.
         """
         host = act.from_host or act.to_host
         try:

@@ -65,7 +65,7 @@ class StoreQueryTests(StoreSuite):
         self.run_scenarios(scenario)
 
     def test_a_long_read_sees_what_is_committed_and_passes_its_errors_on(self) -> None:
-        """`read_in_thread` gives a function a store with the committed rows; it returns its result."""
+        """`read_in_thread` gives a function a store with the committed rows; it passes result and error on."""
 
         def fail(reader: Store) -> None:
             raise Conflict(f"{len(reader.vms())} VM")

@@ -125,10 +125,10 @@ class CommandHypervisor:
         Other steps succeed at once, without a command, but RETURN fails then: the VM may be on the destination. A
         RELEASE that succeeds hands over `release_of` the act. WITHDRAW makes a later RELEASE fail, or reports the
         release that has begun; after RETURN it succeeds. FENCE always fails, and so do RELEASE after RETURN, ACTIVATE
-        after UNDO and UNDO after ACTIVATE. By default a command performs a whole move,
-        on the source; if the source was fenced, on the destination. A verb without a command fails. Waits for the
-        command for `perform_wait_s`, then it is under way. Raises Unavailable if it is not known whether the step was
-        done, ActNotTried if the journal cannot be used. `now` is lab time.
+        after UNDO and UNDO after ACTIVATE. By default a command performs a whole move, on the source; if the source was
+        fenced, on the destination. A verb without a command fails. Waits for the command for `perform_wait_s`, then it
+        is under way. Raises Unavailable if it is not known whether the step was done, ActNotTried if the journal cannot
+        be used. `now` is lab time.
         """
         done = StepReport.of(ActDone(True))
         match step:

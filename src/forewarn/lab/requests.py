@@ -74,7 +74,7 @@ async def request_host_maintenance(
 
     Does everything due. Raises NotFound for an unknown VM or one that is on no host, Refused if several VMs have the
     name or no host can take a VM, Rejected for a bad notice. Also raises Refused if this VM's event is not published
-    yet because another update domain comes first; the rollout continues all the same.
+    yet, such as when another update domain comes first; the rollout continues all the same.
     """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)

@@ -59,13 +59,13 @@ class LabEvent:
     def not_before(self) -> datetime:
         """When it may start without an approval: lab time in UTC, rounded up to a whole second.
 
-        It stays the same after the start.
+        It stays the same after the start. An event that is not `listed` has started at once all the same.
         """
         return utc_datetime(self._event.not_before)
 
     @property
     def notice(self) -> timedelta:
-        """The promised notice: from publication to `not_before`."""
+        """The promised notice: from publication to `not_before`; if it is not `listed`, nobody got it."""
         event = self._event
         return timedelta(seconds=event.not_before - event.published_at)
 

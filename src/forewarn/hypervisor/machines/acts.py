@@ -111,8 +111,8 @@ class MachineHypervisor:
 
         A host that does not answer makes the act wait, and some acts fail at last; the note of ActUnderWay says for
         what it waits. While another call for this VM runs, it only returns ActUnderWay, or the recorded outcome. An
-        earlier act on the VM that was given up is ended first, which may make this one wait, too. Raises
-        ActNotTried if the journal cannot be used. `now` is lab time.
+        earlier act on the VM that was given up is ended first, which may make this one wait, too. Raises ActNotTried if
+        the journal cannot be used. `now` is lab time.
         """
         record = self._journal.find(act.id)
         if record is not None and record.ok is not None:

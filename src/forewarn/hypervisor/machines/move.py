@@ -47,9 +47,9 @@ def move_after_refusal(act: MachineActRecord, operation: Operation, reason: str)
 
     Before the release the move fails, and what was prepared is undone, except for a definition that the destination
     refuses; but a guest that cannot be asked is powered off, and a migration that cannot be cancelled is waited for.
-    After it, the VM goes back if the destination cannot
-    define or boot it, and the move fails with the VM off if the source cannot either; else the move waits. What cannot
-    be undone or cleaned up is left behind, with a note. `reason` is a sentence for people.
+    After it, the VM goes back if the destination cannot define or boot it, and the move fails with the VM off if the
+    source cannot either; else the move waits. What cannot be undone or cleaned up is left behind, with a note. `reason`
+    is a sentence for people.
     """
     match act.step:
         case Step.PREPARE | Step.SEND if operation is Operation.COPY_DEFINITION:  # what is there is not ours

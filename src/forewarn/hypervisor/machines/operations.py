@@ -233,8 +233,8 @@ class MachineOperations:
         """Return the step with which the marks on its hosts let this act continue; None if they have none.
 
         Of a mark on the destination of a move, only ACTIVATE counts; on the source, any other step but CLEAN_UP. Raises
-        HostUnreachable if a host does not answer. With `is_final`, and for a source that has failed, such a host
-        counts as one without a mark.
+        HostUnreachable if a host does not answer. With `is_final`, and for a source that has failed, such a host counts
+        as one without a mark.
         """
         if act.is_move:
             mark = await self._read_mark(act, act.destination, may_skip=is_final)
@@ -262,9 +262,8 @@ class MachineOperations:
         there. But a VM that was sent is resumed first, because its guest is paused meanwhile; its mark on the
         destination follows, at the latest in CLEAN_UP. While the destination gets ready to receive, the mark of the
         next step is stored on the source. These two marks are only logged if they cannot be stored. RESET also resumes
-        the VM. `wait_s` is
-        how long it waits for a fence command, in real time; others take as long as the driver. Raises HostUnreachable
-        if the outcome is unknown, Rejected if the platform refuses it.
+        the VM. `wait_s` is how long it waits for a fence command, in real time; others take as long as the driver.
+        Raises HostUnreachable if the outcome is unknown, Rejected if the platform refuses it.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)

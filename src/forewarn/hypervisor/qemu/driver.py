@@ -212,8 +212,8 @@ class QemuDriver:
         """Delete the VM's files on this host, its definition last. Refused if it is not off.
 
         Does nothing if it is ABSENT. Its disks stay unless `delete_disks`, which also deletes the copy of its
-        definition; but an ephemeral disk in the host's directory is always deleted. For a VM that is on no host (""),
-        only the disks and that copy are left to delete.
+        definition; but an ephemeral disk with a relative path is always deleted. For a VM that is on no host (""), only
+        the disks and that copy are left to delete.
         """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)

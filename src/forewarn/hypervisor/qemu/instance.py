@@ -260,7 +260,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk of the VM is in the directory of its host, which other hosts do not reach."""
+    """Raise Refused if a disk, also the ephemeral one, has a relative path: other hosts do not reach it."""
     if local := definition.local_paths():
         raise Refused(
             f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
@@ -269,7 +269,7 @@ def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
 
 
 def require_shared_disks(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk is in the directory of its host or is missing; the ephemeral one may be."""
+    """Raise Refused if a disk has a relative path or does not exist; the ephemeral one is not looked at."""
     if local := [path for path in definition.local_paths() if path in definition.disks]:
         raise Refused(
             f"disk {local[0]!r} of {instance.name} is in the directory of its host: "

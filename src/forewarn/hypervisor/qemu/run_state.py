@@ -92,7 +92,7 @@ async def has_arrivals(monitor: Monitor) -> bool:
 
 
 async def is_migrating(monitor: Monitor) -> bool:
-    """Return whether a live migration from here is active, also one that is being cancelled.
+    """Return whether a live migration from or to this QEMU is active, or is being cancelled.
 
     Raises HostUnreachable if QEMU does not answer.
     """
