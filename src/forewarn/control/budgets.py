@@ -45,9 +45,9 @@ class BudgetUse:
     title: str  # of the group, such as `location westeurope`; "" if the budget counts everything
     limit: int  # VMs that may be out at once
     vms: int  # present ones in the group
-    out: tuple[str, ...]  # names of those that are out of service or reserved by rollouts
-    reserved: int  # how many of `out` still run: a rollout has planned or scheduled an event for them
-    rollouts: tuple[str, ...]  # request ids of the rollouts that `out` is due to, sorted
+    out: tuple[str, ...]  # names of those that are out of service or reserved
+    reserved: int  # how many of `out` still run: an event is only planned or scheduled for them
+    rollouts: tuple[str, ...]  # ids of the requests of rollouts, and of faults that made Freezes, that `out` is due to
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class BudgetService:
         """Return how much of each group of a budget is used, sorted by group; only groups with VMs.
 
         Each has the title of the group, the limit in VMs, the number of VMs, the names of those that are out or
-        reserved, how many of them still run, and the ids of the rollouts that they are due to.
+        reserved, how many of them still run, and the ids of the rollouts or faults that they are due to.
         """
         return [
             self._use(budget, group, size) for group, size in sorted(self._sizes.items()) if group.budget == budget.key
@@ -193,8 +193,9 @@ class BudgetService:
     def take_woken(self) -> list[str]:
         """Return the ids of the waiting requests whose budgets may allow more since the last call.
 
-        VMs of the groups that they wait for came back, or the number of VMs there changed, or a budget was set or
-        removed. Each id is returned once, in no particular order; [] if nothing changed.
+        VMs of the groups that they wait for came back, or stopped running, so that they need no budget, or the number
+        of VMs there changed, or a budget was set or removed. Each id is returned once, in no particular order; [] if
+        nothing changed.
         """
         freed, self._freed = self._freed, set()
         was_changed, self._was_changed = self._was_changed, False
@@ -207,7 +208,8 @@ class BudgetService:
     def wait_texts(self, request_id: str) -> tuple[str, ...]:
         """Return for people which budgets a rollout waits for, one clause each; () if for none.
 
-        That is as of the last time when it could have published more. `request_id` is that of its request.
+        The shortages are those of the last time when it could have published more, the VMs that are out those of now.
+        `request_id` is that of its request.
         """
         return tuple(
             shortage_text(

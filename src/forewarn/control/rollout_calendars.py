@@ -67,15 +67,20 @@ class RolloutCalendars:
             self._closes_at.pop(request.id, None)
 
     def next_due_at(self) -> float | None:
-        """Return the lab time, perhaps past, at which `take_due` returns a rollout; None if no window ends."""
+        """Return the lab time, perhaps past, at which `take_due` returns a rollout next; None if none is known.
+
+        That is when a window ends for good, or that end comes nearer than the notice of an open rollout. Windows that
+        recur without an end do not count.
+        """
         return min(self._closes_at.values(), default=None)
 
     def take_due(self) -> set[str]:
-        """Return the ids of the open rollouts of which a window is over for good now, each time once.
+        """Return the ids of the open rollouts for which a window is over for good now, each time once.
 
-        A window counts as over already when its end is nearer than the rollout's notice, and again at its end. No
-        commit tells it, and VMs that wait may have no window left. `reconcile` looks at their events again, because a
-        configuration whose last window is over counts as not assigned.
+        It is one of theirs, or of any assigned configuration. A window counts as over already when its end is nearer
+        than the rollout's notice, and again at its end. No commit tells it, and VMs that wait may have no window left.
+        `reconcile` looks at their events again, because a configuration whose last window is over counts as not
+        assigned.
         """
         now = self._transactions.clock.now()
         due = {request_id for request_id, at in self._closes_at.items() if at <= now}

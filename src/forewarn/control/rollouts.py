@@ -190,11 +190,11 @@ class RolloutService:
         """Advance the rollouts that changed; return whether anything was done. A step of the reconciler.
 
         A running one publishes the next events of its wave, or waits until the wave has settled, or stops after too
-        many failures or without a maintenance window left, or completes; one that has ended withdraws its scheduled
-        events and is closed once no event is live. While `acts_are_due`, a rollout whose events ended waits for up to
-        ten seconds of lab time, so that it is checked once for many events that end together. Before that it begins due
-        visits of the standing order, unless rollouts are on hold, performs due health checks, and finishes lifting a
-        hold.
+        many failures or without a maintenance window left, or completes; one that a check has paused withdraws its
+        scheduled events; one that has ended does so too, and is closed once no event is live. While `acts_are_due`, a
+        rollout whose events ended waits for up to ten seconds of lab time, so that it is checked once for many events
+        that end together. Before that it begins due visits of the standing order, unless rollouts are on hold, performs
+        due health checks, finishes lifting a hold, and gives events the windows that have changed.
         """
         did = False
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:
@@ -225,7 +225,7 @@ class RolloutService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return when a wave has settled, a window closed for good, or a check or visit is due; None if none.
+        """Return when a wave has settled, windows are to be looked at, or a check or visit is due; None if none.
 
         That is lab time, perhaps past. Raises Unavailable.
         """
@@ -419,10 +419,10 @@ class RolloutService:
         return count_rollout_vms(vms, snapshot.events, snapshot.shared.states)
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:
-        """Read the VMs that a rollout covers now, and all its events.
+        """Read the VMs that a rollout covers now, all its events, and what other rollouts do in its place.
 
-        The VMs are those of `vms_of`, the events live or over, oldest first. `request` is the rollout's request, which
-        is not checked.
+        The VMs are those of `vms_of`, the events live or over, oldest first. Of a closed rollout, what others do is
+        left out. `request` is the rollout's request, which is not checked.
         """
         vms, events = self.vms_of(rollout), self._store.events(request_id=request.id)
         shared = self._shared_work.work_for(request, rollout, vms, events) if not rollout.closed else NO_SHARED_WORK

@@ -96,7 +96,7 @@ class StandingOrderService:
         """Return how many hosts a valid order would visit, which is all of the fleet; changes nothing.
 
         Raises Rejected for an interval, a number of hosts at once, a notice or windows that are not possible, Refused
-        if the fleet has no host or the hypervisor cannot do it.
+        if the fleet has no host, the hypervisor cannot do it, or VMs of the first host must move and cannot.
         """
         require_valid_order(order)
         hosts = self._host_names()
@@ -116,7 +116,8 @@ class StandingOrderService:
         That includes those of an order that was removed; those with another impact do not count. A visit under way with
         another impact, other windows or another notice ends: its events that have not started are withdrawn, and the
         host is visited again. Raises Rejected for an interval, a number of hosts at once, a notice or windows that are
-        not possible, Refused if the fleet has no host or the hypervisor cannot do it. The history gets an entry.
+        not possible, Refused if the fleet has no host, the hypervisor cannot do it, or VMs of the first host must move
+        and cannot. The history gets an entry.
         """
         self.check_order(order)
         async with self._lock:

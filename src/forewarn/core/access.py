@@ -57,7 +57,7 @@ def role_granting(right: Right) -> Role:
 class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A role that one principal (`to`, its id) has over a resource and everything below it."""
 
-    id: str  # a GUID, lower case
+    id: str  # a GUID, lower case; "owner" for that of the service's owner, which is not stored
     role: Role
     to: str  # the id of a principal: `client:…` and `vm:…` in lower case, or `oidc:…`, the id that its issuer gives
     over: str  # a resource id, in any case, or ROOT_RESOURCE

@@ -53,7 +53,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     per_tag: str = ""  # the name of the tag whose values make the groups; only with TAG
     location: str = ""  # it counts only VMs of this location; "": of all
     tag: str = ""  # it counts only VMs with this tag, by name; "": all
-    tag_value: str = ""  # and with this value of it
+    tag_value: str = ""  # and with exactly this value of it, also if that is empty
 
     @property
     def key(self) -> str:
@@ -65,7 +65,7 @@ class BudgetGroup(NamedTuple):
     """One group of VMs of a budget: the budget's key, and the value that its VMs share, "" if it is all."""
 
     budget: str  # the budget's key, its name in lower case
-    value: str  # a location, `NUMBER SCOPE_ID` of a fault domain, a scope id, a tag's value, or ""
+    value: str  # a location in lower case, `NUMBER SCOPE_ID` of a fault domain, a scope id, a tag's value, or ""
 
 
 class BudgetShortage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -73,8 +73,8 @@ class BudgetShortage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     group: BudgetGroup  # the first one that is used up
     vms: tuple[str, ...]  # names of the VMs that go together
-    needed: int  # how many of them are in the group and not out of service yet
-    host: str = ""  # that they are on, if they go together because of it
+    needed: int  # how many of them are in the group and neither out of service nor reserved yet
+    host: str = ""  # that they are on, if several go together because of it
 
     def exceeds(self, limit: int) -> bool:
         """Return whether the VMs never fit, even if no other VM of the group is out, within `limit` VMs."""
@@ -194,7 +194,8 @@ def _known(name: str, known: Iterable[str], noun: str) -> str:
 def budget_groups(budgets: Iterable[Budget], vm: Vm) -> tuple[BudgetGroup, ...]:
     """Return the groups in which the budgets count this VM, at most one of each budget, in their order.
 
-    A budget with a location (ignoring case) or tag counts only VMs that have it. One per tag leaves out VMs without it.
+    A budget with a location (ignoring case) or a tag and value counts only VMs that have it. One per tag leaves out VMs
+    without that tag.
     """
     groups = []
     for budget in budgets:
@@ -248,8 +249,9 @@ def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
 def vms_out_by_event(event: Event) -> tuple[str, ...]:
     """Return the keys of the VMs that count as out of service because of this event; () once it is over.
 
-    A scheduled event counts only if it is of a rollout, which reserves budgets; a started one of any cause, unless it
-    only starts a VM or applies its configuration again, counts for the VMs that it acts on.
+    A scheduled event counts only if it has the cause of a rollout, which reserves budgets; a Freeze that a fault made
+    has it too. A started one of any cause, unless it only starts a VM or applies its configuration again, counts for
+    the VMs that it acts on.
     """
     if event.status is EventState.STARTED:
         return tuple(act.vm for act in event.acts if act.verb not in _VERBS_WITHOUT_OUTAGE)
@@ -261,7 +263,7 @@ def vms_out_by_event(event: Event) -> tuple[str, ...]:
 def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
     """Return the keys of the VMs for which a planned event reserves budgets, in its order.
 
-    () if it is not of a rollout, since only rollouts reserve budgets.
+    () if it has not the cause of a rollout; a Freeze that a fault makes has it.
     """
     if planned.cause not in ROLLOUT_CAUSES:
         return ()

@@ -9,7 +9,10 @@ from forewarn.protocol.document import EventSource, Kind
 
 
 class Verb(StrEnum):
-    """What an act does to its VM; an act is one operation on one VM. The values are stored: keep them."""
+    """What an act does to its VM; an act is one operation on one VM. The values are stored: keep them.
+
+    A VM that was stopped on purpose stays off, unless the act starts it.
+    """
 
     FREEZE = "freeze"  # pause the VM for some seconds
     MIGRATE = "migrate"  # pause the VM and move it, running, to another host
@@ -62,7 +65,7 @@ class CauseRules:
     duration_s: int = -1  # of the interruption, as documents show it; -1: not known
     minimum_notice_s: int = 0  # spec §6.3; for a Terminate and an announced reimage, the VM's setting counts instead
     planned: bool = False  # planned maintenance: one update domain of a scope at a time (spec §6.2)
-    whole_host: bool = False  # waits for the other scopes on its host (spec §6.2)
+    whole_host: bool = False  # waits for the other scopes on its host (spec §6.2), unless its rollout is over one scope
     by_user: bool = False  # an operation of the user: performed at once while the scope is disabled (spec §8.2)
     has_impact: bool = True  # False: it never starts, and is gone after RECOMMENDATION_S or when what it warns of comes
     limited: bool = False  # counts towards the limit of user operations (spec §8.4)

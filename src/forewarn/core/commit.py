@@ -34,7 +34,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version. Changed and
     removed hosts must also have the `arrivals` they were decided on; each host in `destinations` must have its version
     and gets one arrival more, so commits that only bring VMs to a host do not conflict with each other. Everything else
-    is written or deleted by its id or key, without a check.
+    is written or deleted by its id or key, without a check of its version.
     """
 
     scopes: tuple[Scope, ...] = ()  # only their rows; changed VMs and events are in `vms` and `events`

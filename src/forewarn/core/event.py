@@ -19,7 +19,7 @@ class EventState(StrEnum):
     """The state of an event: scheduled, started, over. It never goes back. The values are stored."""
 
     SCHEDULED = "scheduled"  # published, and not started
-    STARTED = "started"  # its acts are being performed, or have just ended
+    STARTED = "started"  # its acts are being performed, or have ended and it is still listed for a while
     OVER = "over"  # `Ending` says how it ended
 
 
@@ -32,13 +32,14 @@ class Ending(StrEnum):
     FINISHED = "finished"  # every act succeeded
     FAILED = "failed"  # every act has ended, and at least one failed
     WITHDRAWN = "withdrawn"  # it never started: withdrawn, replaced, or without VMs
-    NOT_NEEDED = "not needed"  # it never started, because all its VMs left the host that it is about (spec §6.4)
+    NOT_NEEDED = "not needed"  # it never started: its VMs left the host that it is about, or it has no impact
 
 
 class ActOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """How one act ended, as the hypervisor reported it, or why the service itself ended it as failed.
 
-    The service does so if the VM has no destination, or if a host that the act needs has failed.
+    The service does so if the VM has no destination, if a host that the act needs has failed, or if the last attempt at
+    it has failed.
     """
 
     ok: bool  # whether the act succeeded
@@ -93,7 +94,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     acts: tuple[Act, ...] = ()  # one per VM that it still affected when it started; () before
     over_at: float | None = None  # None: it is live
     ending: Ending | None = None  # None: it is live
-    reason: str = ""  # for people: why it failed or was withdrawn
+    reason: str = ""  # for people: why it failed, was withdrawn or was not needed
     replaces: tuple[str, ...] = ()  # ids of the pending events that it replaced
     faults: tuple[str, ...] = ()  # ids of the faults that changed it
     calendar: MaintenanceCalendar | None = None  # when it may start without an approval; None: at any time
@@ -145,7 +146,7 @@ def act_id(event_id: str, vm_name: str) -> str:
 
 
 class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Starts the events of several scopes on one host together: released when all of them are ready.
+    """Starts the events of all scopes on one host together: released when all of them are ready.
 
     A release counts from the first start on; one after which nothing started is void, for example because the service
     ended at that moment. Rollouts that work on whole hosts make gates. Times are lab time.

@@ -33,8 +33,8 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
 
     A fault NO_NOTICE of `context.faults` starts it with its acts, unless it would have to wait for more than its gate.
     Else a fault SHORT_NOTICE makes its NotBefore earlier, never later. Of each kind, the oldest fault that covers the
-    event counts; the fault that changes it is added to `event.faults`, and a note replaces its own. Without one, the
-    event is only published.
+    event and is not used up counts; the fault that changes it is added to `event.faults`, and a note replaces its own.
+    Without one, the event is only published.
     """
     if (
         _may_start_without_notice(scope, event, context)

@@ -67,7 +67,7 @@ class FaultDefinition:
     category: FaultCategory
     symptom: str  # what a client observes
     parameters: Mapping[str, FaultParameter] = field(default_factory=dict)  # by name; empty: it has none
-    max_duration_s: float | None = None  # also the default, in the time of its category; None: until it is cleared
+    max_duration_s: float | None = None  # also the default, in the time of its category; None: no limit
 
 
 _ON_REQUESTS, _ON_EVENTS, _AT_ONCE = FaultCategory.TRANSPORT, FaultCategory.EVENTS, FaultCategory.AT_ONCE
@@ -144,8 +144,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int | None = None  # it affects at most this many requests or events; None: no limit
     until: float | None = None  # real time for requests, lab time for events; None: until it is cleared
     parameters: dict[str, float] = {}  # those that were given; `parameter` adds the defaults
-    touched: int = 0  # requests or events that it has affected so far
-    touched_by_vm: dict[str, int] = {}  # VM key → its affected requests so far; only for faults on requests
+    touched: int = 0  # affected requests, events or (a reset) scopes; of events, as `FaultRegistry.active` counts them
+    touched_by_vm: dict[str, int] = {}  # VM key → its affected requests, of the first 100 VMs; only of faults on these
     touched_at: float | None = None  # lab time of the last affected request; None: none yet
 
     @property

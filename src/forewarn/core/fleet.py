@@ -95,7 +95,8 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which operations of users on a VM its policy approves, so that they start without notice (spec §9).
 
-    Maintenance of the platform is never approved this way.
+    `Vm.approves_all_down` may exclude what stops the last running VM of the scope. Maintenance of the platform is never
+    approved this way.
     """
 
     restart: bool = False  # by a user

@@ -37,7 +37,7 @@ class FleetMerge(msgspec.Struct, frozen=True, kw_only=True):
     new_hosts: tuple[Host, ...]  # only declared
     missing_hosts: tuple[Host, ...]  # only in the running fleet
     vms: tuple[tuple[Vm, Vm], ...]  # in both fleets: (as it is, as it would be)
-    new_vms: tuple[Vm, ...]  # only declared; with hosts, where there is a healthy one
+    new_vms: tuple[Vm, ...]  # only declared; on the host that they name, else a chosen one, else none ("")
     resurrected_vms: tuple[Vm, ...]  # were deleted, and are added again
     still_deleted_vms: tuple[Vm, ...]  # declared, but were deleted and stay deleted
     missing_vms: tuple[Vm, ...]  # only in the running fleet, without deleted ones

@@ -344,8 +344,9 @@ def health_verdict(
     `good_since` is set before a wave and at the end of its settling time: then the latest measurement of each check
     must be good, and from that time or later; None: within a wave, where single errors do not stop it. The worst of all
     checks decides: PAUSE, WAIT, MEASURE, GO_ON. As many bad measurements as the check's limit pause it, also if good
-    ones follow; a latest one that is too old makes it wait. A rollout without checks goes on. The reasons of all checks
-    with that decision are joined.
+    ones follow; a latest one that is too old makes it wait; a check without one, or with a good one from before
+    `good_since`, is to be measured. A rollout without checks goes on. The reasons of all checks with that decision are
+    joined.
     """
     by_name: dict[str, list[Measurement]] = {check.name: [] for check in checks}
     for measurement in measurements:

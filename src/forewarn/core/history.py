@@ -25,8 +25,8 @@ class EntryKind(StrEnum):
     NOT_NEEDED = "not needed"  # so did one whose VMs have all left the host that it is about (spec §6.4)
     ENABLED = "enabled"  # scheduled events of a scope
     DISABLED = "disabled"  # scheduled events of a scope
-    PAUSED = "paused"  # a rollout
-    RESUMED = "resumed"  # a rollout
+    PAUSED = "paused"  # a rollout, also one whose checks let it publish nothing; or all of them are on hold
+    RESUMED = "resumed"  # a rollout, or all of them: the same is over
     WAVE = "wave"  # a wave of a rollout began, or is over and settles
     STOPPED = "stopped"  # a rollout stopped itself or was aborted, or a replay ended early
     COMPLETED = "completed"  # a rollout has nothing left to do, or a replay has shown all

@@ -110,7 +110,7 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
     """Return the scope with the event approved by `by`, and a history entry. It does not start here.
 
     `by` is a name, `now` lab time. Only the first approval of a scheduled event counts; any other, also after the start
-    or the end, returns the same scope. The incarnation stays.
+    or the end, or of an event without impact, returns the same scope. The incarnation stays.
     """
     _require_allowed(event, Transition.APPROVED)
     if not awaits_approval(event):

@@ -41,7 +41,7 @@ class ObservedMachine(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
 
     @property
     def is_active(self) -> bool:
-        """Whether the host has it in memory, so that it uses its disks."""
+        """Whether it is running or paused: in memory, so that it uses its disks. False while it is changing."""
         return self.state in (ObservedState.RUNNING, ObservedState.PAUSED)
 
 

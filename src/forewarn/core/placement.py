@@ -25,10 +25,10 @@ _DomainsByHost = dict[str, set[int]]  # the update domains of one scope on each 
 class HostAllocator:
     """Chooses hosts for many VMs, one after another, and counts the VMs on each healthy host.
 
-    Only healthy hosts in the location and zone of a VM are possible. The one with the fewest VMs wins, of several the
-    first by name. A host with another update domain of the VM's scope is the last choice. `placed_vms` count on their
-    hosts from the beginning. Counts only grow; an outdated heap entry is put back with its new count when it reaches
-    the top.
+    Only healthy hosts in the location and zone of a VM that are not confirmed down are possible. The one with the
+    fewest VMs wins, of several the first by name. A host with another update domain of the VM's scope is the last
+    choice. `placed_vms` count on their hosts from the beginning. Counts only grow; an outdated heap entry is put back
+    with its new count when it reaches the top.
     """
 
     def __init__(self, hosts: Iterable[Host], placed_vms: Iterable[Vm] = ()) -> None:
@@ -47,7 +47,9 @@ class HostAllocator:
             self.assign(vm, vm.host)
 
     def choose_host(self, vm: Vm) -> str | None:
-        """Return the name of the best host for the VM; None if its location and zone have no healthy one.
+        """Return the name of the best host for the VM; None if none of its location and zone is possible.
+
+        A healthy host that is not confirmed down is possible.
 
         That is the one with the fewest VMs, of several the first by name; one with another update domain of the VM's
         scope only if there is no other. It may be the host that the VM is on. The VM does not count there until
@@ -64,7 +66,10 @@ class HostAllocator:
         return (own or free or self._least_loaded(heap))[1]
 
     def assign(self, vm: Vm, host: str) -> None:
-        """Count the VM, once per call, on the host with this name; ignored if that is unknown or not healthy."""
+        """Count the VM, once per call, on the host with this name; ignored if no VM can come to that host.
+
+        So it is for a host that is unknown, not healthy or confirmed down.
+        """
         place = self._locations.get(host)
         if place is None:
             return

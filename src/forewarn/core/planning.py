@@ -134,12 +134,13 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     """Return the scope with the planned event published, started or performed at once.
 
     It starts, without notice, if its cause is a failed host, a policy approves it or a fault says so; it is performed
-    at once if no document would show it; else it is published. One that a policy approves is published too, approved,
-    if its VM is being moved. Withdraws the events that it replaces, and leaves out VMs that are gone, that have left
-    the host which it is about, or that are in another update domain than the first of the others by now. A scope that
-    has the event already is returned unchanged. Refused if no VM is left, if their state or another operation on them
-    forbids it, if the scope has too many user operations scheduled, or if it is a rebalance recommendation and the
-    policy has these switched off.
+    at once if no document would show it; else it is published. A policy may exclude what stops the last running VM of
+    the scope (`Vm.approves_all_down`). One that a policy approves is published too, approved, if its VM is being moved.
+    A failed host also ends acts in progress on its VMs. Withdraws the events that it replaces, and leaves out VMs that
+    are gone, that have left the host which it is about, or that are in another update domain than the first of the
+    others by now. A scope that has the event already is returned unchanged. Refused if no VM is left, if their state or
+    another operation on them forbids it, if the scope has too many user operations scheduled, or if it is a rebalance
+    recommendation and the policy has these switched off.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -174,8 +175,8 @@ def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionCont
     """Return whether `apply_planned_event` could start this event at once.
 
     It could if its cause is a failed host, if no document would show the event, if a policy approves it, or if any
-    fault on events is active. If not, it only publishes the event, and no VM moves yet. Errors that applying it would
-    raise are not considered.
+    fault on events is active. If not, it only publishes the event, and no VM moves yet. True
+    does not mean that it will, and errors that applying it would raise are not considered.
     """
     rules = CAUSE_RULES[planned.cause]
     if context.faults or planned.cause is Cause.HOST_FAILED or rules.kind is None:

@@ -24,23 +24,23 @@ class WaitReason(StrEnum):
     """Why a scheduled event does not start yet: what `StartWait` waits for."""
 
     NOTICE = "notice"  # neither approved nor at its NotBefore; or it has no impact, and never starts
-    MOVE = "move"  # another event is moving one of its VMs to another host
+    MOVE = "move"  # another event is moving one of its VMs to a host, or starting it there
     WINDOW = "window"  # no maintenance window is open, and it is not approved
     HOLD = "hold"  # all rollouts are on hold, and it is not approved
     GRACE = "grace"  # the service was down when its notice ended
     SILENCE = "silence"  # the node of a VM's host was silent when its notice ended
     GATE = "gate"  # other VMs on its host are not ready
-    UPDATE_DOMAIN = "update domain"  # maintenance of another update domain is in progress
+    UPDATE_DOMAIN = "update domain"  # maintenance of another update domain is in progress, or its gate is released
     TERMINATES = "terminates"  # other Terminates of its placement group are not approved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWait:
-    """What a scheduled event waits for: `text` completes "it waits for …", `until` is the latest end."""
+    """What a scheduled event waits for, in words for people, and until when, if that is known."""
 
     reason: WaitReason
     text: str  # completes the sentence "it waits for …"
-    until: float | None = None  # lab time when this wait ends at the latest; None: another event or VM decides
+    until: float | None = None  # lab time of its latest end, or for SILENCE of the next look; None: not by time alone
 
 
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
@@ -48,7 +48,8 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 
     An event without impact always waits, until it ends. For others, in this order: move, notice, maintenance window,
     hold, grace, silent hosts, Terminates of its placement group, update domain, gate. The move is first because no
-    approval starts an event while its VM is being moved; after the move, the event may not be needed.
+    approval starts an event while its VM is being moved, unless it evicts, deletes or deallocates the VM; after the
+    move, the event may not be needed.
     """
     return (
         _recommendation_wait(event)

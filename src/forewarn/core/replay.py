@@ -36,12 +36,12 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vm: str  # the VM's key
     name: str  # the VM's name
     scope_id: str  # all VMs of this scope see the replay; if it is narrow, each only events that name it
-    begun_at: float  # when the current loop began, in lab time
+    begun_at: float  # when the current loop began, or will, in lab time
     steps: int  # of one loop
     length_s: float  # of one loop, at the recorded speed
     speed: float = 1.0  # 2: twice as fast as recorded
     loops: int = 1  # in all
-    loop: int = 0  # completed loops
+    loop: int = 0  # index of the current loop, from 0; after the end, of the last one
     done: int = 0  # steps of the current loop that were shown
     ended: ReplayEnding | None = None  # None: it goes on
     ended_at: float | None = None  # lab time

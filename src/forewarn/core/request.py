@@ -79,13 +79,14 @@ class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
     started: int  # their event has started and is not over, and their act has not failed
     scheduled: int  # their event has not started
     waiting: int  # no event has listed them yet, or a health check withdrew it, so that they get another
-    not_needed: int = 0  # they left the host, or were removed, before anything was performed on them (spec §6.4)
+    not_needed: int = 0  # they left the host, or were removed or deallocated, before anything was performed (spec §6.4)
 
 
 class WaveSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One wave of a rollout: a number of VMs, a share of them, those with a tag, or the rest. Stored.
 
-    At most one of `vms`, `share` and `tag` is set; none means the rest, which is always the last wave.
+    At most one of `vms`, `share` and `tag` is set; none means the rest, which is always the last wave. A rollout that
+    works on whole hosts takes all its VMs of a host into one wave, so a wave may have more VMs than it asks for.
     """
 
     name: str  # for people, such as `canary`
@@ -118,7 +119,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     settle_s: float = 0  # lab time that must pass after the last event of each wave
     checks: tuple[HealthCheck, ...] = ()  # its health checks; (): none
     progress: RolloutState = RolloutState.RUNNING
-    why: str = ""  # for people: why it ended, or paused itself; "": neither, or a user paused it
+    why: str = ""  # for people: why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool = False  # nothing is left to publish, withdraw or wait for
     closed_at: float | None = None  # lab time; None: it is open, or an earlier release closed it
     tally: RolloutTally | None = None  # set when it closes, because its events are pruned later; None before
@@ -126,7 +127,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     wave_began_at: float | None = None  # lab time; None: no wave has begun, or the rollout has no `waves`
     wave_size: int = 0  # how many VMs the wave had when it began; 0: it has no fixed number (a tag, or the rest)
     wave_base: int = 0  # how many VMs the rollout had handled when the wave began
-    wave_over_at: float | None = None  # lab time at which the last event of the wave ended; None: it goes on
+    wave_over_at: float | None = None  # lab time at which its last event ended, noted when it settles; None: not so far
     check_round: int = 0  # how often it was resumed: only measurements of the same round count
     resumed_at: float | None = None  # lab time at which a person last resumed it; None: nobody has
     unclear: str = ""  # for people: why its checks let it publish nothing; "": they do
@@ -161,9 +162,8 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     ask: RequestedOperation  # what it asks for
     who: str  # the name of who asked
     at: float  # lab time
-    targets: tuple[str, ...]  # names of VMs or hosts, or the name of a scope, as people see them
-    # Seconds of lab time, as requested; 0: the minimum, or none with `short_notice`. For a rollout, what its VMs get:
-    notice_s: float = 0  # lab seconds; as asked for (0: the minimum), of a rollout what VMs get
+    targets: tuple[str, ...]  # names of VMs or hosts, or words for what a rollout covers
+    notice_s: float = 0  # lab seconds, as requested (0: the minimum, or none if short); of a rollout, what its VMs get
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
     rollout: Rollout | None = None  # only if it asks for one
     replay: Replay | None = None  # likewise

@@ -18,20 +18,20 @@ _HOST_WORK = frozenset({RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, 
 class RequestState(StrEnum):
     """The state of a request (spec §9). Our API shows the values."""
 
-    IN_PROGRESS = "in progress"  # an event of it is planned or not over, or its rollout or replay goes on
-    SUCCEEDED = "succeeded"  # no act failed, and something of it was done or nothing was needed
-    FAILED = "failed"  # one of its acts failed
-    CANCELED = "canceled"  # nothing of it was done, because events were withdrawn
+    IN_PROGRESS = "in progress"  # an event of it is planned or not over (or one that it approved), or it is open
+    SUCCEEDED = "succeeded"  # nothing failed, and something was done or nothing was needed; or its replay finished
+    FAILED = "failed"  # one of its acts failed; in a rollout, the tally counts a failed VM
+    CANCELED = "canceled"  # nothing was done: events were withdrawn or never published; or its replay ended early
 
 
 def request_state(request: MaintenanceRequest, events: Sequence[Event], *, planned: int, skipped: bool) -> RequestState:
     """Return the state of a request; `events` are all events that it published or approved.
 
-    `planned` counts the events that it has yet to publish. When nothing is planned or live: FAILED if an event failed,
-    CANCELED if some were withdrawn and none finished, else SUCCEEDED. `skipped`: part of it became impossible before
-    its event was published. That counts as a withdrawal, but as not needed for work on a host, which the VM has left
-    (spec §6.4). A rollout is judged by its tally, where VMs that never got an event count as withdrawn; a replay
-    succeeded if it finished, else it is canceled.
+    `planned` counts the events that it has yet to publish. When nothing is planned, live or open: FAILED if an event
+    failed, CANCELED if some were withdrawn and none finished, else SUCCEEDED. `skipped`: part of it became impossible
+    before its event was published. That counts as a withdrawal, but as not needed for work on a host, which the VM has
+    left (spec §6.4). A rollout is judged by its tally, if it has one, where VMs that still wait count as withdrawn; a
+    replay succeeded if it finished, else it is canceled.
     """
     if planned or request.is_open or any(event.is_live for event in events):
         return RequestState.IN_PROGRESS

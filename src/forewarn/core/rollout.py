@@ -49,7 +49,7 @@ class RolloutBatch:
     """
 
     planned: tuple[PlannedEvent, ...] = ()  # (): there is nothing to publish now
-    gates: tuple[Gate, ...] = ()  # at most one per host; (): this work needs none
+    gates: tuple[Gate, ...] = ()  # at most one per host; (): this work needs none, or nothing is planned
     shortages: tuple[BudgetShortage, ...] = ()  # what other VMs wait for, the first in each group of a budget
 
 
@@ -65,19 +65,19 @@ def next_batch(
     budgets: BudgetLedger | None = None,
     windows: TargetWindows | None = None,
 ) -> RolloutBatch:
-    """Return the events and gates that a rollout publishes next; empty if it must wait or has none left.
+    """Return what a rollout publishes next: events, their gates, and what other VMs lack in budgets.
 
-    `request` must carry a rollout. `vms` are the VMs that it covers now, also those that it has done; `events` and
-    `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates that are not
-    released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4). `among` are
-    the remaining VMs of its current wave (`wave_phase`); None: all remaining ones.
-    `budgets` get a reservation for each VM that is published; what does not fit is left out, and all VMs that wait for
-    one gate go together or not at all (spec §13.2). None: there are no budgets.
-    `windows` are those of maintenance configurations; VMs that could never start in them together are left out. None:
-    only the rollout's own windows count.
-    VMs wait while another update domain of their scope has an event of the rollout that is planned or not over. The
-    result is ordered by host: by the lowest update domain on it, then its name. Whether the rollout is paused or has
-    ended is not checked.
+    `planned` is () if all VMs must wait or none is left. `request` must carry a rollout. `vms` are the VMs that it
+    covers now, also those that it has done; `events` and `planned` all its events so far; `new_id` makes ids of events
+    and gates. `closed_gates` are its gates that are not released, by host name: a VM that arrived on such a host starts
+    together with the others (spec §6.4). `among` are the remaining VMs of its current wave (`wave_phase`); None: all
+    remaining ones. `budgets` get a reservation for each VM that is published; what does not fit is left out, and all
+    VMs that wait for one gate go together or not at all (spec §13.2). None: there are no budgets. `windows` are those
+    of maintenance configurations; VMs that could never start in them together are left out. None: only the rollout's
+    own windows count. VMs wait while another update domain of their scope has an event of the rollout that is planned
+    or not over. Work on whole hosts takes, of each scope on a host, only the lowest update domain; if one scope must
+    wait, all of that host do. The result is ordered by host: by the lowest update domain on it, then its name. Whether
+    the rollout is paused or has ended is not checked.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned) if among is None else among
@@ -127,8 +127,8 @@ def remaining_vms(
     """Return those of `vms` that the rollout can affect and that no event handles, published or planned.
 
     They keep their order. `vms` are the VMs that it covers now, `events` and `planned` all its events so far. In a
-    rollout over hosts, an event no longer handles a VM that had left the host before it started, so one that came back
-    remains.
+    rollout over hosts, an event no longer handles a VM that it did not act on when it started, as one that had left
+    the host, so one that came back remains.
     """
     handled = handled_vms(rollout, events, planned)
     verb = CAUSE_RULES[rollout.cause].verb
@@ -138,8 +138,8 @@ def remaining_vms(
 def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> set[tuple[str, str]]:
     """Return scope id and name of each VM that an event of the rollout handles, published or planned.
 
-    Not one whose event a health check withdrew, nor, in a rollout over hosts, one that had left the host before its
-    event started.
+    Not one whose event a health check withdrew, nor, in a rollout over hosts, one that its event did not act on when it
+    started or was not needed for, such as a VM that had left the host.
     """
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
     return handled | {(p.scope_id, name) for p in planned for name in p.vms}
@@ -235,8 +235,10 @@ def has_window_left(rollout: Rollout, at: float) -> bool:
 def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: TargetWindows) -> bool:
     """Return whether configurations let any of the remaining VMs start without an approval.
 
-    `windows` are those for the end of their notice; VMs without configurations have the rollout's own. VMs that are
-    published together, such as those of a host, must have a window together. False without VMs.
+    `windows` are those for the end of their notice; VMs without configurations have the rollout's own. VMs that
+    are published next together must have a window together: in work on whole hosts, those of a host in the lowest
+    update domain of each scope there, and the others are not looked at. VMs that are migrated go alone. False without
+    VMs.
     """
     return any(
         windows.can_start(windows.calendar_for(vm_group, rollout.calendar).common)
@@ -306,8 +308,8 @@ def _is_past_windows(event: Event, now: float) -> bool:
 def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: RolloutState) -> str:
     """Return why a rollout whose state becomes `progress` stopped, or which VMs failed, for people.
 
-    `events` are all its events. Names the first three failed VMs with their reasons, and counts the rest. "" if it
-    completed without failures, or neither stopped by itself nor completed.
+    `events` are all its events. Of more than four failed VMs it names three with their reasons, and counts the rest. ""
+    if it completed without failures, or neither stopped by itself nor completed.
     """
     failed = [act for event in events for act in event.failed_acts]
     if progress is RolloutState.STOPPED and not 0 < rollout.max_failures <= len(failed):

@@ -122,8 +122,8 @@ def _at_line(line: int, message: str) -> Rejected:
 def read_rollout_file(text: str) -> RolloutFile:
     """Return the rollout that a TOML text describes.
 
-    Raises Rejected with one sentence and its line for wrong TOML, an unknown table or key, a value of a wrong kind, and
-    without the table [rollout]. Names, tags and windows are not checked.
+    Raises Rejected with one sentence and, if known, its line for wrong TOML, an unknown table or key, a value of a
+    wrong kind, and without the table [rollout]. Names, tags and windows are not checked.
     """
     try:
         data = tomllib.loads(text)

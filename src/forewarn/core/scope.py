@@ -40,7 +40,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     epoch: int = 0  # grows each time it is enabled or reset; 0: it never was
     incarnation: int = 0  # of its document, within the epoch
     enabled_at: float | None = None  # None: scheduled events are disabled
-    last_request_at: float | None = None  # the latest poll of one of its VMs; None: none yet
+    last_request_at: float | None = None  # the latest poll of one of its VMs, or when it was enabled; None: neither yet
     next_seq: int = 1  # of the next event
     wakes_at: float | None = None  # when to reconcile it next, None: not by time alone; set before a commit
     vms: tuple[Vm, ...] = ()  # in the order they were added; with those removed since the scope was loaded
@@ -185,7 +185,7 @@ def hours_text(seconds: float) -> str:
 
 
 def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
-    """Return the lab time when the scope will be disabled if no VM polls until then.
+    """Return the lab time, perhaps past, when the scope is disabled if no VM polls until then.
 
     None if that never happens: the policy enables scopes always, or this one is disabled.
     """

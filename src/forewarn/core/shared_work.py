@@ -65,10 +65,10 @@ def shared_work(
     """Return which of `vms`, the VMs of a rollout, other rollouts serve, and in which state they are.
 
     `events` and `planned` are those of other rollouts that may share work with it. Only those of the same cause count,
-    on the host that the VM is on; of events, those that are live or have ended since `request` was made, and were not
-    withdrawn and did not fail. A VM that an event in `own_events` handles (`handled_vms`) is not among them: the
-    rollout has seen to it itself. One whose event a health check withdrew is, so that a rollout that resumes does not
-    repeat what another did meanwhile.
+    on the host that the VM is on; of events, those that are live or have ended since `request` was made, unless they
+    were withdrawn or the act on the VM failed. A VM that an event in `own_events` handles (`handled_vms`) is not among
+    them: the rollout has seen to it itself. One whose event a health check withdrew is, so that a rollout that resumes
+    does not repeat what another did meanwhile.
     """
     own = handled_vms(rollout, own_events, ())
     hosts = {(vm.scope_id, vm.name): vm.host for vm in vms if (vm.scope_id, vm.name) not in own}

@@ -37,11 +37,11 @@ class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     request_id: str = ""  # of the visit under way; "": none is
     is_paused: bool = False  # somebody paused the visit under way, and it has no live event: it does not count as one
     problem: str = ""  # for people: why the last visit did not succeed; "": it did, or is under way
-    failed_at: float | None = None  # when the last visit that did not succeed ended
+    failed_at: float | None = None  # when the last failed visit ended; None: none since the last success
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it counts among the visits that an order makes at once."""
+        """Whether a visit of the host is under way and not paused, so that it counts towards `at_once`."""
         return bool(self.request_id) and not self.is_paused
 
 
@@ -64,9 +64,9 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
         return self.visits.get(host, HostVisit())
 
     def visited_at(self, host: str) -> float | None:
-        """Return the lab time at which the host's last visit that counts ended; None if none counts.
+        """Return the lab time at which the host's last successful visit ended; None if that does not count.
 
-        A visit counts if it succeeded and had the impact of this order, or one that is not known.
+        It counts if it had the impact of this order, or one that is not known. Only the last success is known.
         """
         visit = self.visit(host)
         return visit.visited_at if visit.impact in (None, self.impact) else None
@@ -127,8 +127,9 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
 def due_at(order: StandingOrder, host: str) -> float:
     """Return the lab time, perhaps past, from which the host is to be visited.
 
-    A host that was never visited with the impact of the order is due when the order was given, another one when 80 % of
-    the interval since its last visit is over, and after a failure `retry_after_s` later at the earliest.
+    Without a visit that counts (`StandingOrder.visited_at`) that is when the order was given, else when 80 % of the
+    interval since that visit is over. If a visit has failed since, it is `retry_after_s` after the failure at the
+    earliest.
     """
     visit, visited_at = order.visit(host), order.visited_at(host)
     at = order.at if visited_at is None else visited_at + DUE_SHARE * order.within_s
@@ -139,7 +140,7 @@ def due_at(order: StandingOrder, host: str) -> float:
 
 
 def retry_after_s(order: StandingOrder) -> float:
-    """Return how many seconds of lab time after a visit that failed the host is visited again.
+    """Return how many seconds of lab time must pass after a failed visit before the host is visited again.
 
     That is a tenth of the interval, at most a day. A visit that publishes no event for so long, and has none that is
     live, is given up.
@@ -148,9 +149,9 @@ def retry_after_s(order: StandingOrder) -> float:
 
 
 def late_at(order: StandingOrder, host: str) -> float:
-    """Return the lab time from which the host lags: its last visit is longer ago than the interval.
+    """Return the lab time, perhaps past, from which the host lags: the interval after its last visit.
 
-    For a host that was never visited with the impact of the order, the time of the order counts instead.
+    That is the one of `StandingOrder.visited_at`; if none counts, the time of the order counts instead.
     """
     visited_at = order.visited_at(host)
     return (order.at if visited_at is None else visited_at) + order.within_s

@@ -29,9 +29,9 @@ class UnannouncedKind(StrEnum):
     SHUT_DOWN = "shut_down"  # by its guest
     POWERED_OFF = "powered_off"  # by somebody else, without asking the guest
     CRASHED = "crashed"
-    STOPPED = "stopped"  # its host does not say why
+    STOPPED = "stopped"  # its host does not say why, or says that it left by a migration, and no host runs it
     PAUSED = "paused"
-    RESUMED = "resumed"
+    RESUMED = "resumed"  # it was paused, or had crashed in memory, and runs again
     REMOVED = "removed"  # no host has it any more
     DUPLICATED = "duplicated"  # several hosts have it in memory, which destroys its disks
     HOST_LOST = "host_lost"  # a host does not answer
@@ -98,9 +98,10 @@ class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 def compare_vm(vm: PlacedVm, reports: VmReports) -> tuple[VmFinding, ...]:
     """Return the differences between a VM in the fleet and what hosts report, in the order to apply them.
 
-    () if there is none, while the VM is changing on a host, and where the silence of a host leaves the matter open. The
-    facts of the last one are those of the VM now. Nobody is blamed for what is found by the first comparison of a VM,
-    or after an act on it has failed: the fleet follows the hosts.
+    () if there is none, while the VM is changing on a host, and where the silence of a host, or several hosts on which
+    it is off, leave the matter open. The facts of the last one are those of the VM now. Nobody is blamed for what is
+    found by the first comparison of a VM, or after an act on it has failed: the fleet follows the hosts. Only
+    DUPLICATED keeps its kind then.
     """
     is_adopted = vm.seen is None or vm.seen.is_uncertain
     facts = VmFacts(name=vm.name, host=vm.host, power=vm.power, seen=vm.seen)

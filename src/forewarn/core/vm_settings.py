@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 
 class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change of VM settings. None leaves a setting unchanged; a notice of 0 switches it off."""
+    """A change of VM settings. None leaves a setting unchanged; a notice of 0 switches it off.
+
+    `untagged` names tags to remove; () removes none.
+    """
 
     terminate_notice_min: int | None = None  # minutes: 0, or 5 to 15 (not checked here)
     os_image_notice_min: int | None = None  # minutes: 0 or 15 (not checked here)
@@ -36,7 +39,7 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def is_empty(self) -> bool:
-        """Whether it names no setting at all; a setting equal to the current one counts as named."""
+        """Whether it names no setting and no tag to remove; one equal to the current setting counts as named."""
         return self == VmSettingsChange()
 
     @property

@@ -47,14 +47,14 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     start: str  # local time of day, such as `02:00`
     length_s: float  # seconds for which it stays open, at least 60
     zone: str  # IANA name, such as `Europe/Berlin`
-    days: tuple[int, ...] = ()  # weekdays on which it opens, from 0 (Monday), ascending; (): every day
+    days: tuple[int, ...] = ()  # weekdays on which it opens, from 0 (Monday), ascending; (): any
     on: str = ""  # opens only on this date, such as `2026-12-05`; "": it opens again and again
     every: int = 1  # 2: opens in every second day, week or month, counted from that of `first`
     first: str = ""  # opens from this date on; "": always did, which only `every` 1 allows
     month_days: tuple[int, ...] = ()  # days of a month on which it opens, from 1; a month without that day has none
     week_of_month: int = 0  # opens on this one of the weekday `days` of a month: 1 to 4, or -1 for the last; 0: by week
     offset_days: int = 0  # and that many days later, or earlier if negative; only with `week_of_month`
-    until: str = ""  # closed from this local time on, such as `2027-01-01T00:00`; "": never ends
+    until: str = ""  # closed from this local time on, such as `2027-01-01T00:00`; "": never ends; not with `on`
     skipped: tuple[float, ...] = ()  # openings that are left out, in seconds since 1970
 
 
@@ -87,8 +87,8 @@ def next_start(calendar: MaintenanceCalendar, at: float) -> float | None:
     """Return the first time from `at` on at which an event may start without an approval.
 
     That is when a window is open, or at the deadline if that is earlier; from the deadline on, at any time. None: the
-    deadline is not set, and no window opens within about three years, or with several sets of windows, no window of
-    each within about one. Times are in seconds since 1970.
+    deadline is not set, and no opening is found. Of a window that recurs, about three years are searched; with several
+    sets of windows, about one year for a time at which one of each is open. Times are in seconds since 1970.
     """
     if calendar.deadline is not None and at >= calendar.deadline:
         return at
