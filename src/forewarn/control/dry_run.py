@@ -64,7 +64,8 @@ async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Seq
 
     `action`, an async function, gets a control plane with a copy of the scopes of `vms` and of those that share gates
     with them (of a fleet of at most 2,000 VMs, of all), makes the request there and returns it; it runs in another
-    thread, on an event loop of its own. The simulation then runs in virtual time until the request is over. For more
+    thread, on an event loop of its own. The simulation then runs in virtual time until the request is over or nothing
+    more is due. A hold on rollouts is left out. For more
     than 2,000 `vms` (MAX_SIMULATED_VMS) it stops after publication, otherwise after 10 seconds of real time or 20,000
     steps; the preview is then cut (`is_cut`). Raises what `action` raises, and DryRunTooLarge for a copy of over 20,000
     VMs.
@@ -94,10 +95,11 @@ async def simulate_request(
     """Make a request on a copy of the scopes of these VMs, and return what it would lead to.
 
     Copied too are scopes that share gates with these, and in a fleet of at most 2,000 VMs all. `action` makes the
-    request on that copy, in another thread; then it runs in virtual time until it is over. It ends
-    earlier, with `is_over` False, after 10 seconds of real time, after 20,000 steps, and for more than 2,000 VMs after
-    publication. With `approves`, each of its events is approved when it is published. Changes nothing. Waits for an
-    earlier dry run. Raises what `action` raises, and DryRunTooLarge for a copy of over 20,000 VMs.
+    request on that copy, in another thread; then it runs in virtual time until it is over. It ends earlier, with
+    `is_over` False, if nothing more is due, after 10 seconds of real time, after 20,000 steps, and for more than 2,000
+    VMs after publication. With `approves`, each of its events is approved when it is published. A hold on rollouts is
+    left out. Changes nothing. Waits for an earlier dry run. Raises what `action` raises, and DryRunTooLarge for a copy
+    of over 20,000 VMs.
     """
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
@@ -111,7 +113,8 @@ async def dry_run_rollout(
 
     `who` is the caller's name; `notice_s` is in seconds of lab time, 0 means the minimum, and less needs
     `short_notice`. Changes nothing. Waits for an earlier dry run, unless the rollout has more than 2,000 VMs. Raises
-    Rejected, NotFound and Refused as the start of the rollout would, and DryRunTooLarge. Health checks are left out.
+    Rejected, NotFound and Refused as the start of the rollout would, and DryRunTooLarge. Health checks and a hold on
+    rollouts are left out.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

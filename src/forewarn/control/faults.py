@@ -47,13 +47,14 @@ class FaultTarget:
 class FaultSpec:
     """A fault to set, as a user or a storm asks for it: `FaultService.set` checks it and makes a `Fault`.
 
-    `count` None: no limit. `for_s` is real time for transport faults, else lab time; None: the longest of its kind.
+    `count` None: no limit. `for_s` is real time for transport faults, else lab time; None: the longest of its
+    kind, or no limit.
     """
 
     kind: FaultKind
     target: FaultTarget
     count: int | None = None  # requests or events to affect at most, in all VMs together; None: no limit
-    for_s: float | None = None  # seconds of real time for transport faults, else lab time; None: the most of its kind
+    for_s: float | None = None  # seconds, real for transport faults, else of lab time; None: the most of its kind
     parameters: Mapping[str, float] = field(default_factory=dict)  # by name; the kind has defaults for missing ones
 
 

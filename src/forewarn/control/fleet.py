@@ -78,11 +78,11 @@ class FleetService:
         """Commit the change, all of it or nothing; new VMs get an id if they have none, lab VMs an address.
 
         Also writes a history entry. Chooses no hosts, and does not check addresses: the caller has done that. The
-        reconciler withdraws events that become obsolete. Raises Refused if a VM to remove has a started event; if a
-        host to remove has VMs or gets one, or a VM moves to it; if a VM moves to a host that gets another location or
-        zone; or if a VM is put on a host that has failed or is confirmed down. Raises Conflict at once if a scope or
-        host that it concerns is no longer at the version in `decided_on`; without that, if the fleet keeps changing
-        meanwhile.
+        reconciler withdraws events that become obsolete. Where scopes are always enabled, those of the VMs are. Raises
+        Refused if a VM to remove has a started event; if a host to remove has VMs or gets one, or a VM moves to it; if
+        a VM moves to a host that gets another location or zone; or if a VM is put on a host that has failed or is
+        confirmed down. Raises Conflict at once if a scope or host that it concerns is no longer at the version in
+        `decided_on`; without that, if the fleet keeps changing meanwhile.
         """
 
         async def attempt() -> None:

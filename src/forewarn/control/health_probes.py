@@ -52,8 +52,8 @@ class HealthProber:
     def require_usable(self, checks: Sequence[HealthCheck]) -> tuple[HealthCheck, ...]:
         """Return these checks of one rollout with their defaults filled in; asks and runs nothing.
 
-        Raises Rejected for one that `make_check` does not accept, two of the same name, or an address that the service
-        may not call; Refused for a command if commands are not allowed. They keep their order.
+        Raises Rejected for one that `make_check` does not accept, more than 20, two of the same name, or an address
+        that the service may not call; Refused for a command if commands are not allowed. They keep their order.
         """
         try:
             usable = tuple(map(make_check, checks))

@@ -124,7 +124,7 @@ class ObservedFleet:
         These are the VMs that the fleet has there and those that this answer or the one before lists. `asked` is the
         number (see `tick`) at which the host was asked. `answer` None: it did not answer, and the one before is
         forgotten. The answer of a host that the fleet does not have is not kept. An answer that was
-        overtaken by one to a later question is dropped.
+        overtaken by one to a later question is dropped, and concerns no VM.
         """
         if asked < self._asked.get(host, 0):
             return set()

@@ -67,7 +67,7 @@ class RolloutCalendars:
             self._closes_at.pop(request.id, None)
 
     def next_due_at(self) -> float | None:
-        """Return the lab time, perhaps past, at which `take_due` returns a rollout next; None if none is known.
+        """Return the lab time, perhaps past, at which `take_due` returns a rollout next; None if none is due.
 
         That is when a window ends for good, or that end comes nearer than the notice of an open rollout. Windows that
         recur without an end do not count.

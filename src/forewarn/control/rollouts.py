@@ -225,7 +225,7 @@ class RolloutService:
         return did
 
     def next_due_at(self) -> float | None:
-        """Return when a wave has settled, windows are to be looked at, or a check or visit is due; None if none.
+        """Return when a wave has settled, or windows, a check or a visit are to be looked at; None if none.
 
         That is lab time, perhaps past. Raises Unavailable.
         """

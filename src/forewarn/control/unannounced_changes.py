@@ -77,7 +77,7 @@ class UnannouncedChangeService:
         """Observe all hosts until cancelled: at the interval of the hypervisor, and when one reports a change.
 
         Errors are logged, and the host is observed again. At first, hosts that are no longer observed are stored as
-        reachable; it returns then if no hosts are observed. Run it only once at a time.
+        reachable; it returns then unless it `is_observing`. Run it only once at a time.
         """
         await self._forget_unobserved_hosts()
         if self._hypervisor is None or not self.is_observing:
@@ -96,7 +96,7 @@ class UnannouncedChangeService:
         """Observe one host, by its name in the settings, and record how its VMs differ from the fleet.
 
         Does nothing for a host that the fleet does not have, or without a hypervisor that observes hosts. That a host
-        does not answer is recorded the second time in a row; findings that need several hosts when all of them have
+        does not answer is recorded the second time in a row; findings that need several hosts when these have
         been observed again. Logs and counts what it records. Raises ForewarnError if something cannot be stored.
         """
         if self._hypervisor is None or self.fleet is None:

@@ -51,7 +51,7 @@ class OwnFigure(StrEnum):
     """A figure that the service knows about the VMs of a rollout. Users type the values; they are stored."""
 
     WITHOUT_HANDLER = "vms-without-handler"  # running VMs that do not poll
-    UNDELIVERED = "undelivered-notices"  # VMs whose event started although no VM of their scope was given it
+    UNDELIVERED = "undelivered-notices"  # VMs whose event started, and no VM of their scope was given it before
     FAILED_ACTS = "failed-acts"  # acts of its events that failed
     NOT_BACK = "vms-not-back"  # VMs that polled before their maintenance, and not since, for over 300 s of lab time
 

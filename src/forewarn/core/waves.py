@@ -232,7 +232,7 @@ def _wave_order(vm: Vm) -> tuple[int, list[tuple[int, int, str]], str]:
 
 
 def has_tag(vm: Vm, tag: str) -> bool:
-    """Return whether the VM has the tag `name`, with any value, or `name=value`; only the name in any case."""
+    """Return whether the VM has the tag `name`, with any value, or `name=value`; only names in any case."""
     name, equals, value = tag.partition("=")
     return any(name.casefold() == known.casefold() and (not equals or value == text) for known, text in vm.tags.items())
 
@@ -373,7 +373,7 @@ def require_target(rollout: Rollout, vms: Sequence[Vm]) -> None:
 
 
 def rollout_target_text(rollout: Rollout) -> str:
-    """Return what a rollout covers, for people: hosts, a scope, VMs with a tag or in a location, `all VMs`.
+    """Return what a rollout covers, for people: hosts, a scope, VMs with a tag or in a location, all VMs.
 
     A scope is called by the title that follows from its id. Of more than four hosts, the first three are named and the
     others counted.

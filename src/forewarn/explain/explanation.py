@@ -47,7 +47,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """An explanation of an event, VM, host, scope, rollout or request for people, made by `*_explanation`."""
 
     title: str  # what it is about
-    lines: tuple[ExplanationLine, ...]  # what happened, oldest first; for a VM one line per event, newest first
+    lines: tuple[ExplanationLine, ...]  # what happened, oldest first; for a VM one per event or change, newest first
     now: tuple[str, ...]  # sentences about the present: its state, and what it waits for
 
 
@@ -260,7 +260,7 @@ def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
 
     Scheduled: also which of its VMs it was not delivered to yet. Started: also how acts are going, the acts that the
     hypervisor does not answer, and the last failed attempt. Until it is over: which VMs see it, if not all of the
-    scope. Over: how long ago it ended and how, and the hypervisor.
+    scope. Over: how long ago it ended and how. The hypervisor is named where acts were made.
     """
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))

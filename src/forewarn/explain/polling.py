@@ -21,7 +21,7 @@ class PollingPace(NamedTuple):
     """How long ago a VM polled, and how often it does, in seconds of real time.
 
     There is none for a VM that never polled. For one that has polled, but not since the service started, `silent_s`
-    is the time since the start.
+    is the time since the start. A pace from stored polls alone is in lab time, and counts from the poll in any case.
     """
 
     silent_s: float  # since its last poll, or since the latest end of its long poll; 0 before that
@@ -31,7 +31,7 @@ class PollingPace(NamedTuple):
     def is_silent(self) -> bool:
         """Whether it has stopped polling: its last poll or long poll ended over SILENCE_LIMIT_S (60 s) ago.
 
-        So it is False for the first 60 s after a restart of the service, because silence counts from there.
+        Where silence counts from a restart of the service, it is False for the first 60 s after it.
         """
         return self.silent_s > SILENCE_LIMIT_S
 
@@ -39,12 +39,12 @@ class PollingPace(NamedTuple):
 class PollingState(StrEnum):
     """Whether a VM polls for events; see `polling_state`. Metrics show the values.
 
-    Stopped: it has polled, but not within 60 s of real time. Off: the VM is not running.
+    Stopped: it has polled, but not within 60 s, in the time of its pace. Off: the VM is not running.
     """
 
     STOPPED = "stopped"  # it has polled, but not recently
     NEVER = "never"  # it has not polled yet
-    ACTIVE = "now"  # it polled within SILENCE_LIMIT_S (60 s)
+    ACTIVE = "now"  # it polled within SILENCE_LIMIT_S (60 s), or a long poll of it is held
     OFF = "off"  # the VM is not running
 
 

@@ -32,7 +32,7 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     host: str  # the host that the work is about; "": none
     update_domain: int  # of its VMs, from 0
     listed: bool  # False: performed at once, and no document shows it
-    note: str  # why it has no or less notice than usual; may be ""
+    note: str  # why it has no notice, or less or more than usual; may be ""
     published_at: float  # when it would be published
     not_before: float  # when it could start without an approval
     starts_at: float | None = None  # None: never, or after the end of the preview
@@ -71,8 +71,9 @@ def preview_from_events(
 def preview_from_first_batch(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
     """Return the preview of a request too large for a dry run: its first batch, without starts and ends.
 
-    Takes all of `planned` as published at `now` (lab time) with an event and their full notice. The preview is cut and
-    has no `over_at`. `vms` counts all VMs of the request.
+    Takes all of `planned` as published at `now` (lab time) with an event and their full notice; maintenance windows,
+    which may make them start later, are not considered. The preview is cut and has no `over_at`. `vms` counts all VMs
+    of the request.
     """
     return _preview(tuple(_from_planned(item, now) for item in planned), now=now, vms=vms, is_over=False)
 

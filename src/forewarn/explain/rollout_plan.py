@@ -68,12 +68,12 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of a simulated rollout, oldest first, and how the simulation ended."""
+    """The events of a simulated request, in general a rollout, oldest first, and how the simulation ended."""
 
     events: Sequence[Event]
     is_over: bool  # False: it ended before the rollout did
-    closed_at: float | None = None  # lab time at which the rollout had nothing left to do; None: not known
-    why: str = ""  # the reason of its end, such as that no window follows; "": it has done everything
+    closed_at: float | None = None  # lab time at which a rollout had nothing left to do; None: not reached
+    why: str = ""  # the reason of its end, such as that no window follows; "": there is nothing to say
     waits_for: tuple[str, ...] = ()  # what it waits for at last, in clauses, such as a budget; () if for nothing
     served_by: Mapping[str, frozenset[tuple[str, str]]] = {}  # other rollout → scope id and name of VMs that it serves
 
@@ -92,7 +92,7 @@ def make_rollout_plan(
     """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
 
     `divided` has the VMs of each wave, in order. `earliest` is the one in which each event is approved, `latest` the
-    one without approvals; None: it is too large for a simulation, and the plan is cut. `without_handler` are the keys
+    one without approvals; None: it was not simulated. Without `latest` the plan is cut. `without_handler` are the keys
     of VMs that do not poll for events. `now` is lab time. `notice_s` is that of the events, in seconds of lab time.
     `hold` says why all rollouts are on hold, "" if they are not.
     """

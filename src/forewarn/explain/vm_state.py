@@ -17,8 +17,8 @@ class VmState(StrEnum):
     """
 
     RUNNING = "running"  # it runs, and no event affects it now
-    EVENT_SCHEDULED = "noticed"  # an event that lists it is scheduled
-    STARTED = "started"  # an event that lists it has started, with an effect other than the following
+    EVENT_SCHEDULED = "noticed"  # it runs, and an event that lists it is scheduled
+    STARTED = "started"  # an act on it is in progress, other than the following
     FROZEN = "frozen"  # by a freeze in progress
     REBOOTING = "rebooting"  # a reboot or reimage is in progress
     MOVING = "moving"  # to another host: a live migration or redeployment is in progress

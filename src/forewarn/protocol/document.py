@@ -39,7 +39,7 @@ class EventNotice:
     status: NoticeStatus
     kind: Kind  # EventType
     resources: tuple[str, ...]  # names as in compute.name, no underscore
-    not_before: float | None  # POSIX seconds; None once started
+    not_before: float | None  # POSIX seconds; None once started, or if a replayed event had none
     description: str = ""  # Description; "": none
     source: EventSource = EventSource.PLATFORM
     duration_s: int = -1  # expected length of the interruption, in seconds; 0: none, -1: unknown

@@ -57,7 +57,7 @@ class InstanceFacts:
     address: str = ""  # IPv4; "": the interface has no address
     public_address: str = ""  # IPv4
     prefix: str = "24"  # length of the subnet's prefix, in bits
-    mac: str = ""  # in any notation; the VM sees 12 upper-case hex digits
+    mac: str = ""  # hex digits with `:`, `-` or nothing between them; the VM sees them without, in upper case
 
     environment: str = "AzurePublicCloud"
     provider: str = "Microsoft.Compute"
