@@ -34,9 +34,9 @@ class ControlNodeFigures:
     margin_s: float = 0.0  # real time for which it may still act without a renewal; shown as 0 if negative
     takeovers: int = 0  # of this process
     knows_active: bool = False  # which node is active, itself or another one
-    record_is_reachable: bool = False  # the last call to the record in PostgreSQL succeeded
+    record_is_reachable: bool = False  # it has its lease and is sure of it; without one: its last look found the record
     copy_number: int = 0  # of the last group of writes in its copy
-    copy_follows: bool = False  # the copy could be brought up to date when that was tried last
+    copy_follows: bool = False  # it has the lease, or its copy could be brought up to date when that was tried last
     has_lost_commits: bool = False  # the record is known to have lost some
     clock_difference_s: float = 0.0  # how far its clock is ahead of the record's server
 

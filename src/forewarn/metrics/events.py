@@ -86,7 +86,8 @@ class EventMetrics:
     def refresh(self, now: float) -> None:
         """Set the gauges to the state at `now`, in lab time; only events that documents list count.
 
-        They are the number of live events, by kind and state, and the age of the start that is longest ago.
+        They are the number of live events, by kind and state, and the age of the start that is longest ago (0 if no
+        live event has started).
         """
         counts = Counts((event.rules.kind, event.status) for event in self._events.values() if event.listed)
         for kind, status in product(Kind, LIVE_STATUSES):

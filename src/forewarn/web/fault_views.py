@@ -9,7 +9,8 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     """A fault, active or just ended: its kind, target, parameters, what is left and what it affected.
 
     `strikes` is what the kind affects: requests, events or at once. `seen` says what VMs notice of it. `touched` is how
-    many requests or events it affected; `events` are ids of those events.
+    many requests or events it affected (of a reset, scopes); `events` are the ids of those events, among the 1,000
+    newest, oldest first.
     """
 
     id: str  # such as f1

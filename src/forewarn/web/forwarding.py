@@ -48,7 +48,10 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 class NodeUnreachable(Exception):
-    """The call had no effect: it did not arrive at the active node, or only reads. It can be sent again."""
+    """The call had no effect, and can be sent again.
+
+    It did not arrive, arrived at a node that is not active, or only reads.
+    """
 
 
 class _TargetChanged(Exception):

@@ -23,14 +23,14 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # of the last group of writes in its copy
     behind: int  # how many groups of writes its copy lacks, of those that a node is known to have
     seen_s_ago: float  # seconds of real time since it described itself
-    problem: str = ""  # a sentence: why it cannot take over, or cannot write
+    problem: str = ""  # a sentence, such as why it cannot take over or write, or that commits were lost; "": none
 
 
 class NodesView(msgspec.Struct, frozen=True, kw_only=True):
     """The control nodes of a cluster, sorted by name; none for a service that runs alone."""
 
-    active: str  # the name of the node that is active; "": none is, or the service runs alone
-    term: int  # of its lease; 0: none is active, or the service runs alone
+    active: str  # the name of the node that has the lease, as far as known; "": none has, or the service runs alone
+    term: int  # of that lease; 0 if `active` is ""
     nodes: tuple[NodeView, ...]
 
 

@@ -44,7 +44,7 @@ class RequestStatus:
     events: list[Event]  # that it has published, oldest first; of `perform-maintenance` those that it approved
     planned: tuple[PlannedEvent, ...]  # events that are not published yet; () when it is over
     skip_reasons: tuple[str, ...]  # why parts of it did not become events, in sentences; () until it is over
-    publication_waits: tuple[str, ...]  # what keeps a rollout from publishing more, in clauses; () if nothing
+    publication_waits: tuple[str, ...]  # what keeps a rollout from publishing more, as `rollout_waits` returns it
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
@@ -70,11 +70,11 @@ def read_request_status(context: RequestContext, request: MaintenanceRequest) ->
 def rollout_waits(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot | None = None
 ) -> tuple[str, ...]:
-    """What keeps a rollout from publishing more, in clauses; () if nothing does.
+    """What keeps a rollout from publishing more, in clauses; () if none of these does.
 
-    These are settling, budgets and health checks (spec §13.1, §13.2, §13.5), and with a `snapshot` of the rollout other
-    rollouts that do the same work (spec §13.6). Also () for a caller who does not see everything, because the clauses
-    name VMs.
+    They are settling, budgets and health checks (spec §13.1, §13.2, §13.5), and with a `snapshot` of the rollout other
+    rollouts that do the same work (spec §13.6); a pause, a hold and windows are not named. Also () for a request that
+    is no rollout, and for a caller who does not see everything, because the clauses name VMs.
     """
     if not context.can_see_everything() or request.rollout is None:
         return ()

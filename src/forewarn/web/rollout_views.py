@@ -16,7 +16,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     title_of_scope: str  # such as `availability set web`, or `VMs with the tag app=web`; "" if it covers hosts
     progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
     state: str  # that of any request: in progress, succeeded, failed or canceled
-    why: str  # the reason of its progress, such as why it was aborted
+    why: str  # the reason of its progress, such as why it was aborted; "": none
     closed: bool  # nothing is left to publish, withdraw or wait for
     who: str  # the name of who requested it
     at: float  # when it was requested, in lab time
@@ -25,12 +25,12 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     hold: str  # why all rollouts are on hold; "": they are not, or it has ended
     windows: str  # when its events may start without an approval, for people; "": at any time
     tally: RolloutTally  # how many of its VMs are done, failed, waiting and so on
-    next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended
+    next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended, stopped or been aborted
     waves: tuple[str, ...]  # names, in order; the last is the rest
     wave: int  # number of the wave that it works on, or that settles, from 1
     settle_s: float  # lab time that must pass after each wave
     settles_until: float | None  # lab time until which the wave settles; None: it does not
-    waits_for: tuple[str, ...]  # what keeps it from publishing more, in clauses; () if nothing does
+    waits_for: tuple[str, ...]  # settling, budgets, checks or rollouts that keep it from publishing more, in clauses
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):

@@ -55,7 +55,7 @@ class HostVisitView(BaseView, frozen=True, kw_only=True):
     """A host of a standing order, and its last visit. Times are lab time."""
 
     host: str  # its name
-    state: str  # late (last visit longer ago than the interval, also if under way), under way, due, visited (not due)
+    state: str  # late (unvisited for longer than the interval), else under way, due, or visited (not due, or not again)
     visited_at: float | None  # when the last visit with the order's impact that succeeded ended; None: there was none
     due_at: float  # when it is to be visited next
     rollout: str  # the id of the visit under way; "": none is

@@ -151,7 +151,7 @@ class MetadataFrontend:
         """Replace every worker process, one after the other, without refusing a connection.
 
         Does nothing without workers. Each has `timeout_s` seconds for the requests in progress. A worker whose
-        successor does not start stays. Returns when all are replaced.
+        successor does not start stays. Returns when that was done, or has failed, for each.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
@@ -191,7 +191,8 @@ class MetadataFrontend:
     def describe_workers(self) -> list[dict[str, Any]]:
         """The state of each worker process, as in `GET /service`: "pid", "ready" and "behind_ms".
 
-        "ready" says whether it serves, "behind_ms" how long its last answer took. Empty without workers.
+        "ready" says whether it serves, "behind_ms" how long its last answer took. A worker that is missing has None,
+        False and None. Empty without workers.
         """
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 

@@ -208,9 +208,9 @@ class EchoReply(_Message, frozen=True):
 
 
 class ObservationReport(_Message, frozen=True):
-    """To the owner: polls, deliveries and fault hits since the last report; poll counts are increments."""
+    """To the owner: polls, deliveries and fault hits not reported yet; poll counts are increments."""
 
-    polls: list[LastPoll] = []  # the last one of each VM that polled
+    polls: list[LastPoll] = []  # the last one of each VM that polled, of at most 500; others are in later reports
     deliveries: list[EventDelivery] = []  # the first of each event, in each status, to a VM
     hits: list[FaultHits] = []  # how many requests each transport fault affected
     id: int = 0  # of the report request that this completes; 0: none

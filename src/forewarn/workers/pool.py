@@ -173,7 +173,8 @@ class WorkerPool:
         A worker accepts until its successor does. Then it answers the requests in progress within `timeout_s` and, for
         up to two seconds (half of `timeout_s`, if that is less), one more on each idle connection, and ends. If its
         successor fails to start, it stays, which is logged. Slots without a serving worker are skipped. Returns when
-        all are replaced. Concurrent calls run one after the other.
+        that was done for each, but a worker that does not end in time is not waited for. Concurrent calls run one after
+        the other.
         """
         async with self._reload_lock:
             for slot in range(self.size):

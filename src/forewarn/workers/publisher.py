@@ -183,10 +183,11 @@ class MetadataPublisher:
         await (self._sink or self.frontend).wait_until_published()
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """One dictionary for each listening socket, as in `GET /service`; those inside VMs are left out.
+        """One dictionary for each listener, as in `GET /service`; those inside VMs are left out.
 
         Its keys: "address" (`127.0.0.0/8` if one socket serves a whole lab), "port" and "identity" (an `IdentityKind`).
-        First those of a lab, then those of real networks, which also have "name" and "open".
+        First the open sockets of a lab, then the configured listeners on real networks, which also have "name" and
+        "open" (False: not served now).
         """
         described = []
         for listener in self._listeners:
@@ -200,7 +201,8 @@ class MetadataPublisher:
     def lab_endpoint(self, vm: Vm) -> str:
         """The base URL, `http://ADDRESS:PORT`, under which a program on this machine can poll as this VM.
 
-        "" outside a lab, or if the VM is not served on loopback.
+        "" outside a lab, or if the VM is not served on loopback. A VM that was removed since the start keeps its URL,
+        where it is unknown.
         """
         if self._lab is None or not self._places.get(vm.key, ("",))[0]:
             return ""
