@@ -200,7 +200,11 @@ class HealthCheckService:
 
 @dataclass(frozen=True, slots=True)
 class _FigureRead:
-    """Measures a figure that is in the store alone; called in a thread, as it may read many events."""
+    """Measures a figure that is in the store alone; called in a thread, as it may read many events.
+
+    With 100,000 VMs and events, on two busy cores, that took 1.6 to 2.5 s, during which the event loop was held up for
+    0.34 s at most; on the loop itself it took 3 to 5 s.
+    """
 
     check: HealthCheck
     rollout: Rollout
