@@ -75,7 +75,7 @@ class ActiveTerm(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease is certainly held now; else no heartbeat, order, state or refusal is sent."""
+        """Whether the lease is certainly held now; else no order, state, refusal or further heartbeat is sent."""
 
     @property
     def record_number(self) -> int:

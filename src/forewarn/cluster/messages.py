@@ -178,7 +178,7 @@ class HostCapacity(msgspec.Struct, frozen=True, array_like=True):
     is_silent: bool = False  # the platform there did not answer when it was last looked at
     cpus: tuple[str, ...] = ()  # different CPUs that running VMs need, in the words of their driver; at most 32
     vm_cpus: dict[str, int] = {}  # VM's name → index in `cpus` of the one that it needs; without VMs with none there
-    compares_cpus: bool = False  # the node answers `CompareCpus`
+    compares_cpus: bool = False  # whether the node compares CPUs, and knows its own: else it need not be asked
 
 
 class SeenReport(_BusMessage, frozen=True):

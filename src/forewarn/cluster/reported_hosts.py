@@ -49,7 +49,7 @@ class ReportedHosts:
         self._incompatible: dict[str, frozenset[str]] = {}  # VM's name → hosts
 
     def capacities(self) -> dict[str, HostCapacity]:
-        """Return what hosts have free, by name, as their nodes reported it last; without unknown ones.
+        """Return memory and CPUs of hosts, by name, as their nodes reported them last; without unknown ones.
 
         A new dict. Nodes that are silent or have left are in it, with what they last reported.
         """

@@ -141,7 +141,7 @@ class StreamFollower:
         return self._follow_source(heartbeat.source, now)
 
     def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:
-        """Apply an update if it is the next one; keep it if the state is awaited; else ask for the state.
+        """Apply an update if it is the next one; else keep it until the state arrives, which is asked for.
 
         An update that is shown already, or of an older term, is ignored ([]). `now` is the time of a monotonic clock.
         Returns what to do, in this order.

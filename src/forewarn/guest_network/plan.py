@@ -115,10 +115,10 @@ def build_plan(
     """Return what the host must have, so that each VM is identified by its device. Changes nothing.
 
     `former` has the sysctls that an earlier plan has changed; None: none. The plan has the interfaces in their order. A
-    device that does not exist, is down or is not in its bridge yet gets its firewall elements now, and the rest later.
-    Raises Rejected if a tap is in a bridge, is a bridge or is a device of the host itself, if a port is in something
-    other than a Linux bridge, if two ports of one bridge have the same MAC or address, if two VMs, or one on two
-    devices, have the same mark, and if two devices have the same routing table.
+    device that does not exist, is down or is not in its bridge yet gets those firewall elements now that are known
+    without its bridge, and the rest later. Raises Rejected if a tap is in a bridge, is a bridge or is a device of the
+    host itself, if a port is in something other than a Linux bridge, if two ports of one bridge have the same MAC or
+    address, if two VMs, or one on two devices, have the same mark, and if two devices have the same routing table.
     """
     planned = tuple(_plan_interface(each, machine.links) for each in interfaces)
     _check_conflicts(planned)

@@ -41,7 +41,8 @@ class ActUnderWay(msgspec.Struct, frozen=True):
 class ActNotTried(Unavailable):
     """A local problem, such as a full disk, prevented the attempt, which does not count as one.
 
-    `Hypervisor.perform` raises it; the act is performed again later.
+    `Hypervisor.perform`, steps of moves, and the ledgers and journals below them raise it; the act is performed again
+    later.
     """
 
 

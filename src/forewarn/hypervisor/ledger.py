@@ -111,7 +111,7 @@ class EffectLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything written inside the block becomes durable together at its end, or after an error nothing.
+        """Context manager: what is written in the block is committed together at its end, or not after an error.
 
         Other threads wait meanwhile. It cannot be nested.
         """

@@ -34,8 +34,9 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
     """Acts that match `vm` and `verb` take this long, not as long as asked for or usual.
 
-    A SlowRule that matches too multiplies it. `vm` is a pattern for VM names in any case, such as `web-*`, by default
-    all; `verb` None means every verb. Of several such rules that match an act, the first counts.
+    Those that have begun keep their time. A SlowRule that matches too multiplies it. `vm` is a pattern for VM names in
+    any case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules that match an act,
+    the first counts.
     """
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # lab time
@@ -44,8 +45,8 @@ class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
 class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
     """Acts that match `vm` and `verb` take `factor` times as long as otherwise, also by a DurationRule.
 
-    `vm` is a pattern for VM names in any case, such as `web-*`, by default all; `verb` None means every verb. Of
-    several such rules that match an act, the first counts.
+    Those that have begun keep their time. `vm` is a pattern for VM names in any case, such as `web-*`, by default all;
+    `verb` None means every verb. Of several such rules that match an act, the first counts.
     """
 
     factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0

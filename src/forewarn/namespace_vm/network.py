@@ -34,7 +34,7 @@ class VmNetwork(Protocol):
 
     @property
     def address(self) -> IPv4Address:
-        """The address of the metadata endpoint inside the VM."""
+        """The address of the metadata endpoint, as the VM reaches it."""
 
     @property
     def dhcp_socket(self) -> socket.socket | None:

@@ -23,7 +23,7 @@ _NAMED_URI = re.compile(r"([^=:/?]+)=([a-z]+(?:\+[a-z0-9]+)?:.+)")
 class ImportedVm(msgspec.Struct, frozen=True, kw_only=True):
     """A domain of a host, as a VM of the fleet."""
 
-    host: str  # its name
+    host: str  # the name of its host in the fleet
     is_running: bool  # or paused
     is_stored: bool  # False: transient
     definition: DomainDefinition
@@ -53,7 +53,7 @@ class ImportedFleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_named_uri(text: str) -> tuple[str, str]:
-    """Return (name, URI) of a text `NAME=URI`; the name is "" if the text is a URI alone."""
+    """Return (name, URI) of a text `NAME=URI`; ("", text) for any other text, such as a URI alone."""
     match = _NAMED_URI.fullmatch(text)
     return (match[1], match[2]) if match else ("", text)
 

@@ -355,8 +355,8 @@ class MachineHypervisor:
     async def observe(self, host: str) -> HostObservation:
         """Return what a host reports about its VMs, or why it does not answer.
 
-        `acting_on` has the VMs, on any host, of acts that have not ended and entered a step within the last hour of
-        real time; it is empty if the host does not answer. Raises ActNotTried if the journal cannot be read.
+        `acting_on` has the keys of the VMs, on any host, of acts that have not ended and entered a step within the last
+        hour of real time; it is empty if the host does not answer. Raises ActNotTried if the journal cannot be read.
         """
         since = self._clock.now() - _GIVEN_UP_AFTER_S
         acting_on = self._journal.vms_acted_on(since)

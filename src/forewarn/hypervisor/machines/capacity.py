@@ -65,7 +65,8 @@ class HostCapacityMonitor:
     async def refresh(self, host: str) -> None:
         """Look at one host now, and compare CPUs; "": at the VMs on no host. Raises nothing.
 
-        A host that does not answer, or refuses, becomes silent and unknown, which is logged the first time.
+        A host that does not answer, or refuses, becomes silent, and its free memory is not known any more; that is
+        logged when it begins. What its VMs need stays known.
         """
         try:
             if not host:

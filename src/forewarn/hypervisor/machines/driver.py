@@ -90,7 +90,7 @@ class MachineDriver(Protocol):
         """The names of the hosts in the settings, in their order."""
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
-        """Return all VMs that the host lists now, by name, from one listing. Changes nothing.
+        """Return all VMs that the host has now, by name, and their states. Changes nothing.
 
         Raises HostUnreachable or Refused.
         """

@@ -400,9 +400,9 @@ class QemuDriver:
         return await asyncio.to_thread(self._disk_locks.are_free, host, vm, definition)
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return the host's memory less that of running VMs; Refused if the definition of one is wrong.
+        """Return the memory that VMs with a QEMU process leave free, and what each VM needs.
 
-        HostUnreachable if the host's directory does not exist.
+        Refused if the definition of one that runs is wrong, HostUnreachable if the host's directory does not exist.
         """
         settings = self._host(host)
         if not Path(settings.directory).is_dir():
