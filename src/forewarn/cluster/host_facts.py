@@ -42,7 +42,7 @@ class HostFacts:
         """Take over a complete state: scopes that it does not have leave this host. Return what changes.
 
         A scope that leaves is returned as a fact without VMs, before the others. The others are in the order of
-        `facts`; what is known already is left out.
+        `facts`; what is known already, or older than what was shown before, is left out.
         """
         facts = tuple(facts)
         named = {fact.update.scope_id for fact in facts if isinstance(fact, HostScope)}

@@ -111,7 +111,7 @@ class EffectLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Context manager: what is written in the block is committed together at its end, or not after an error.
+        """Context manager: what is written in the block is committed at its end, or nothing after an error.
 
         Other threads wait meanwhile. It cannot be nested.
         """

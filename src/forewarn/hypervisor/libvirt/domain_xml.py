@@ -46,7 +46,7 @@ class MoveMark(StrEnum):
     """How far a live migration has come, stored with a VM, because libvirt itself forgets parts of it."""
 
     RECEIVING = "receiving"  # on the destination, in its stored definition: prepared
-    RECEIVED = "received"  # on the destination, in its running definition: paused, with the complete state
+    RECEIVED = "received"  # on the destination, in its running definition; complete once no migration to it is active
     SENT = "sent"  # on the source: its migration has completed
     ENDED = "ended"  # on the source: the VM that was sent is off here, for good
 

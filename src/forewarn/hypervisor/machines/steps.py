@@ -93,7 +93,7 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def boots_with_fresh_disk(self) -> bool:
-        """Whether the VM gets an empty ephemeral disk when the act boots it, because it changes hosts."""
+        """Whether the VM gets an empty ephemeral disk when the act boots it: the act brings it to a host."""
         return bool(self.destination) and self.step is not Step.RETURN
 
     @property
