@@ -65,10 +65,9 @@ async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Seq
     `action`, an async function, gets a control plane with a copy of the scopes of `vms` and of those that share gates
     with them (of a fleet of at most 2,000 VMs, of all), makes the request there and returns it; it runs in another
     thread, on an event loop of its own. The simulation then runs in virtual time until the request is over or nothing
-    more is due. A hold on rollouts is left out. For more
-    than 2,000 `vms` (MAX_SIMULATED_VMS) it stops after publication, otherwise after 10 seconds of real time or 20,000
-    steps; the preview is then cut (`is_cut`). Raises what `action` raises, and DryRunTooLarge for a copy of over 20,000
-    VMs.
+    more is due. A hold on rollouts is left out. For more than 2,000 `vms` (MAX_SIMULATED_VMS) it stops after
+    publication, otherwise after 10 seconds of real time or 20,000 steps; the preview is then cut (`is_cut`). Raises
+    what `action` raises, and DryRunTooLarge for a copy of over 20,000 VMs.
     """
     now = control.clock.now()
     end = await simulate_request(control, action, vms)

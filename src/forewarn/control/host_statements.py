@@ -34,9 +34,10 @@ class HostStatementService:
         """Record durably that a host is certainly down, and return it; its VMs may be started elsewhere then.
 
         Nothing else can know this about a host that does not answer: a VM that still runs there and is started on
-        another host would write to its disks twice. It stays so until the host is repaired; its health stays as it is.
-        Writes a history entry. Raises NotFound for an unknown host (its name may be in any case), Refused unless it has
-        failed or does not answer the hypervisor, and if it was confirmed already, Conflict if the host keeps changing.
+        another host would write to its disks twice. It stays so until the host is repaired, and no VM comes to it; its
+        health stays as it is. Writes a history entry. Raises NotFound for an unknown host (its name may be in any
+        case), Refused unless it has failed or does not answer the hypervisor, and if it was confirmed already, Conflict
+        if the host keeps changing.
         """
 
         async def attempt() -> Host:

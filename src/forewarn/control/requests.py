@@ -203,10 +203,10 @@ class RequestService:
         """Approve the scheduled planned maintenance of these VMs in one transaction (spec §6.4).
 
         The receipt has a new request and the events with such maintenance, those approved before included; the
-        reconciler starts them. VMs without one are passed over. Raises Refused if none of them has one, Rejected
-        without VMs, Conflict if an event changes all the time. A `key` gives the request its id; whether a request with
-        it exists, the caller has checked before (`RequestKeys`). `resource` is the id of the Azure resource that the
-        caller named, if the request is to be found by it later.
+        reconciler starts them, unless something else holds them back. VMs without one are passed over. Raises Refused
+        if none of them has one, Rejected without VMs, Conflict if an event changes all the time. A `key` gives the
+        request its id; whether a request with it exists, the caller has checked before (`RequestKeys`). `resource` is
+        the id of the Azure resource that the caller named, if the request is to be found by it later.
         """
 
         async def attempt() -> RequestReceipt:

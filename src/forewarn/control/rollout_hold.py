@@ -50,8 +50,9 @@ class RolloutHoldService:
     async def set_hold(self, reason: str, *, who: str) -> RolloutHold:
         """Hold all rollouts, durably, and return the hold.
 
-        Rollouts publish nothing, and none of their events starts without an approval. Events that have started go on,
-        and so does everything else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there
+        Rollouts publish nothing, and none of their events starts without an approval, except behind a gate that is
+        released already; Freezes that faults made wait too. Events that have started go on, and so does everything
+        else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there
         is a hold already, Unavailable; then nothing has changed. The history gets an entry.
         """
         reason = " ".join(reason.split())

@@ -98,9 +98,8 @@ class RolloutRequestService:
         It has a new id, the notice that VMs will get (in lab time), and host names as the fleet spells them. Raises
         Rejected for too short a notice without `short_notice`, for negative numbers, if no maintenance window follows,
         for health checks that cannot be used, and unless the rollout has exactly one target; InvalidRollout, a
-        Rejected, for wrong waves and a tag or location
-        without VMs; NotFound for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM must move
-        and no host can take it.
+        Rejected, for wrong waves and a tag or location without VMs; NotFound for an unknown host or scope; Refused if
+        the hypervisor cannot do it, or a VM must move and no host can take it.
         """
         rules = CAUSE_RULES[rollout.cause]
         self._verbs.require(rules.verb)
@@ -121,11 +120,11 @@ class RolloutRequestService:
     async def change_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
         """Pause, resume or abort a rollout, durably, and return its request in the new state.
 
-        `progress` is the state to change to: PAUSED (it publishes nothing more; its events stay), RUNNING or ABORTED
-        (the reconciler also withdraws events that have not started). `request_id` is the full id, in any case. Raises
-        KeyError for another `progress`, Refused
-        if the rollout is in that state already or has ended, NotFound if there is no such rollout, Conflict if it
-        changes all the time. Writes a history entry.
+        `progress` is the state to change to: PAUSED (it publishes nothing more; its events stay), RUNNING (measurements
+        from before no longer count) or ABORTED (the reconciler also withdraws events that have not started).
+        `request_id` is the full id, in any case. Raises KeyError for another `progress`, Refused if the rollout is in
+        that state already or has ended, NotFound if there is no such rollout, Conflict if it changes all the time.
+        Writes a history entry.
         """
 
         async def attempt() -> MaintenanceRequest:

@@ -61,7 +61,7 @@ class RolloutSnapshot:
 
     vms: list[Vm]  # present and covered by it when it was read, as `rollout_vms` orders them
     events: list[Event]  # all that its request has published, live or over, oldest first
-    shared: SharedWork = NO_SHARED_WORK  # what other rollouts do to its VMs in its place
+    shared: SharedWork = NO_SHARED_WORK  # what other rollouts do to its VMs in its place; nothing if it is closed
 
 
 class RolloutService:
@@ -190,11 +190,12 @@ class RolloutService:
         """Advance the rollouts that changed; return whether anything was done. A step of the reconciler.
 
         A running one publishes the next events of its wave, or waits until the wave has settled, or stops after too
-        many failures or without a maintenance window left, or completes; one that a check has paused withdraws its
-        scheduled events; one that has ended does so too, and is closed once no event is live. While `acts_are_due`, a
-        rollout whose events ended waits for up to ten seconds of lab time, so that it is checked once for many events
-        that end together. Before that it begins due visits of the standing order, unless rollouts are on hold, performs
-        due health checks, finishes lifting a hold, and gives events the windows that have changed.
+        many failures or without a maintenance window left, or completes; a paused one may still stop or complete; one
+        that a check has paused withdraws its scheduled events; one that has ended does so too, and is closed once no
+        event is live. While `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so
+        that it is checked once for many events that end together. Before that it begins due visits of the standing
+        order, unless rollouts are on hold, performs due health checks, finishes lifting a hold, and gives events the
+        windows that have changed.
         """
         did = False
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:

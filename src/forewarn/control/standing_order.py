@@ -140,11 +140,12 @@ class StandingOrderService:
         return order
 
     async def reconcile(self, *, is_hold_lifted: bool = False) -> bool:
-        """Note visits that have ended, and begin those that are due; return whether anything was done.
+        """Note visits that have ended, and begin those that are due; return whether a visit has changed.
 
-        `is_hold_lifted`: a hold on all rollouts has just been lifted, before which visits could publish nothing. Does
-        nothing, and returns False, if no visit is due and none may have changed. What it did is durable. Raises
-        Unavailable.
+        It aborts the rollout of a visit that publishes nothing for too long, never fits into a budget, or has other
+        rules than the order. `is_hold_lifted`: a hold on all rollouts has just been lifted, before which visits could
+        publish nothing. Does nothing, and returns False, if no visit is due and none may have changed. What it did is
+        durable. Raises Unavailable.
         """
         if is_hold_lifted:
             self._held_until, self._must_look = self._now(), True

@@ -69,7 +69,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """A client program that signs in with its id and a secret. Only a salted hash of the secret is stored."""
 
     id: str  # in lower case
-    secret_hash: bytes  # salted, of the secret; `auth.secrets` makes and checks it
+    secret_hash: bytes  # salted, of the secret; `auth.client_secrets` makes and checks it
     name: str = ""  # for people; "": its id
     by: str = ""  # the name of who added it
     at: float = 0  # when, in lab time

@@ -69,12 +69,12 @@ def merge_fleet(
     resurrect: bool,
     remove_missing: bool,
 ) -> FleetMerge:
-    """Match a declared fleet with the running one, and choose hosts for new VMs that name none.
+    """Match a declared fleet with the running one, and choose hosts for added VMs that name none.
 
     `vms` includes removed VMs; `live_events` say which VMs are moving: these count on their new hosts. `resurrect` adds
     deleted VMs again, with their old address if it is free and the file gives none; without it they stay deleted.
-    `remove_missing` removes what the file lacks. A new VM that names no host and that no healthy host can take has no
-    host in the result. Raises nothing: `FleetDiff.problems` says what forbids the result.
+    `remove_missing` removes what the file lacks. An added VM that names no host and that no healthy host can take has
+    no host in the result. Raises nothing: `FleetDiff.problems` says what forbids the result.
     """
     known_hosts = {host.name.casefold(): host for host in hosts}
     named_hosts = {host.name.casefold(): host for host in declared.hosts}

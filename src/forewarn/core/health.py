@@ -145,8 +145,8 @@ def make_check(fields: HealthCheck) -> HealthCheck:
     """Return this check with its defaults filled in; raises InvalidCheck if it cannot be used.
 
     The message is a sentence for people. It is wrong if a field of its kind is missing or one of another kind is set,
-    or if its name, condition, interval, timeout or a limit is out of range. A figure without a condition must be 0.
-    Addresses are not called.
+    or if its name, condition, address, interval or another value is not allowed. A figure without a condition must be
+    0. Addresses are not called.
     """
     title = f"check {fields.name!r}"
     if not fields.name.strip() or len(fields.name) > 60 or not fields.name.isprintable():

@@ -49,11 +49,9 @@ class HostAllocator:
     def choose_host(self, vm: Vm) -> str | None:
         """Return the name of the best host for the VM; None if none of its location and zone is possible.
 
-        A healthy host that is not confirmed down is possible.
-
-        That is the one with the fewest VMs, of several the first by name; one with another update domain of the VM's
-        scope only if there is no other. It may be the host that the VM is on. The VM does not count there until
-        `assign` is called.
+        A healthy host that is not confirmed down is possible. The best is the one with the fewest VMs, of several the
+        first by name; one with another update domain of the VM's scope only if there is no other. It may be the host
+        that the VM is on. The VM does not count there until `assign` is called.
         """
         heap = self._heaps.get((vm.location, vm.zone))
         if not heap:

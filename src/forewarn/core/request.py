@@ -30,8 +30,8 @@ class RequestedOperation(StrEnum):
     DEALLOCATE = "deallocate"
     REAPPLY = "reapply"
     REIMAGE = "reimage"
-    PERFORM_MAINTENANCE = "perform-maintenance"  # start the pending maintenance of a VM now
-    ROLLOUT = "rollout"  # platform maintenance of hosts or of a scope
+    PERFORM_MAINTENANCE = "perform-maintenance"  # approve the pending platform maintenance of VMs, so that it starts
+    ROLLOUT = "rollout"  # platform maintenance of many VMs: on hosts, of a scope, with a tag, in a location, or of all
     DEGRADE = "degrade"  # a host is predicted to fail
     FAIL = "fail"  # a host fails
     REPLAY = "replay"  # show a VM's scope the answers of a recording

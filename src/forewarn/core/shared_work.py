@@ -62,7 +62,7 @@ def shared_work(
     events: Iterable[Event],
     planned: Iterable[PlannedEvent],
 ) -> SharedWork:
-    """Return which of `vms`, the VMs of a rollout, other rollouts serve, and in which state they are.
+    """Return which of `vms`, the VMs of a rollout, other rollouts serve, in which state, and by whom.
 
     `events` and `planned` are those of other rollouts that may share work with it. Only those of the same cause count,
     on the host that the VM is on; of events, those that are live or have ended since `request` was made, unless they

@@ -50,7 +50,7 @@ class WavePhase:
     wave: int  # index of the wave that the step is about; for DONE, of the last one
     members: list[Vm] = field(default_factory=list)  # BEGIN, WORK: its VMs without an event, published or planned
     remaining: list[Vm] = field(default_factory=list)  # VMs of all waves without an event; `remaining_vms`
-    over_at: float | None = None  # SETTLE, DONE: lab time at which the wave's last event ended; else None
+    over_at: float | None = None  # SETTLE, and DONE after a wave: lab time of the wave's last end; else None
     settles_until: float | None = None  # SETTLE: lab time
 
 
@@ -238,7 +238,10 @@ def has_tag(vm: Vm, tag: str) -> bool:
 
 
 def covers_vm(rollout: Rollout, vm: Vm) -> bool:
-    """Return whether the rollout covers the VM where it is now; whether it is present is not checked."""
+    """Return whether the rollout covers the VM where it is now; whether it is present is not checked.
+
+    Names of hosts, and the scope id, must match exactly; the location, and the name of a tag, in any case.
+    """
     if rollout.hosts:
         return vm.host in rollout.hosts
     if rollout.scope_id:
