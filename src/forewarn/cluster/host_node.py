@@ -197,7 +197,7 @@ class HostNode:
 
     @property
     def vm_count(self) -> int:
-        """How many VMs it serves."""
+        """How many VMs it knows: those of this host, and those on their way to it; 0 before the first state."""
         return len(self.facts.vm_keys)
 
     @property

@@ -204,7 +204,7 @@ class HostStreams:
         self._spawn(self._send_heartbeats())
 
     async def close(self) -> None:
-        """Stop answering and publishing; may be called twice. The bus stays open."""
+        """Stop answering host nodes and sending heartbeats; may be called twice. The bus stays open."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe.clear()

@@ -35,9 +35,9 @@ from forewarn.hypervisor.machines.driver import HostUnreachable, MachineState, V
 class DomainDefinitions:
     """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
 
-    `copies` gets a copy of each definition that is read or given, which is used when its host does not answer or has
-    lost the domain. Methods raise HostUnreachable if one of `hosts` does not answer, and Refused with a sentence if it
-    refuses.
+    `copies` gets a copy of each definition that is read or given, which is used when its host does not answer, refuses
+    or has lost the domain. Methods raise HostUnreachable if one of `hosts` does not answer, and Refused with a sentence
+    if it refuses.
     """
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
@@ -59,7 +59,8 @@ class DomainDefinitions:
     async def read(self, host: str, vm: str) -> bytes:
         """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks.
 
-        If the host does not answer, or has lost the domain, they are the copies; without a copy that error is raised.
+        If the host does not answer, refuses, or has lost the domain, they are the copies; without a copy that error is
+        raised.
         """
         xml = await self._xml(host, vm)
         return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))

@@ -49,7 +49,8 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long acts on real VMs wait for guests, hosts and migrations, in seconds of real time."""
 
     acpi_timeout_s: float = 60.0  # until a guest that was asked to shut down is powered off or reset
-    # Until a live migration is cancelled, a silent host fails a move that is being prepared, or no mark is waited for:
+    # Until a live migration is cancelled, or its silent source fails it; until a silent destination fails a move that
+    # is being prepared; and until marks on a silent host are not waited for any more:
     migration_deadline_s: float = 300.0
     # Until an act ends although a silent host keeps an old definition, or a VM boots that has not arrived completely:
     clean_up_timeout_s: float = 60.0

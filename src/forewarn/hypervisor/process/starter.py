@@ -63,8 +63,8 @@ class ProgramStarter:
     """Keeps a supervisor running for each running VM that has a program, until the program ends.
 
     A supervisor is the process that holds a namespace VM and the program inside it. `run` does this until it is
-    cancelled, and repeats a failed start with a backoff of up to a minute. `write_history` gets failed starts and
-    supervisors that ended with an error.
+    cancelled, and repeats a failed start with a backoff of up to a minute. It also ends programs of VMs that were
+    removed. `write_history` gets failed starts and supervisors that ended with an error.
     """
 
     store: _ProgramStore  # part of `forewarn.store.Store`
