@@ -35,7 +35,7 @@ class StartStep:
     step: StepConfig
     phase: StepPhase
     tries: int = 1  # which try this is; more than 1 only for an undo
-    holder: str = ""  # key of the event for which the step was tried before, and whose folder it uses; "": none
+    holder: str = ""  # of a `do`: key of the event for which the step was tried before, whose folder it uses; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class SendApproval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseEvent:
-    """Action: close the record of an event that is gone and has nothing left to undo."""
+    """Action: close the record of an event that is gone, and of which no undo is left to try."""
 
     key: str  # of the event's record
 

@@ -68,11 +68,11 @@ def decide_for_all_vms(
 ) -> ApprovalDecision:
     """Decides whether `vm`, this VM, may approve for all VMs that the event lists.
 
-    It may if it is their `approving_vm`, every VM with a fresh heartbeat is ready for the event, and so are the absent
-    ones, or it has waited for them: `waited_s` seconds since this VM was ready, of `absent_after_s` (None: for ever). A
-    heartbeat is fresh for `heartbeat_timeout_s` seconds. `board` has the heartbeats and who is ready. `event_id` is
-    what `event_key` returns: the id in upper case; `resources` are its VMs. `recheck_at` is never set: while the answer
-    is no, ask again every few seconds, because it may change with the time alone.
+    It may if it is their `approving_vm`, each of them with a fresh heartbeat is ready for the event, and so are the
+    absent ones, or it has waited for them: `waited_s` seconds since this VM was ready, of `absent_after_s` (None: for
+    ever). A heartbeat is fresh for `heartbeat_timeout_s` seconds. `board` has the heartbeats and who is ready.
+    `event_id` is what `event_key` returns: the id in upper case; `resources` are its VMs. `recheck_at` is never set:
+    while the answer is no, ask again every few seconds, because it may change with the time alone.
     """
     approver = approving_vm(resources, board, heartbeat_timeout_s)
     if approver != normalize_vm_name(vm):

@@ -182,7 +182,7 @@ class ConfigTable:
     def reject_unknown_keys(self, *more: str) -> None:
         """Records a problem for each key of the table that no read_ method has read and that is not in `more`.
 
-        Call it last. The problem suggests the closest known key.
+        Call it last. The problem suggests the closest known key, or lists all of them if none is close.
         """
         known = [*self._known_keys, *more]
         for key in self.raw:

@@ -123,10 +123,11 @@ class AgentDaemon:
     async def run(self) -> None:
         """Watches for events and acts on them until `stop`, then closes the journal.
 
-        It begins by ending commands that an earlier agent left running. At the end running steps get the grace period;
-        unfinished ones stay journalled as begun. It waits out outages of the endpoint, and later of the disk. Raises
-        Rejected if journal or cursor file cannot be used at the start, Unavailable if the journal cannot be written
-        then.
+        It begins by ending commands that an earlier agent left running, pruning the journal and removing step folders
+        that no record needs (with an empty journal it moves them all aside). At the end running steps get the grace
+        period; unfinished ones stay journalled as begun. It waits out outages of the endpoint, and later of the disk.
+        Raises Rejected if journal or cursor file cannot be used at the start, Unavailable if the journal cannot be
+        written then.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -142,7 +143,8 @@ class AgentDaemon:
     async def run_once(self) -> None:
         """Polls until one answer, runs what is due, and returns when no task runs.
 
-        Later steps are left to the next run. It gives up after a few polls without an answer. It closes the journal.
+        It begins as `run` does. Later steps are left to the next run. It gives up after a few polls without an answer.
+        It closes the journal.
         Raises Unavailable if the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the
         endpoint refuses, Rejected also if journal or cursor file cannot be used.
         """

@@ -38,9 +38,9 @@ BOARD_RECHECK_S = 2.0  # while other VMs are not ready
 def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
     """The actions to take now, oldest open event first: the next action of each, or a WaitUntil.
 
-    Each is decided as if those before it were already journalled. An event that needs nothing has none, and one with
-    a running task only a StopStep, if it is gone. After a RecordStepEnd or CloseEvent, further actions may be due at
-    once: ask again.
+    Each is decided as if those before it were already journalled. An event that needs nothing has none. One with
+    running tasks has none either or, once it is gone, a StopStep for each task that still prepares for it. After a
+    RecordStepEnd or CloseEvent, further actions may be due at once: ask again.
     """
     actions: list[AgentAction] = []
     for record in snapshot.open_records:

@@ -222,7 +222,7 @@ def unusable_journal_error(path: Path, error: Exception, config_file: Path | Non
     """Returns the error to raise for an error while the journal at `path` was read or opened.
 
     It is JournalDamaged, whose message names the repair command, with `config_file` (the agent's) if given; for an
-    operational error of SQLite (disk, permissions, lock) a plain Rejected that the journal cannot be opened.
+    operational error that is not about the content (disk, permissions, lock) a plain Rejected: it cannot be opened.
     """
     if isinstance(error, sqlite3.OperationalError) and not _is_about_content(error):
         return _cannot_open_error(path, error)
@@ -373,8 +373,8 @@ class AgentJournal:
         """Adds the records, or updates those with the same keys, in one transaction; durable when it returns.
 
         An update keeps stored step runs, approval and approval check that the new record does not have. Then updates
-        `open_records`: a closed record (gone, nothing left to undo) is dropped there, but stays in the file. Raises
-        Unavailable, and changes nothing, if the file cannot be written.
+        `open_records`: a closed record is dropped there, but stays in the file until it is pruned. Raises Unavailable,
+        and changes nothing, if the file cannot be written.
         """
         with self._transaction():
             next_number = self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()[0]

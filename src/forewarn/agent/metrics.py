@@ -1,6 +1,6 @@
 """The agent's Prometheus metrics, and the health of its connection to the endpoint.
 
-Every series exists from the first scrape. Labels are bounded: the five kinds (any other is `other`), the configured
+Every series exists from the first scrape. Labels are bounded: the known kinds (any other is `other`), the configured
 steps, a few fixed words; never an event's id or a VM's name. Each agent has its own registry, so that two agents in
 one process do not share counters.
 """

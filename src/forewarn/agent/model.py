@@ -28,9 +28,9 @@ class StepConfig:
     name: str  # as in [steps.NAME]
     use: str  # name of the reaction in REACTIONS
     budget_s: float  # seconds that `do` may take; the agent cancels it then, and the step has failed
-    cut: int | None = None  # steps are cut (not run) in this order when time is short, lowest first; None: never
+    cut: int | None = None  # cut (not run) in this order if time is short, lowest first; None: not for lack of time
     begin: Literal["at-once", "late"] | None = None  # late: as late as the budgets allow; None: as the rule says
-    repeatable: bool = False  # after an interruption, run it again without asking its `check`
+    repeatable: bool = False  # an interrupted `do` or `undo` is resumed by running it again, without asking its `check`
     unclear: Literal["repeat", "skip", "report"] = "report"  # if `check` cannot tell: run it, or count as done, failed
     undo: Literal["when-gone", "never"] = "when-gone"  # when-gone: once its event is not listed any more
     undo_budget_s: float = 60.0  # seconds of each try of the undo
@@ -83,7 +83,7 @@ class RuleConfig:
 
     name: str  # unique among the file's own rules; the journal stores it
     steps: tuple[StepConfig, ...] = ()  # in the order in which they run; (): nothing is run
-    kinds: frozenset[str] = frozenset()  # the event's type, such as Reboot, in any case; empty: any
+    kinds: frozenset[str] = frozenset()  # the event's type, in any case; empty: any but SpotRebalanceRecommendation
     sources: frozenset[str] = frozenset()  # the event's source, such as Platform, in any case; empty: any
     vms: str = OWN_VM  # events that list this VM; or a pattern (`web-*`, in any case) that a listed VM must match
     min_duration_s: float | None = None  # of the impact; an unknown duration (-1) counts as endless; None: no limit
@@ -92,7 +92,7 @@ class RuleConfig:
     max_left_s: float | None = None  # likewise, at most
     begin: Literal["at-once", "late"] = "at-once"  # for steps that do not say; late: as late as the budgets allow
     margin_s: float = 5.0  # seconds between the end of the last step and NotBefore
-    no_time: Literal["essential", "all", "nothing"] = "essential"  # steps to run after the start; essential: no `cut`
+    no_time: Literal["essential", "all", "nothing"] = "essential"  # steps to run after the start; essential: `cut` None
     undo_on: frozenset[str] = frozenset({"finished", "withdrawn", "unknown"})  # outcomes after which steps are undone
     approve: ApprovalPolicy = field(default_factory=ApprovalPolicy)  # when to approve
     approval_check: ApprovalCheckConfig | None = None  # None: approve without asking
@@ -107,7 +107,7 @@ class StepContext:
     key: str = ""  # of the event's journal record: its id in upper case, with #2 if it was gone and came again
     step: StepConfig
     phase: StepPhase
-    folder: Path  # the step's own, durable, the same for `do` and `undo`
+    folder: Path  # the step's own, durable, the same for `do` and `undo`, and for events that share the step
     left_s: Callable[[], float]  # real seconds until the budget of this phase ends; negative after that
     notes: Mapping[str, str] = field(default_factory=dict)  # the `notes` of the outcome of `do`; {} if it has none yet
 
@@ -144,6 +144,6 @@ class Reaction(Protocol):
     async def check(self, context: StepContext) -> bool | None:
         """True if `do` is in effect now, False if not; None if that cannot be determined.
 
-        The agent asks this after an interruption of `do` or of `undo`, to decide whether to run that again, unless the
-        step is `repeatable`. An exception or the end of the budget counts as None.
+        The agent asks this before it resumes an interrupted `do` or `undo`, to decide whether to run that again, unless
+        the step is `repeatable`. An exception or the end of the budget counts as None.
         """

@@ -13,10 +13,10 @@ class StepState(StrEnum):
     """The state of one run of a step, or of its undo."""
 
     BEGUN = "begun"  # running, or interrupted
-    DONE = "done"  # it succeeded, or was already done for another event
-    FAILED = "failed"  # perhaps done in part: a step is undone later, an undo is tried again a few times
+    DONE = "done"  # it succeeded, counts so after an interruption, or was already done for another event
+    FAILED = "failed"  # perhaps done in part: a step is undone later, an undo may be tried again
     CUT = "cut"  # not run: there was no time, or the event had started
-    SKIPPED = "skipped"  # not run for another reason; of an undo: not needed
+    SKIPPED = "skipped"  # not run for another reason; of an undo: not needed for this event
 
 
 TRIED_STATES = frozenset({StepState.BEGUN, StepState.DONE, StepState.FAILED})  # the step may have had an effect
@@ -36,11 +36,11 @@ class StepRun:
     state: StepState = StepState.BEGUN
     begun_at: float  # of this run
     ended_at: float | None = None  # None: not ended
-    boot_id: str = ""  # of the boot in which it began, or was last resumed
+    boot_id: str = ""  # of the boot in which it began, or was last resumed; if reused, that of the other event's run
     text: str = ""  # the result, for people
     notes: Mapping[str, str] = field(default_factory=dict)  # what the reaction returned
-    holder: str = ""  # key of the event for which it was first tried, and whose step folder it uses; "": this event
-    tries: int = 1  # of an undo: how often it was tried, or at least `undo_tries` if it must not be retried
+    holder: str = ""  # of a `do`: key of the event for which it was first tried, whose folder it uses; "": this event
+    tries: int = 1  # of an undo: how often it was tried (0: lost), or at least `undo_tries` if it must not be retried
 
     @property
     def is_reused(self) -> bool:
@@ -72,7 +72,7 @@ class ApprovalCheckRecord:
     first_at: float  # of the first try
     asked_at: float  # of the latest try, or of its answer
     answer: str = ""  # "yes", "no", or "" if none came
-    text: str = ""  # the exit status or HTTP answer of the latest try, or why there is none; for people
+    text: str = ""  # the exit status or HTTP answer of the latest try, or why there is none; "" while it runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class EventRecord:
     started_at: float | None = None  # when first seen started; None: not seen started
     gone_at: float | None = None  # None: still listed
     outcome: str = ""  # a value of `Outcome` once gone
-    closed: bool = False  # gone, and nothing is left to undo
+    closed: bool = False  # gone, and no undo is left to try
     step_runs: tuple[StepRun, ...] = ()  # one for each step and phase, the latest saved last
     approval: ApprovalRecord | None = None  # None: not asked for
     approval_check: ApprovalCheckRecord | None = None  # None: not run yet

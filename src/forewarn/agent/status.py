@@ -23,12 +23,12 @@ READINESS_REACTION_NAME = "readiness"  # the reaction that sets /ready to 503
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessHold:
-    """A step with the reaction `readiness` that is in effect, which makes the page /ready answer 503."""
+    """A step with the reaction `readiness` that was tried and is not undone: the page /ready answers 503."""
 
     step: str  # its name
-    event: str  # key of the record of the event for which it was run
+    event: str  # key of the record of the event for which it was run or reused
     kind: str  # of the event, such as Reboot
-    since: float  # server time at which the step began, in POSIX seconds
+    since: float  # server time at which the step began or was reused, in POSIX seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class MaintenanceStatus:
 
     listed: tuple[Event, ...] = ()  # all events of the document, also those of other VMs; the first seen first
     in_maintenance: bool = False  # because of an event that a rule was found for, or that lists this VM
-    holds: tuple[ReadinessHold, ...] = ()  # `readiness` steps in effect; (): this VM is ready
+    holds: tuple[ReadinessHold, ...] = ()  # `readiness` steps that are not undone; (): this VM is ready
 
 
 def maintenance_status(open_records: OpenRecords, steps: Mapping[str, StepConfig], vm: str) -> MaintenanceStatus:

@@ -23,8 +23,8 @@ class ScheduledStep:
     step: StepConfig
     due_at: float  # when it begins, if the steps before it are done
     latest_at: float  # if it begins later, the steps may not end by NotBefore less the margin; `now` if that is unknown
-    cut: bool = False  # it is not run for lack of time, unless time is gained
-    late: bool = False  # it is run although the steps may not end in time, because it must not be cut
+    cut: bool = False  # it is not run, for lack of time (unless time is gained) or because the event has started
+    late: bool = False  # it is run although the steps may not end in time, or the event has started
 
 
 def schedule_steps(

@@ -29,9 +29,10 @@ class EventWatcher:
 
     They count as handled once `on_changes` has returned, and may come again after a crash. If that raises Unavailable
     (the journal cannot be written), the polls go on, and they are passed again after each of them, together with later
-    ones. `cursor` is the file that remembers this. `on_poll` is called after each answer and its changes; the observer
-    hears of each poll. The server may hold a poll for `hold_s` seconds. `problem` says why the latest poll failed, or
-    why only a part of its document is usable; else "". `client` sends the polls.
+    ones. `cursor` is the file that remembers this. `on_poll` is called after each answer whose changes were taken; the
+    observer hears of each poll. The server may hold a poll for `hold_s` seconds. `problem` says why the latest poll
+    failed, why its changes could not be journalled, or why only a part of its document is usable; else "". `client`
+    sends the polls.
     """
 
     def __init__(

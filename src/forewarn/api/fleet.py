@@ -110,10 +110,11 @@ async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFil
 async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> FleetApplyView:
     """Apply a fleet file, as a whole or not at all.
 
-    Removes the VMs and hosts that it does not declare, and returns the difference. A dry run changes nothing. Raises
-    InvalidFleetFile; except in a dry run, FleetNotApplicable if it has problems in the running fleet, Forbidden if it
-    adds programs and the caller is no administrator, Refused if the state of a VM or host forbids it, Conflict if the
-    fleet keeps changing meanwhile. The history gets an entry if anything changes.
+    Removes the VMs and hosts that it does not declare, and returns the difference. VMs that it declares but that were
+    deleted stay deleted, unless `resurrect`. A dry run changes nothing. Raises InvalidFleetFile; except in a dry run,
+    FleetNotApplicable if it has problems in the running fleet, Forbidden if it adds programs and the caller is no
+    administrator, Refused if the state of a VM or host forbids it, Conflict if the fleet keeps changing meanwhile. The
+    history gets an entry if anything changes.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
 

@@ -66,11 +66,11 @@ def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveA
 def follow(
     call: Invocation, take_snapshot: Callable[[], Snapshot], *, entries_of: HistoryFilter, quiet: bool = False
 ) -> JsonObject:
-    """Take snapshots until one is over, and return its view. A terminal shows each one in a live area.
+    """Take snapshots until one is over, and return its view. A terminal shows all but that in a live area.
 
-    `take_snapshot` asks the service how things are. Prints the history entries that match `entries_of`, past and new,
-    oldest first, unless `quiet` or --json. Takes a snapshot first, when there are new entries, and at least every 10 s
-    (1 s on a terminal).
+    The area is erased at the end. `take_snapshot` asks the service how things are. Prints the history entries that
+    match `entries_of`, past and new, oldest first, at most 500 before each snapshot and 500 at the end, unless `quiet`
+    or --json. Takes a snapshot first, when there are new entries, and at least every 10 s (1 s on a terminal).
     """
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     with live_area(call) as area:

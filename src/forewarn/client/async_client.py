@@ -125,8 +125,9 @@ async def _unless_interrupted(work: Awaitable[T], interrupt: asyncio.Event | Non
 
 
 class AsyncClient(ClientProperties):
-    """`Client` for asyncio: the same arguments and methods, awaited. Tasks of one event loop may share it.
+    """`Client` for asyncio: the same arguments and methods. Tasks of one event loop may share it.
 
+    Await the methods, except `time_left` and the generators below; an `interrupt` is an `asyncio.Event`.
     `endpoint` is a host, address or http:// URL. Without it, it uses that of the environment, else it discovers one
     with the first request, as `discovery` says (None: with the defaults); an address that is not valid raises Rejected.
     Without `version` it negotiates the api-version. `boot_id`, `sleep` (awaited) and `clock` replace those of the
@@ -195,7 +196,8 @@ class AsyncClient(ClientProperties):
     def time_left(self, event: Event) -> float | None:
         """Returns the seconds from now until the event's NotBefore by the service's time, negative after it.
 
-        None if the event has no NotBefore, or the service's time is not known yet: no poll was answered with a Date.
+        None if the event has no NotBefore, or the service's time is not known yet: no answer to a poll had a Date, or
+        the watch still confirms the first one (`WatchOptions.confirm_time`).
         Sends nothing.
         """
         return self._session.time_left(event)

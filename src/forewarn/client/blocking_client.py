@@ -240,7 +240,8 @@ class Client(ClientProperties):
     def time_left(self, event: Event) -> float | None:
         """Returns the seconds from now until the event's NotBefore by the service's time, negative after it.
 
-        None if the event has no NotBefore, or the service's time is not known yet: no poll was answered with a Date.
+        None if the event has no NotBefore, or the service's time is not known yet: no answer to a poll had a Date, or
+        the watch still confirms the first one (`WatchOptions.confirm_time`).
         Sends nothing.
         """
         return self._session.time_left(event)

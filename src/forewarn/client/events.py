@@ -55,7 +55,7 @@ class _EventChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled(_EventChange):
-    """Change: `event` is listed for the first time, and has not started.
+    """Change: `event` is listed, was not in the document before, and has not started.
 
     `done()` marks the change as handled, so that it is not delivered again; it approves nothing.
     """

@@ -65,7 +65,7 @@ class Handler:
     def on(self, *kinds: str, approve: bool = False) -> Callable[[F], F]:
         """Decorator: calls the function with the first change of an event.
 
-        That is a Scheduled, or a Started for an event without notice. With `approve`, an event whose change was a
+        That is a Scheduled, or a Started if none came before. With `approve`, an event whose change was a
         Scheduled is approved after the function returns, unless it is gone or a SpotRebalanceRecommendation; a failed
         approval is retried, a refused one is not. No kinds means all kinds; their case is ignored. Raises Rejected for
         a kind that is not a text, and the decorator for a function that cannot be called with one argument.

@@ -48,8 +48,8 @@ class EndpointRecorder:
     def answers(self) -> Iterator[RecordedResponse]:
         """Polls and yields each answer whose content differs from the last one's, until `for_s` is over.
 
-        It blocks between the polls; call it once. A 304 is not yielded. A failure is an answer with status None; only
-        if the endpoint accepts no connection at the first poll, it raises Unreachable.
+        It blocks between the polls; call it once. A 304 to its ETag is not yielded. A failure is an answer with status
+        None; only if the endpoint accepts no connection at the first poll, it raises Unreachable.
         """
         last: RecordedResponse | None = None
         while self._left_s() > 0:

@@ -27,10 +27,11 @@ class _SavedMoves(msgspec.Struct, frozen=True):
 
 
 class MoveSettlements:
-    """Remembers durably how given-up moves were settled, and what their hosts cannot tell any more.
+    """Remembers durably, by the act's id, what is known of moves that are under way or have failed.
 
-    All of it is by the act's id; what is known of acts that succeeded, or that the store does not have, is dropped.
-    `store` returns the store, which is not read before the first call.
+    That is: on which host the VM was when the move was settled, whether the destination may have activated it without a
+    release by the source, and whether the source takes it back. What is known of acts that succeeded, or that the store
+    does not have, is dropped with the next change. `store` returns the store, which is not read before the first call.
     """
 
     def __init__(self, store: Callable[[], Store]) -> None:

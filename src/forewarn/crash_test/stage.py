@@ -81,9 +81,10 @@ class Stage(Protocol):
     def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
         """Answer the handler on this VM with this from now on, at most `times` times (None: without a limit).
 
-        `answer.concerns` says which requests get it. It takes the place of an earlier substitute. As `answer`, None
-        gives the service's own answers again. `vm` is a name; None: `self.vm`. Raises Refused if no handler runs on the
-        VM.
+        The fields of `answer` say which requests get it; one that leaves an answer as it is does not count. If it
+        refuses connections, it lasts until the next call, whatever `times` is. It takes the place of an earlier
+        substitute. As `answer`, None gives the service's own answers again. `vm` is a name; None: `self.vm`. Raises
+        Refused if no handler runs on the VM.
         """
 
     async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:

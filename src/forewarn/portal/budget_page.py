@@ -41,7 +41,7 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
     done: str  # the done message of the form that led here; "": none
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per group of each budget.
+        """The CSV export, with one row per group in the `rows` of each budget, at most 1,000 of each.
 
         Columns are budget, group ("" for all its VMs), limit, vms, in_use (VMs that are out of service or reserved),
         reserved (those of them that still run) and rollouts, the ids of at most 20, separated by blanks.

@@ -150,7 +150,7 @@ class FailoverPatroniOptions:
     """The validated options of the reaction `failover-patroni`."""
 
     api: _PatroniApi  # the REST API of this node's Patroni: `url`, `user`, `password_file` and `ca_file`
-    candidate: str = ""  # name of the member to lead; "": a replica that the event does not list, or Patroni chooses
+    candidate: str = ""  # name of the member to lead; "": a replica that the event does not list, if any, else another
     return_leadership: bool = False  # True: take leadership back when the event is gone
 
 
@@ -167,9 +167,9 @@ class FailoverPatroniReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Switches over to a replica, and waits until another member leads and this node runs as replica.
 
-        The replica is the configured candidate, else one that the event does not list, else Patroni's choice. Success
-        at once if this node does not lead, and did not in an earlier try. If no replica can take over, it first waits
-        for one. The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
+        The replica is the configured candidate, else one that the event does not list, if there is one, else any.
+        Success at once if this node does not lead, and did not in an earlier try. If no replica can take over, it first
+        waits for one. The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
         step's time is over before.
         """
         try:

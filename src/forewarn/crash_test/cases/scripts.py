@@ -108,10 +108,11 @@ def announce_after(
 
     `lasts_s` is in seconds of the service's clock; the substitute is given at most `times` times (None: without a
     limit). It begins after the handler's first poll, after 30 s also without one, or with `at_start` before its first
-    request. `answer` is called once per run. When it is over, an eviction is published at once, and another event when
-    the handler polls again, or never if it does not within 37 s: a pause after errors does no harm within the notice of
-    production, but would use up that of a script (`notice_of`). The script waits until 5 s after NotBefore at most, and
-    ends 3 s after the start of the event. The factory takes its kind, such as Reboot.
+    request. `answer` is called once per run. When it is over, one event of the judged VM is published, of the kind that
+    the factory takes: a Preempt at once, one of another kind, such as Reboot, when the handler polls again, or never if
+    it does not within 37 s, and the script ends then. (A pause after errors does no harm within the notice of
+    production, but would use up that of a script, `notice_of`.) The script waits until 5 s after NotBefore at most for
+    the start of the event, and ends 3 s later.
     """
 
     def script_for(kind: str) -> Script:

@@ -61,8 +61,9 @@ def require_new_disks(
     """Make sure that the host can create these disks; Refused if not. Creates no disk.
 
     `volumes` has the XML of the disks on another host, by path: for those that this host does not have, saves that XML
-    in `copies`, from which `empty_ephemeral_disks` creates them; Refused if neither has it. Raises LibvirtFailure.
-    `paths` are the disks, `host` (also the name in `copies`) and `vm` names.
+    in `copies`, from which `empty_ephemeral_disks` creates them. Refused if the host lacks a disk whose XML neither
+    `volumes` nor `copies` has, or if one is in no active storage pool. Raises LibvirtFailure. `paths` are the disks,
+    `host` (also the name in `copies`) and `vm` names.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:

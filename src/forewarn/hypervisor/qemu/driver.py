@@ -113,7 +113,7 @@ class QemuDriver:
         return {instance.vm: machine for instance, machine in zip(instances, observed, strict=True)}
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host for each event of QEMU that a VM of it may have changed."""
+        """Yield a host's name for each change QEMU reports of a VM there, and when QEMU is found or ends."""
         return changed_hosts({name: Path(host.directory) for name, host in self._hosts.items()})
 
     async def state(self, host: str, vm: str) -> MachineState:
