@@ -11,7 +11,6 @@ from pathlib import Path
 
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.store import sqlite_file
-from forewarn.store.schema import REVISION
 
 _DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")  # the database last, after the files that SQLite keeps beside it
 _ALL_PAGES = -1  # in one step, so that the writer's commits do not make the copy start again
@@ -105,9 +104,9 @@ def _renew_epochs(path: Path, epoch: int) -> None:
 
 def _forget_record(path: Path) -> None:
     """Make the backup of a copy of a record, or of a store that was moved to one, a store of its own."""
-    if sqlite_file.read_revision(path) != REVISION:
-        return  # of a release without records
     with closing(sqlite_file.connect(path, mode="rw")) as db:
+        if not db.execute("SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'record_position')").fetchone()[0]:
+            return  # of a release without records
         db.execute("DELETE FROM record_position")
         db.execute("DELETE FROM saved WHERE name = ?", (sqlite_file.MOVED_NAME,))
     sqlite_file.sync_to_disk(path)

@@ -60,8 +60,8 @@ class SqliteStore(Store):
         """Return the store at `path`; creates the file if it is missing, or migrates it to the newest schema.
 
         Blocks. Starts a writer thread, which `close` ends. Raises Rejected, and leaves the file as it is, if it is not
-        an intact store or its directory is missing, and Refused for one that was moved to a record or is a copy of one;
-        Unavailable if it cannot be opened.
+        an intact store or its directory is missing; Refused for one that was moved to a record or is a copy of one,
+        which is only migrated; Unavailable if it cannot be opened.
         """
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):

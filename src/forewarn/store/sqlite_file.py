@@ -92,16 +92,14 @@ def prepare_store_file(path: Path, *, as_copy: bool = False) -> None:
     """Create the store if it is missing or empty, or migrate it to the newest revision; durable on return.
 
     Also makes a store of an old version able to return space to the file system, which copies it once. Raises Rejected
-    if the directory is missing, or the file is damaged, of another program or of a newer forewarn; Refused for a store
-    that was moved to a record or, unless `as_copy`, is a copy of one; then it leaves the file as it was. Unavailable
-    for file errors.
+    if the directory is missing, or the file is damaged, of another program or of a newer forewarn, and leaves it as it
+    was; Refused for a store that was moved to a record or, unless `as_copy`, is a copy of one, which it only migrates.
+    Unavailable for file errors.
     """
     with file_errors_as_unavailable(path, "opened"):
-        found = read_revision(path)
-        if found == REVISION:
-            _refuse_cluster_store(path, as_copy=as_copy)
-        else:
+        if read_revision(path) != REVISION:
             migrate_store_file(path)
+        _refuse_cluster_store(path, as_copy=as_copy)
         _enable_incremental_vacuum(path)
         sync_to_disk(path.parent)
 
