@@ -44,7 +44,7 @@ def host_scope(
     """Return the fact about this scope for a host with these VMs (keys); only for `encode_bus_message`.
 
     `published` is what the VMs of the scope see, `addresses` are theirs (`vm_addresses`). The facts about VMs in it are
-    plain dictionaries, which can only be encoded. Costs the same for a scope of any size.
+    plain dictionaries, which can only be encoded.
     """
     update = scope_message(published, only=vms)
     return HostScope(update, scope.version, {vm: addresses[vm] for vm in vms if vm in addresses})

@@ -57,7 +57,7 @@ class MoveSettlements:
         return failed.id in self._load().returning
 
     async def keep_found(self, failed: Act, host: str) -> None:
-        """Store that this move is settled, and on which host the VM is; "" if it did not move.
+        """Store that this move is settled, and to which host it brought the VM; "": to none, or it went back.
 
         Durable on return. Raises Unavailable.
         """

@@ -95,5 +95,5 @@ class ObservingHypervisor(Protocol):
     def changed_hosts(self) -> AsyncGenerator[str, None]:
         """Yield the name of a host whenever its VMs may have changed, as a reason to observe it at once.
 
-        Changes that happen while nobody iterates, or while the host does not answer, are not yielded.
+        Changes that happen while nobody iterates, or while the host does not answer, may not be yielded.
         """

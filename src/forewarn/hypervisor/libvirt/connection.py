@@ -89,8 +89,9 @@ class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
 class LibvirtConnection:
     """The connection to one host, opened by the first call and again after the daemon has ended it.
 
-    `on_change` is called in the event loop for each change that the host reports, while a connection is open. `on_open`
-    is called in a thread for each new connection. `name` is the fleet's name of the host, `host` its settings.
+    `on_change` is called in the event loop for each change that the host reports while a connection is open, and when
+    the connection is lost or found again. `on_open` is called in a thread for each new connection. `name` is the
+    fleet's name of the host, `host` its settings.
     """
 
     def __init__(

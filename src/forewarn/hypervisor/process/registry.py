@@ -216,7 +216,7 @@ class SupervisorRegistry:
     async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
         """The connection to the VM's supervisor, after a wait of up to `grace_s`; None if it has none.
 
-        Does not wait if no process of a supervisor is alive. Raises Unavailable if it is, but does not connect.
+        Does not wait if none is registered or alive. Raises Unavailable if its process is alive, but does not connect.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
