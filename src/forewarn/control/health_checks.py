@@ -106,7 +106,7 @@ class HealthCheckService:
     def next_due_at(self) -> float | None:
         """Return the lab time, perhaps past, at which the next check is due; None if none is.
 
-        Checks that are under way do not count. Raises Unavailable.
+        Checks that are under way, or whose result is not stored yet, do not count. Raises Unavailable.
         """
         return min(self._due_times().values(), default=None)
 

@@ -60,7 +60,7 @@ def measure_figure(
 
 
 def figure_result(check: HealthCheck, names: Sequence[str]) -> CheckResult:
-    """Return what a figure that counts these VMs means for a check; its text names the first three."""
+    """Return what a figure that counts these VMs means for a check; its text names the first of them."""
     found = judge_values(check.condition, [("", float(len(names)))])
     text = f"{found.text} ({first_names(names, _MAX_NAMES)})" if names else found.text
     return CheckResult(found.outcome, text, found.value)

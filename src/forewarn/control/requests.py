@@ -188,7 +188,8 @@ class RequestService:
     async def approve_all(self, events: Sequence[Event], *, who: str) -> None:
         """Approve these events on behalf of their VMs in one durable transaction, all of them or none.
 
-        Events that are approved, started or over already stay as they are. The reconciler starts the others.
+        Events that are approved, started or over already, or have no impact, stay as they are. The reconciler starts
+        the others, unless something else holds them back.
         """
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
 

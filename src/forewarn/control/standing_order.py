@@ -113,11 +113,11 @@ class StandingOrderService:
     async def set_order(self, order: StandingOrder) -> StandingOrder:
         """Store the standing order, in place of the one before, and return it; visits that are known stay.
 
-        That includes those of an order that was removed; those with another impact do not count. A visit under way with
-        another impact, other windows or another notice ends: its events that have not started are withdrawn, and the
-        host is visited again. Raises Rejected for an interval, a number of hosts at once, a notice or windows that are
-        not possible, Refused if the fleet has no host, the hypervisor cannot do it, or VMs of the first host must move
-        and cannot. The history gets an entry.
+        That includes those of an order that was removed; those with another impact do not count. The reconciler ends a
+        visit under way that has another impact, other windows or another notice: its events that have not started are
+        withdrawn, and the host is visited again. Raises Rejected for an interval, a number of hosts at once, a notice
+        or windows that are not possible, Refused if the fleet has no host, the hypervisor cannot do it, or VMs of the
+        first host must move and cannot. The history gets an entry.
         """
         self.check_order(order)
         async with self._lock:

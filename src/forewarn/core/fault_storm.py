@@ -55,8 +55,9 @@ class _SeededRandom:
 def plan_storm(seed: int, targets: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
     """Return the faults of a storm that begin within `for_s` seconds, by time, each on one target.
 
-    The first begins at once, the others 5 to 30 seconds (lab time) after the one before. VM, kind, count, duration and
-    parameter of each are pseudorandom, from `seed`. Equal arguments give equal storms, in every release; the order of
+    The first begins at once, the others 5 to 30 seconds (lab time) after the one before. VM, kind and
+    parameter of each are pseudorandom, from `seed`, and so are count and duration of a fault on requests; one on events
+    has the count 1 and 300 seconds. Equal arguments give equal storms, in every release; the order of
     the targets does not matter. Without targets there are no faults. The caller sets them.
     """
     return tuple(_storm_faults(_SeededRandom(seed), sorted(targets, key=lambda each: each.vm), for_s))

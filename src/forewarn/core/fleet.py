@@ -172,7 +172,10 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def condition(self) -> VmCondition:
-        """What is unusual about it, as its hosts last reported it; NORMAL before they were first compared."""
+        """What is unusual about it, as its hosts last reported it; NORMAL before they were first compared.
+
+        An act that succeeds makes it NORMAL again, unless the VM has crashed and is still off.
+        """
         return self.seen.condition if self.seen is not None else VmCondition.NORMAL
 
     @property

@@ -47,7 +47,7 @@ def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
 def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
     """Return when something in this scope is due next, in lab time; it may be now or in the past.
 
-    None: nothing happens until a request, an approval, an outcome or a gate changes something.
+    None: nothing is due by time alone, but only after a change, such as a request, an approval or an outcome.
     """
     due_times = [at for at in _due_times(scope, context) if at is not None]
     return min(due_times, default=None)

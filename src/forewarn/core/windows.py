@@ -462,7 +462,8 @@ def window_source(calendar: MaintenanceCalendar) -> str:
 def window_text(window: MaintenanceWindow) -> str:
     """Return the window for people, such as `sat,sun 02:00 4h Europe/Berlin`.
 
-    `parse_window` reads it, unless the window opens by month, not every time, or only for some time.
+    `parse_window` reads it, unless the window opens by month or not every time, or has a first date or an end. Skipped
+    openings are not shown.
     """
     start = f"{window.on}T{window.start}" if window.on else window.start
     length = format_duration(window.length_s, units=4).replace(" ", "")
