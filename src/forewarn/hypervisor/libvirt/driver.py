@@ -101,7 +101,7 @@ class LibvirtDriver:
         await self._hosts.run(host, vm, "pause", work)
 
     async def resume(self, host: str, vm: str) -> None:
-        """Make a PAUSED, RECEIVED or HALTED VM RUNNING; nothing if it is that. Refused otherwise, as if SENT."""
+        """Make a PAUSED, RECEIVED or HALTED VM RUNNING; nothing if it is that. Refused otherwise, as for SENT."""
 
         def work(session: LibvirtSession) -> None:
             paused = (MachineState.PAUSED, MachineState.RECEIVED, MachineState.HALTED)

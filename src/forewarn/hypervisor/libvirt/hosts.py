@@ -68,8 +68,8 @@ class LibvirtHosts:
         """Yield each change that a host reports about a VM or itself, from now on until it is closed.
 
         Keeps connections open meanwhile. Includes what this process does itself. An unreachable host raises nothing,
-        and is tried again every five seconds: HOST_LOST and HOST_FOUND are reported, changes of its VMs in between are
-        not.
+        and is tried again every five seconds: HOST_LOST and HOST_FOUND are reported if it was connected before, changes
+        of its VMs in between are not.
         """
         with self.changes.subscribe() as queue:
             tasks = [asyncio.create_task(keep_open(connection)) for connection in self._connections.values()]
