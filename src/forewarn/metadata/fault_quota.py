@@ -29,6 +29,7 @@ class FaultQuota(Protocol):
         """Replace the active faults and forget all others.
 
         `Fault.touched` says how many requests each has affected so far; the count of one that was set stays if higher.
+        A quota that processes share does nothing here: one of them sets its counters in another way.
         """
 
     def has_remaining(self, fault: Fault) -> bool:

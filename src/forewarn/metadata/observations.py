@@ -124,8 +124,8 @@ class GuestObservations:
     def subscribe_polling_starts(self, callback: Callable[[Sequence[str]], None]) -> Callable[[], None]:
         """Call back with the keys of VMs that poll for the first time or after a silence.
 
-        A silence is that of `PollingPace.is_silent`. The call comes with the next `notify_written`. Polls before the
-        first subscription are not reported. Returns a function that unsubscribes.
+        A silence is that of `PollingPace.is_silent`. The call comes with the next `notify_written`. Polls while nobody
+        has subscribed are not reported. Returns a function that unsubscribes.
         """
         self._start_subscribers.append(callback)
         return lambda: self._start_subscribers.remove(callback)

@@ -81,8 +81,8 @@ class Standby:
 
         If not, `problem` says why, and the next look tries again. If only the copy fails, as on a full disk, the lease
         is read all the same, so that calls can be forwarded. It blocks a thread, not the event loop. Raises Refused if
-        the copy's cluster has other secrets, the file is a store that is not a copy, or the record is of a newer
-        release. A copy of another record is built again.
+        the copy's cluster has other secrets, the file is a store that is not a copy, the record is of a newer release
+        or, when the copy is opened, its site was moved away. A copy of another record is built again.
         """
         before = self._real_time()
         try:

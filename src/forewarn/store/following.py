@@ -50,7 +50,7 @@ class RebuildReason(StrEnum):
 def read_position(db: sqlite3.Connection) -> CopyPosition | None:
     """Return the position of a copy; None if this store is not a copy.
 
-    sqlite3.OperationalError for a store of an earlier release, which has no such table.
+    sqlite3.OperationalError for a store of a release that had no records, which has no such table.
     """
     row = db.execute(_READ_POSITION).fetchone()
     return CopyPosition(*row) if row else None
@@ -80,9 +80,9 @@ class CopyFollower:
 
     The constructor opens the copy, and builds it if it is missing or damaged; `follow` brings it up to date. Both
     block, and raise RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the
-    file is of another program or its directory is missing, Refused if it is a store of its own or the record is of a
-    newer release. `path` is the file of the copy; `rebuilt` has why it was built, also for the first time, once for
-    each time. `name` says in messages whose copy it is.
+    file is of another program or its directory is missing, Refused if it is a store of its own, the record is of a
+    newer release or, when the copy is opened, its site was moved away. `path` is the file of the copy; `rebuilt` has
+    why it was built, also for the first time, once for each time. `name` says in messages whose copy it is.
     """
 
     def __init__(self, path: Path, record: SharedRecord, name: str = "the copy") -> None:

@@ -85,7 +85,10 @@ class ControlNodeView(Protocol):
 
     @property
     def nodes(self) -> Sequence[NodeRow]:
-        """All control nodes, as they described themselves last, sorted by name."""
+        """All control nodes, sorted by name: this one as it is, the others as they described themselves last.
+
+        As they were read last, so empty before the first time.
+        """
 
     def resign(self) -> None:
         """Give control to another node; returns at once, before that is done.

@@ -235,8 +235,9 @@ def next_update_domains(
 ) -> tuple[int, ...]:
     """The update domains that the rollout affects next, each once, ascending.
 
-    In each of its scopes that is the lowest with a VM that no published or planned event covers. Empty once the rollout
-    has ended, stopped or been aborted, and for a request that is no rollout. `snapshot` is that of the rollout.
+    In each of its scopes that is the lowest with a VM, of any wave, that it still has to handle (see `remaining_vms`)
+    and that no other rollout handles. Empty once the rollout has ended, stopped or been aborted, and for a request that
+    is no rollout. `snapshot` is that of the rollout.
     """
     rollout = request.rollout
     if rollout is None or not request.is_open or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
