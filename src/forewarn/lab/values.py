@@ -79,7 +79,7 @@ class LabEvent:
     def seen_by(self) -> tuple[str, ...]:
         """The names of the VMs that received it in a document, each once, the first to receive it first.
 
-        Every VM of the scope that polls receives it, also one that it does not affect.
+        Every VM of the scope that polls receives it, also one that it does not affect, unless delivery is narrow there.
         """
 
         def query(service: LabService) -> tuple[str, ...]:
