@@ -80,9 +80,9 @@ class Demand:
 class Case:
     """One thing that goes wrong in production, as a script, and what is demanded of a handler meanwhile.
 
-    Without namespaces, a case that needs them is not applicable, and with a handler that runs elsewhere one with any
-    `needs`. `clock_offset_s` is how far the service's clock is ahead. A script that takes longer than `longest_s` (real
-    time) is ended, and the case is unknown.
+    Without namespaces, a case that needs them is not applicable; with a handler that runs elsewhere, neither is one
+    with any `needs`, with a scale set, or whose demands all watch the process. `clock_offset_s` is how far the
+    service's clock is ahead. A script that takes longer than `longest_s` (real time) is ended, and the case is unknown.
     """
 
     id: str  # AREA-NAME, such as notice-30s

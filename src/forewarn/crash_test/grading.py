@@ -14,13 +14,13 @@ class Grade(StrEnum):
     """The grade of a handler in one profile: A to F, incomplete (it may lose work), or not run."""
 
     # The values are part of the JSON report.
-    A = "A"  # everything passed
-    B = "B"  # only slow, or noise
+    A = "A"  # nothing failed or was slow
+    B = "B"  # at worst slow, or noise
     C = "C"  # delays the platform
     D = "D"  # loses work in a rare case
     F = "F"  # loses work in a common case, or touches another VM
     INCOMPLETE = "incomplete"  # it is not known whether it loses work, and nothing is worse than B
-    NOT_RUN = "not run"  # the handler did not run
+    NOT_RUN = "not run"  # the handler did not run, or no case was applicable
 
 
 class GradeReport(msgspec.Struct, frozen=True, kw_only=True):

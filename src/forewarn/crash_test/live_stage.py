@@ -197,8 +197,9 @@ class LiveStage:
     def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
         """Answer the handler on this VM with this from now on; None: with the service's own answers.
 
-        It takes the place of an earlier one. At most `times` of the requests that it is for get it; None: all. `vm` is
-        a name; None: the judged VM. Raises Refused if no handler runs on the VM.
+        It takes the place of an earlier one. It is given at most `times` times (None: without a limit), to the requests
+        that its fields name; where it leaves an answer as it is, that does not count. One that refuses connections
+        lasts until the next call. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM.
         """
         name = vm or self.vm
         self._proxy(name).substitute(answer, times)

@@ -79,8 +79,8 @@ def build_result(
     """Return the result of a run: its cases in this order, with grade, figures and warnings.
 
     `version` is forewarn's, `at` is when it began (ISO 8601), `machine` describes this machine; the plan gives the
-    rest. The grade is NOT_RUN if the handler ran in no case: without a poll, it was never started there, or ended by
-    itself within 3 s of its start and does not claim one-shot.
+    rest. The grade is NOT_RUN if no case is applicable, or the handler ran in none: without a poll, it was never
+    started there, or ended by itself within 3 s of its start and does not claim one-shot.
     """
     cases = tuple(_case_result(item) for item in judged)
     was_run = any(_did_run(item.timeline, item.vm, plan.claims) for item in judged)

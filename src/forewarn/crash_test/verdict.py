@@ -15,7 +15,7 @@ class CaseOutcome(StrEnum):
     SLOW = "slow"  # it did what was demanded, but later than it should have
     FAIL = "fail"
     UNKNOWN = "unknown"  # it cannot be judged, such as without a probe, or on a machine that was too slow
-    NOT_APPLICABLE = "not applicable"  # the handler does not claim to do this, or this machine cannot run it
+    NOT_APPLICABLE = "not applicable"  # the handler does not claim to do this, or it cannot be run or observed here
 
 
 class Severity(StrEnum):
@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     demand: str  # what was demanded, as a sentence
     outcome: CaseOutcome
-    seen: str  # what was seen instead, or why it cannot be judged, as a sentence
+    seen: str  # what was seen, or why it cannot be judged, as a sentence
     at: tuple[float, ...] = ()  # when it was seen: seconds since the start of the case, by the service's clock
     remedy: str = ""  # what to change in the handler, as a sentence; "": nothing, or it is not known
 

@@ -28,11 +28,11 @@ class VmHypervisor:
     """Performs acts on the VMs of one case, each once, through their handlers; see `Hypervisor`.
 
     A freeze or a migration stops the handler's processes for its duration; a reboot, redeploy or reimage ends them and
-    boots after two or three seconds; an eviction, a deletion and a power-off end them; a start boots the VM. Durations
-    are seconds of the service's clock.
+    boots after two or three seconds; an eviction, a deletion, a power-off and a deallocation end them; a start boots
+    the VM. Durations are seconds of the service's clock.
 
     `processes` has the handler of each VM that runs one, by the VM's name; acts on other VMs, and on handlers that run
-    elsewhere, change nothing and only take their usual time. `speed` is lab time per real time. `before_impact` is
+    elsewhere, change nothing and only take their time. `speed` is lab time per real time. `before_impact` is
     awaited with the VM's name before an act touches a handler, so that probes can see what the handler has done until
     then. The act follows a second (real time) later, so that the answer to an approval arrives before. It lives for one
     case: outcomes are not stored. `recorder` gets the impacts.
