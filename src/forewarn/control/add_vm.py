@@ -46,7 +46,7 @@ _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A VM to add. Empty fields are filled in from its set, the rest of the fleet, and the defaults.
 
-    Sets, hosts and groups are given by name, in any case; a set that has no VM yet is a new one.
+    Sets, hosts and groups are given by name, in any case; a set that never had a VM is a new one.
     """
 
     name: Annotated[str, Meta(min_length=1)]  # unique in its resource group, ignoring case

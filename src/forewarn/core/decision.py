@@ -22,10 +22,11 @@ class EnablementMode(StrEnum):
 class Policy:
     """Settings of the service that decisions about every scope depend on.
 
-    A scope without polls for `idle_s` is disabled. It may have at most `max_user_operations` restarts, redeploys and
-    announced reimages of users scheduled at a time. An event stays listed for `settle_s` after the outcome of its last
-    act. Events whose notice ended while VMs could not poll, because the service was down or the node of their host
-    silent, wait `grace_s` after it is back. Durations are seconds of lab time.
+    A scope without polls for `idle_s` is disabled, unless `enablement` is ALWAYS. It may have at most
+    `max_user_operations` restarts, redeploys and announced reimages of users scheduled at a time. An event stays listed
+    for `settle_s` after the outcome of its last act. Events whose notice ended while VMs could not poll, because the
+    service was down or the node of their host silent, wait `grace_s` after it is back. Durations are seconds of lab
+    time.
     """
 
     enablement: EnablementMode = EnablementMode.ON_REQUEST
@@ -52,7 +53,7 @@ class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     now: float  # lab time
     policy: Policy = Policy()
-    resumed_at: float | None = None  # lab time when the service started again after it was down; None: on a new store
+    resumed_at: float | None = None  # lab time when the service started again after it was down; None: it was not
     released_gates: frozenset[str] = frozenset()  # ids of released gates, among those of the scope's events
     failed_hosts: frozenset[str] = frozenset()  # names
     destinations: Mapping[str, str] = {}  # VM key → the host it moves to; without an entry, none

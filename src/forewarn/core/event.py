@@ -86,7 +86,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     host: str = ""  # the name of the host that the work is about; "": none
     gate_id: str = ""  # of the gate that it waits for; "": none
     listed: bool = True  # False: performed at once, and no document shows it
-    note: str = ""  # for people: why it has no notice, or less or more than usual
+    note: str = ""  # for people: why it has no, less or more notice than usual, or which fault made it
     status: EventState = EventState.SCHEDULED  # scheduled, started or over
     approved_at: float | None = None  # None: not approved
     approved_by: str = ""  # a name, or "policy": `Vm.auto_approve` approved it
@@ -96,7 +96,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     ending: Ending | None = None  # None: it is live
     reason: str = ""  # for people: why it failed, was withdrawn or was not needed
     replaces: tuple[str, ...] = ()  # ids of the pending events that it replaced
-    faults: tuple[str, ...] = ()  # ids of the faults that changed it
+    faults: tuple[str, ...] = ()  # ids of the faults that made or changed it
     calendar: MaintenanceCalendar | None = None  # when it may start without an approval; None: at any time
     is_postponed: bool = False  # withdrawn because a check paused its rollout: its VMs get new events when that resumes
 

@@ -292,7 +292,7 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after_s: float  # seconds of lab time
     kind: FaultKind
     vm: str  # a key
-    count: int | None = None  # of requests or events; None: no limit
+    count: int | None = None  # of requests or events; None: it happens at once
     for_s: float | None = None  # real time for requests, lab time for events; None: it happens at once
     parameters: dict[str, float] = {}  # others of its kind have their defaults
 

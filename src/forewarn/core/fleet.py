@@ -40,7 +40,7 @@ class LastSeen(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     """What is kept of the last report of hosts about a VM, to compare the next one with. Acts reset it."""
 
     condition: VmCondition = VmCondition.NORMAL
-    instance: str = ""  # of `ObservedMachine`; "": an act may have started it again, so the next comparison sets it
+    instance: str = ""  # of `ObservedMachine`; "": not known, as after an act; the next comparison sets it
     is_uncertain: bool = False  # an act on it has failed since then: what hosts report now may be its effect
 
 
@@ -79,7 +79,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
     version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
     arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
-    unreachable_since: float | None = None  # lab time from which on it does not answer the hypervisor; None: it does
+    unreachable_since: float | None = None  # lab time since which the hypervisor gets no answer; None: none is known
 
     @property
     def id(self) -> str:
@@ -116,7 +116,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     location: str  # an Azure region or any other name, that of its host
     computer_name: str = ""  # its hostname; "": its name
     zone: str = ""  # "": in no zone
-    size: str = "Standard_D2s_v5"  # an Azure VM size; documents show it, and hypervisors may know its memory
+    size: str = "Standard_D2s_v5"  # an Azure VM size; instance metadata shows it, and hypervisors may know its memory
     os_type: str = "Linux"  # or "Windows"
     availability_set: str = ""  # it is in this, in a scale set, in a cloud service, or in none ("")
     scale_set: str = ""  # its name; "": in none

@@ -48,7 +48,10 @@ class CheckKind(StrEnum):
 
 
 class OwnFigure(StrEnum):
-    """A figure that the service knows about the VMs of a rollout. Users type the values; they are stored."""
+    """A figure that the service knows about the VMs of a rollout. Users type the values; they are stored.
+
+    What happened to its events before the current wave, or before a person last resumed it, does not count.
+    """
 
     WITHOUT_HANDLER = "vms-without-handler"  # running VMs that do not poll
     UNDELIVERED = "undelivered-notices"  # VMs whose event started, and no VM of their scope was given it before
@@ -79,7 +82,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     status: int = 200  # that the HTTP response must have
     body: str = ""  # text that it must contain; "": any
     command: tuple[str, ...] = ()  # program and arguments
-    exit_status: int = 0  # that the command must end with
+    exit_status: int = 0  # that the command must end with; 75 is unclear, others are bad
     figure: OwnFigure | None = None  # the figure of this service to read; None: the check is of another kind
     interval_s: float = 60  # lab time from one measurement to the next
     timeout_s: float = 10  # real time that a measurement may take

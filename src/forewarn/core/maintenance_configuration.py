@@ -28,7 +28,7 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
     location: str  # shown to Azure's clients, without effect
     maintenance_scope: MaintenanceScope
     azure_window: AzureWindow  # as its creator wrote it
-    window: MaintenanceWindow  # the same, as decisions use it
+    window: MaintenanceWindow  # the same, as decisions use it, with the openings that were canceled
     tags: dict[str, str] = {}  # name → value
     namespace: str = ""  # stored and shown, without effect
     extension_properties: dict[str, str] = {}  # likewise

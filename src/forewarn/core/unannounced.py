@@ -63,7 +63,7 @@ class VmReports(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     found: dict[str, ObservedMachine]  # by the fleet's name of the host: those that list the VM
     own_host_answered: bool = True  # whether the VM's host in the fleet has answered; True if it has none
-    all_hosts_answered: bool = True  # whether every host of the fleet has
+    all_hosts_answered: bool = True  # whether every host of the fleet has; False too if another VM has its name
 
 
 class VmFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):

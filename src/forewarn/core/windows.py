@@ -52,7 +52,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     every: int = 1  # 2: opens in every second day, week or month, counted from that of `first`
     first: str = ""  # opens from this date on; "": always did, which only `every` 1 allows
     month_days: tuple[int, ...] = ()  # days of a month on which it opens, from 1; a month without that day has none
-    week_of_month: int = 0  # opens on this one of the weekday `days` of a month: 1 to 4, or -1 for the last; 0: by week
+    week_of_month: int = 0  # opens on this one of the weekday `days` of a month: 1 to 4, or -1 for the last; 0: unset
     offset_days: int = 0  # and that many days later, or earlier if negative; only with `week_of_month`
     until: str = ""  # closed from this local time on, such as `2027-01-01T00:00`; "": never ends; not with `on`
     skipped: tuple[float, ...] = ()  # openings that are left out, in seconds since 1970

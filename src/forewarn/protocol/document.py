@@ -20,7 +20,7 @@ class Kind(StrEnum):
 class NoticeStatus(StrEnum):
     """Whether a listed event has started. A finished or withdrawn event is not listed at all."""
 
-    SCHEDULED = "Scheduled"  # it waits for approval or NotBefore
+    SCHEDULED = "Scheduled"  # it has not started: it waits for approval, for NotBefore or for something else
     STARTED = "Started"  # it is happening, or about to
 
 
