@@ -1,6 +1,7 @@
 """Changes between documents, and how an event ended (spec §4.2, §6.1)."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -151,6 +152,25 @@ def test_a_reboot_before_an_event_started_says_nothing_about_its_end() -> None:
     first, rebooted = observed(2, "A", boot="one"), observed(2, "A", boot="two")
     assert changes_after(first, rebooted, observed(9, "", boot="two")) == ["A unknown"]
     assert changes_after(first, rebooted, observed(9, "", boot="three")) == ["A finished"]
+
+
+def moved(document: ObservedDocument, *, by_s: float = 60, repeats: bool = True) -> ObservedDocument:
+    """The document with later times of its scheduled events, for a watch that reports them or not."""
+    later = tuple(
+        replace(each, not_before=None if each.not_before is None else each.not_before + by_s)
+        for each in document.events
+    )
+    return replace(document, events=later, repeats_moved=repeats)
+
+
+def test_another_not_before_is_reported_only_to_a_watch_that_wants_it() -> None:
+    before, after = observed(3, "A B B2*"), observed(4, "A B B2*")
+    assert changes_after(before, moved(after)) == ["A scheduled", "B scheduled"]
+    assert changes_after(before, moved(after, repeats=False)) == []
+    assert changes_after(before, moved(after, by_s=0)) == []
+    assert changes_after(before, moved(after), moved(after)) == []
+    assert changes_after(before, moved(observed(4, "A* B B2*"))) == ["A started", "B scheduled"]
+    assert changes_after(before, moved(observed(2, "A B B2*"))) == []  # stale
 
 
 def test_a_stale_document_of_the_same_epoch_is_ignored() -> None:

@@ -80,7 +80,7 @@ class EventRecord:
     """Everything the agent has journalled about one event. Times are the server's, in POSIX seconds."""
 
     key: str  # what `event_key` returns, the id in upper case; with #2 if it was gone and came again
-    event: Event  # as its latest change, Scheduled or Started, had it
+    event: Event  # as its latest change, Scheduled or Started, had it; so with the newest NotBefore, until it starts
     seen_at: float  # when the agent first saw it
     boot_id: str  # boot in which it was last seen scheduled, or first seen started
     not_before: float | None = None  # as first announced: documents drop it at the start (spec §4.2)

@@ -146,11 +146,11 @@ class SingleLineFormatter(logging.Formatter):
 
 
 def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new: bool, vm: str, now: float) -> None:
-    """Logs, and tells the observer, that an event is new, has started or is gone.
+    """Logs, and tells the observer, that an event is new, has started or is gone; logs other changes.
 
     `record` is the event's record after the change, `is_new` says that it had none before, `now` is the server's time.
-    For a new event that lists `vm`, this VM, and has no notice left it reports the missed notice too. Other changes are
-    neither logged nor reported.
+    For a new event that lists `vm`, this VM, and has no notice left it reports the missed notice too. The observer does
+    not hear of another NotBefore.
     """
     event, left = record.event, notice_left_s(record.event, now)
     if record.gone_at is not None:
@@ -164,6 +164,8 @@ def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new:
     elif record.started_at is not None:
         LOG.info("%s %s has started", event.kind, record.key)
         observer.event_started(event, now - record.seen_at)
+    else:
+        LOG.info("%s %s has changed: not before %s", event.kind, record.key, event.not_before_text or "an unknown time")
 
 
 def report_step_end(

@@ -73,7 +73,11 @@ class EventWatcher:
         """
         failures, self._waiting, self._is_behind = 0, [], False
         options = WatchOptions(
-            explicit=True, in_order=True, confirm_time=True, max_poll_s=lambda: 0.0 if once else self._max_poll_s()
+            explicit=True,
+            in_order=True,
+            confirm_time=True,
+            repeats_moved=True,
+            max_poll_s=lambda: 0.0 if once else self._max_poll_s(),
         )
         changes = self._client.follow(self._cursor, options)
         try:

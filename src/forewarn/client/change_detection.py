@@ -68,6 +68,7 @@ class ObservedDocument:
     vm_name: str | None = None  # this VM's, if known; needed only if `is_vm_name_needed`
     older_for_s: float = 0.0  # for how many seconds received documents have been older than the known one
     shows_all_kinds: bool = True  # False: the api-version hides some kinds
+    repeats_moved: bool = False  # whether another NotBefore of a scheduled event is reported, as a Scheduled again
 
 
 class DocumentFreshness(Enum):
@@ -131,7 +132,8 @@ def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[Kn
     """Returns what is known after this document, and the changes that it shows; changes no argument.
 
     A new event is a Scheduled, or a Started with `first`; a known one a Started when it has started, and a Gone when it
-    is no longer listed, unless an unusable element may stand for it. Other differences are kept, but are no change.
+    is no longer listed, unless an unusable element may stand for it. With `observed.repeats_moved`, one that has not
+    started and has another readable NotBefore is a Scheduled again. Other differences are kept, but are no change.
     Changes of known events come first, in their order, then new events in the document's; none has a `when_done`. A
     STALE document changes nothing, a DOUBTFUL one only adds events never seen before.
     """
@@ -229,6 +231,14 @@ def _changes_of_known_events(
             yield Gone(event=known_event.event, outcome=_event_outcome(known_event, observed, ended))
         elif event is not None and _has_started(event) and not _has_started(known_event.event):
             yield Started(event=event)
+        elif event is not None and observed.repeats_moved and _is_moved(known_event.event, event):
+            yield Scheduled(event=event, left_s=time_left_s(event, observed.date))
+
+
+def _is_moved(before: Event, after: Event) -> bool:
+    """Whether an event that has not started has another NotBefore, one that is readable."""
+    is_coming = not _has_started(before) and not _has_started(after)
+    return is_coming and after.not_before is not None and after.not_before != before.not_before
 
 
 def _event_outcome(known_event: KnownEvent, observed: ObservedDocument, by_count: Outcome) -> Outcome:

@@ -135,12 +135,14 @@ class WatchOptions:
     handles all changes before it, so that a thousand changes need one write. `max_poll_s` returns for how many seconds
     the next poll may be held (at most LONG_POLL_S), and how long the pause after it may be; the watch then yields None
     after each poll, so that the caller gets control. `confirm_time`: the first Date of the service counts only once
-    several answers agree about it, and its time is unknown until then; else the first counts at once.
+    several answers agree about it, and its time is unknown until then; else the first counts at once. `repeats_moved`:
+    an event whose NotBefore changes before it starts is delivered as Scheduled again.
     """
 
     explicit: bool = False
     in_order: bool = False
     confirm_time: bool = False
+    repeats_moved: bool = False
     max_poll_s: Callable[[], float] | None = None  # called before and after each poll
 
     def _long_poll_s(self) -> float:
@@ -189,7 +191,13 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
                 else math.inf
             )
             older_for_s = max(0.0, session.clock() - older_since)
-            observed = replace(_observed_document(state), date=session.date, boot_id=boot_id, older_for_s=older_for_s)
+            observed = replace(
+                _observed_document(state),
+                date=session.date,
+                boot_id=boot_id,
+                older_for_s=older_for_s,
+                repeats_moved=options.repeats_moved,
+            )
             changes = yield from _record_changes(session, store, observed)
             yield from _yield_changes(session, store, (*unhandled, *changes), options)
             unhandled = ()
