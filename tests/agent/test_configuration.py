@@ -99,10 +99,20 @@ def test_a_notification_begins_at_once_for_each_event_and_is_repeatable() -> Non
         ('[[rules]]\napprove = "when-done"\ngate = {}', "3: a gate needs a command or a url: write gate = { command"),
         ('[[rules]]\napprove = "when-done"\ngate = { comand = ["x"] }', "3: gate has no key 'comand': did you mean"),
         ('[[rules]]\nname = "a"\n[[rules]]\nname = "a"', "1: two rules have the name 'a': give each rule its own name"),
+        (
+            f'profile = "seven-days"\n[[rules]]\nname = "maintenance"\n{STEP}',
+            "2: the profile 'seven-days' has a rule with the name 'maintenance' too: give your rule another name",
+        ),
     ],
 )  # fmt: skip
 def test_every_problem_is_reported_with_its_line_and_a_remedy(text: str, message: str) -> None:
     assert any(line.startswith(message) for line in problems(text)), problems(text)
+
+
+def test_the_page_about_the_file_names_every_rule_of_the_profiles() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "agent.md").read_text()
+    names = {rule.name for make_rules in PROFILES.values() for rule in make_rules(())}
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
 def test_all_problems_are_reported_at_once_in_the_order_of_their_lines() -> None:

@@ -154,7 +154,9 @@ def _read_rules(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[Rul
     """
     rules = tuple(_read_rule(table, number, steps) for number, table in enumerate(root.read_tables("rules"), start=1))
     _check_unique_names(root, rules)
-    all_rules = (*rules, *_read_profile(root, steps))
+    profile_rules = _read_profile(root, steps)
+    _check_profile_names(root, rules, profile_rules)
+    all_rules = (*rules, *profile_rules)
     if not all_rules and not root.raw.get("profile"):
         root.add_problem("", "the file has no rules", 'write profile = "fifteen-minutes", or [[rules]]')
     return all_rules
@@ -257,6 +259,17 @@ def _check_unique_names(root: ConfigTable, rules: tuple[RuleConfig, ...]) -> Non
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
             root.add_problem("rules", f"two rules have the name {name!r}", "give each rule its own name")
+
+
+def _check_profile_names(root: ConfigTable, own: tuple[RuleConfig, ...], of_profile: tuple[RuleConfig, ...]) -> None:
+    """Adds a problem for each own rule that has the name of a rule of the profile.
+
+    The journal stores only the name of an event's rule, so it must stand for one rule.
+    """
+    for name in dict.fromkeys(rule.name for rule in own):
+        if name in {rule.name for rule in of_profile}:
+            what = f"the profile {root.raw['profile']!r} has a rule with the name {name!r} too"
+            root.add_problem("rules", what, "give your rule another name")
 
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")

@@ -81,7 +81,7 @@ class RuleConfig:
     The first matching rule of the configuration applies to an event, and stays its rule while it is configured.
     """
 
-    name: str  # unique among the file's own rules; the journal stores it
+    name: str  # unique among the rules of the file and of its profile; the journal stores it
     steps: tuple[StepConfig, ...] = ()  # in the order in which they run; (): nothing is run
     kinds: frozenset[str] = frozenset()  # the event's type, in any case; empty: any but SpotRebalanceRecommendation
     sources: frozenset[str] = frozenset()  # the event's source, such as Platform, in any case; empty: any
