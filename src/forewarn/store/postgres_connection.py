@@ -26,7 +26,6 @@ from forewarn.store.record import RecordUnavailable
 CALL_LIMIT_S = 10.0  # after this a call gives up; the next one connects again, perhaps to another server
 _CHECK_INTERVAL_S = 0.1  # how often a waiting call looks at its limit
 _CORK: int = getattr(socket, "TCP_CORK", 0)  # only Linux has it
-_READY_NONE = 0  # psycopg's word for: nothing has arrived within the interval
 
 # Parameters of libpq unless the URL has them: a server that has vanished is noticed within seconds.
 _DEFAULTS: dict[str, str | int] = {
@@ -102,7 +101,8 @@ def describe_url(url: str) -> str:
 class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection whose calls end at `deadline` (monotonic), or soon after `is_aborted` is set.
 
-    It never cancels a statement on the server, also not on Ctrl-C.
+    That is so whether the server is silent or sends an answer without end. It never cancels a statement on the server,
+    also not on Ctrl-C.
     """
 
     deadline = float("inf")
@@ -112,8 +112,8 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     def wait(self, gen: PQGen[Result], interval: float = _CHECK_INTERVAL_S, timeout: float | None = None) -> Result:
         """Wait for a call of psycopg and return its result; CallAborted at the deadline or after an abort.
 
-        Psycopg calls it. `interval` and `timeout` are ignored: `deadline` and `is_aborted` are checked whenever nothing
-        has arrived for 0.1 s.
+        Psycopg calls it. `interval` and `timeout` are ignored: `deadline` and `is_aborted` are checked every 0.1 s, and
+        whenever something has arrived. An answer that is complete then is returned all the same.
         """
         return waiting.wait(self._limited(gen), self.pgconn.socket, interval=_CHECK_INTERVAL_S)
 
@@ -143,10 +143,8 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         try:
             wanted = next(gen)
             while True:
-                ready = yield wanted
-                if ready == _READY_NONE:
-                    self._check_limit()
-                wanted = gen.send(ready)
+                wanted = gen.send((yield wanted))
+                self._check_limit()
         except StopIteration as end:
             result: Result = end.value
             return result
@@ -155,7 +153,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         if self.is_aborted:
             raise CallAborted("the call was ended")
         if time.monotonic() > self.deadline:
-            raise CallAborted(f"there was no answer for {CALL_LIMIT_S:g} s")
+            raise CallAborted(f"there was no complete answer within {CALL_LIMIT_S:g} s")
 
 
 class _BigIntegers(Int8Dumper):
