@@ -46,6 +46,16 @@ def test_the_page_says_which_hosts_lag_and_why_their_visit_did_not_succeed(porta
     assert "visited again later, after the others" in page.text
 
 
+def test_a_host_whose_only_visit_failed_is_not_shown_as_visited(portal: PortalUser) -> None:
+    submit_form(portal, "standing-order", {"within": "10d", "impact": "update", "at_once": "1"})
+    first = portal.api.get("/rollouts/standing-order")["hosts"][0]
+    portal.api.post(f"/rollouts/{first['rollout']}/abort", {})
+    shown = {host["host"]: host for host in portal.api.get("/rollouts/standing-order")["hosts"]}
+    failed = shown[first["host"]]
+    assert (failed["state"], failed["visited_at"], failed["rollout"]) == ("failed", None, "")
+    assert "failed" in portal.get("/portal/standing-order").text
+
+
 def test_the_link_to_change_the_order_fills_in_its_form(portal: PortalUser) -> None:
     window = "sat,sun 02:00 4h Europe/Berlin"
     portal.api.post("/rollouts/standing-order", {"within_s": 30 * DAY, "windows": [window]})

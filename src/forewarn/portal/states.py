@@ -148,6 +148,7 @@ STATES: dict[StateFamily, dict[str, StateLook]] = {
         "visited": StateLook("visited", *_DONE),
         "due": StateLook("due", "○", "faint"),
         "under way": StateLook("under way", "◐", "started"),
+        "failed": _FAILED,
         "late": StateLook("late", "⚠", "bad"),
     },
     StateFamily.ENTRY: {

@@ -52,10 +52,15 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
 
 
 class HostVisitView(BaseView, frozen=True, kw_only=True):
-    """A host of a standing order, and its last visit. Times are lab time."""
+    """A host of a standing order, and its last visit. Times are lab time.
+
+    Its state is late (its last visit is longer ago than the interval, also if one is under way), under way, due, failed
+    (never visited, and the next try is not due yet), or visited (and not due, also if a later visit failed). Only
+    visits with the order's impact that succeeded count.
+    """
 
     host: str  # its name
-    state: str  # late (unvisited for longer than the interval), else under way, due, or visited (not due, or not again)
+    state: str  # late, under way, due, failed or visited
     visited_at: float | None  # when the last visit with the order's impact that succeeded ended; None: there was none
     due_at: float  # when it is to be visited next
     rollout: str  # the id of the visit under way; "": none is
@@ -122,8 +127,10 @@ def _visit_view(order: StandingOrder, host: str, now: float) -> HostVisitView:
         state = "late"
     elif visit.request_id:
         state = "under way"
+    elif due_at(order, host) <= now:
+        state = "due"
     else:
-        state = "due" if due_at(order, host) <= now else "visited"
+        state = "failed" if order.visited_at(host) is None else "visited"
     return HostVisitView(
         host=host,
         state=state,
