@@ -353,6 +353,7 @@ def test_a_started_visit_of_an_earlier_order_finishes_before_the_host_is_visited
 
 
 NIGHTLY = make_calendar(["02:00 1h"], [], None)
+ALWAYS = make_calendar(["00:00 24h"], [], None)
 
 
 @pytest.mark.parametrize(
@@ -377,6 +378,9 @@ NIGHTLY = make_calendar(["02:00 1h"], [], None)
             "longer windows or more hosts at once",
         ),
         ({"notice_s": 7200.0, "calendar": NIGHTLY, "within_s": 10 * A_DAY}, [1] * 41, "at most 10 of 41 hosts"),
+        ({"within_s": 366 * A_DAY}, [1] * 34_788, ""),
+        ({"within_s": 366 * A_DAY}, [1] * 34_789, "at most 34788 of 34789 hosts"),
+        ({"within_s": 366 * A_DAY, "calendar": ALWAYS}, [1] * 100_000, "at most 34788 of 100000 hosts"),
     ],
 )
 def test_an_order_with_too_many_hosts_warns_with_numbers(fields: Any, domains: list[int], warning: str) -> None:

@@ -23,7 +23,7 @@ from forewarn.errors import Rejected
 MIN_INTERVAL_S = 3600.0
 MAX_INTERVAL_S = 366 * 86_400.0
 MAX_AT_ONCE = 1_000
-_MAX_COUNTED_STARTS = 10_000  # so that a warning about a very large fleet is quick; it counts no more starts in a row
+_MAX_COUNTED_STARTS = 10_000  # in windows, one by one, so that a warning about a very large fleet is quick
 DUE_SHARE = 0.8  # of the interval; the rest is reserve for windows and budgets
 _MAX_RETRY_S = 86_400.0  # after a visit that failed, and until one that publishes nothing is given up
 
@@ -101,18 +101,12 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
     """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can.
 
     `domains` has for each host with VMs how many update domains follow one another there. It counts from lab time
-    `now`, without approvals, budgets and failures, and at most 10,000 starts in a row, so more hosts than it says may
-    be late.
+    `now`, without approvals, budgets and failures, and looks at the windows of the first 10,000 starts in a row only,
+    so more hosts than it says may be late.
     """
-    rules, notice_s = CAUSE_RULES[IMPACT_CAUSES[order.impact]], _visit_notice_s(order)
-    work_s = max(0, rules.duration_s)
-    needed = min(_MAX_COUNTED_STARTS, math.ceil(sum(domains) / order.at_once))
-    at, possible = now, 0
-    while possible < needed:
-        start = at + notice_s if order.calendar is None else next_start(order.calendar, at + notice_s)
-        if start is None or start + work_s > now + order.within_s:
-            break
-        at, possible = start + work_s, possible + 1
+    notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
+    needed = math.ceil(sum(domains) / order.at_once)
+    possible = _possible_starts(order, needed, now)
     if possible >= needed:
         return ""
     fitting = sum(total <= possible * order.at_once for total in accumulate(sorted(domains)))
@@ -122,6 +116,28 @@ def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> s
         f"an update domain of a host takes at least {duration_text(notice_s + work_s)}{windows}, "
         f"and the order visits {order.at_once} at a time; give more time{longer} or more hosts at once"
     )
+
+
+def _visit_work_s(order: StandingOrder) -> float:
+    """Return how long an event of the order takes from its start on, in seconds of lab time."""
+    return max(0, CAUSE_RULES[IMPACT_CAUSES[order.impact]].duration_s)
+
+
+def _possible_starts(order: StandingOrder, needed: int, now: float) -> int:
+    """Return how many events of the order can follow one another within its interval.
+
+    The interval begins at lab time `now`. Counts until it has `needed`, so there may be more. With windows, those after
+    the first 10,000 starts are ignored: then it may return more than there can be.
+    """
+    notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
+    at, ends_at, counted = now, now + order.within_s, 0
+    if order.calendar is not None:
+        while counted < min(needed, _MAX_COUNTED_STARTS):
+            start = next_start(order.calendar, at + notice_s)
+            if start is None or start + work_s > ends_at:
+                return counted
+            at, counted = start + work_s, counted + 1
+    return counted + math.floor((ends_at - at) / (notice_s + work_s))
 
 
 def due_at(order: StandingOrder, host: str) -> float:
