@@ -72,6 +72,22 @@ def test_the_first_node_is_active_and_the_second_follows(calm: Pair) -> None:
     calm.cluster.until(lambda: second.number == first.number == calm.cluster.server.number > 0)
 
 
+def test_a_node_that_resigns_never_shows_the_number_from_before_it_was_active(pair: Pair) -> None:
+    first = pair.first.node
+    seen = [first.number]
+
+    async def resign() -> None:
+        first.resign()
+        while first.held is not None:
+            seen.append(first.number)
+            await asyncio.sleep(0)
+        seen.append(first.number)
+
+    pair.cluster.do(resign())
+    assert seen[0] > 0
+    assert seen == sorted(seen)
+
+
 def test_calls_on_the_unix_socket_of_the_standby_are_those_of_its_owner(calm: Pair) -> None:
     answer = calm.cluster.call(calm.second, "POST", "/requests", {"ask": "reapply", "vms": ["web-0"]})
     assert answer.status_code == 202

@@ -107,6 +107,7 @@ class ControlNode:
         self._nodes: list[NodeRow] = []  # as they were read last
         self._nodes_read_at = 0.0  # monotonic time
         self._store: ReplicatedStore | None = None  # while this node is active
+        self._opened: ReplicatedStore | None = None  # that, also while this node starts and stops
         self._failure = ""  # of the last takeover
         self._resigned_at: float | None = None  # monotonic time
         self._resigned_term = 0
@@ -218,9 +219,9 @@ class ControlNode:
     def number(self) -> int:
         """The number of the last group of writes in the copy of this node.
 
-        While it starts or gives the lease up, that is the number from before it took the lease.
+        0 before it has followed the record.
         """
-        return self._store.number if self._store is not None else self._standby.number
+        return self._opened.number if self._opened is not None else self._standby.number
 
     def describe(self) -> NodeRow:
         """This node as it describes itself to the others now, with `problem` as its status; stores nothing."""
@@ -344,6 +345,8 @@ class ControlNode:
         clock = FlooredClock(taken.lease.clock, real=self._real_time)
         async with AsyncExitStack() as stack:
             store = await self._standby.open_store(taken, guard=held, clock=clock.now, on_stop=self._must_stop)
+            self._opened = store
+            stack.callback(self._forget_store, store)
             stack.push_async_callback(store.close)
             # Runs before `close`, also if the start fails: a record that does not answer must not keep the lease here.
             stack.callback(asyncio.get_running_loop().call_later, _ABANDON_AFTER_S, store.abandon)
@@ -374,6 +377,10 @@ class ControlNode:
             self._wake_reconciler = lambda: None
             asyncio.get_running_loop().call_later(_ABANDON_AFTER_S, store.abandon)
             await write_service_entry(control, f"control node {self.name} resigns")
+
+    def _forget_store(self, store: ReplicatedStore) -> None:
+        """Let `number` be that of the standby again, which has what this store wrote."""
+        self._standby.number, self._opened = store.number, None
 
     def _follow_lease(self) -> None:
         """Let the role of an active node follow the state of its lease.
