@@ -13,8 +13,9 @@ import pytest
 from forewarn.conformance.store_rows import sample_event, sample_history_entry
 from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict
+from forewarn.errors import Conflict, Unavailable
 from forewarn.store import SqliteStore, sqlite_file
+from forewarn.store.sqlite_file import StoreFileDisplaced
 from forewarn.store.writer_thread import WriterThread
 
 
@@ -111,6 +112,29 @@ def test_writes_of_one_iteration_of_the_event_loop_are_one_transaction(tmp_path:
         await writer.finish()
         db.set_trace_callback(None)
         assert statements.count("COMMIT") == 1
+        writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_write_during_which_the_file_is_replaced_is_said_to_be_perhaps_saved(tmp_path: Path) -> None:
+    checks = iter([False, True, True])  # before the group, after its COMMIT, before the next group
+
+    def check() -> None:
+        if next(checks):
+            raise StoreFileDisplaced("numbers.db was moved")
+
+    async def scenario() -> None:
+        db = _new_database(tmp_path / "numbers.db")
+        writer = WriterThread(db, "numbers", check=check)
+        with pytest.raises(
+            Unavailable, match=r"has not confirmed a write, and may still save it, because .* was moved"
+        ):
+            await writer.write(partial(_insert, number=1))
+        with pytest.raises(Unavailable, match=r"cannot be written, because numbers.db was moved: put the file back"):
+            await writer.write(partial(_insert, number=2))
+        await writer.finish()
+        assert db.execute("SELECT * FROM numbers").fetchall() == [(1,)]
         writer.close()
 
     asyncio.run(scenario())

@@ -65,6 +65,10 @@ class _WriteJob(NamedTuple):
         return self.future.get_loop()
 
 
+class _DisplacedDuringWrite(StoreFileDisplaced):
+    """The file was moved, deleted or replaced during a group of writes: their outcome is not known."""
+
+
 class GroupReplication(Protocol):
     """Commits a group of writes to a record before the copy is committed. Called on the writer thread."""
 
@@ -134,8 +138,8 @@ class WriterThread:
         `write` may run several times, after a rollback because of another write: it must change only the database.
         `on_commit` is called with the result before this returns, on the event loop, in commit order, also if the
         caller was cancelled. Raises what `write` raises, and Unavailable for file errors and after `finish`. After an
-        error nothing of this write is stored, unless it says that `limit_s` has passed, that the file was replaced, or
-        that the process must end (MustStop).
+        error nothing of this write is stored, unless it says that it may be saved (`limit_s` has passed, or the file
+        was replaced during the write), or that the process must end (MustStop).
         """
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")
@@ -246,10 +250,20 @@ class WriterThread:
         if self._replication is not None:
             self._replication.commit()
         self._db.execute("COMMIT")
-        self._check()
+        self._check_after_commit()
         if self._replication is not None:
             self._replication.copied()
         return outcomes
+
+    def _check_after_commit(self) -> None:
+        """Check the file again: a COMMIT to a file that a restart does not find must not be acknowledged.
+
+        It may be saved all the same, if somebody puts the file back.
+        """
+        try:
+            self._check()
+        except StoreFileDisplaced as error:
+            raise _DisplacedDuringWrite(str(error)) from error
 
     def _roll_back_after(self, error: Exception) -> Exception:
         self._roll_back()
@@ -284,6 +298,12 @@ class WriterThread:
 
 
 def _write_failure_text(store: str, error: Exception) -> str:
+    if isinstance(error, _DisplacedDuringWrite):
+        return (
+            f"the store {store!r} has not confirmed a write, and may still save it, because {error}: put the file back "
+            "and look before you try again, or take a backup before the service stops, because the files that it has "
+            "open may be the only copy"
+        )
     if isinstance(error, StoreFileDisplaced):
         return (
             f"the store {store!r} cannot be written, because {error}: put the file back, or take a backup before the "
