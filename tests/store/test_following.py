@@ -17,7 +17,7 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected
 from forewarn.store import SqliteStore, restore_backup
 from forewarn.store.digests import copy_digests, snapshot_digests
-from forewarn.store.following import CopyFollower, RebuildReason
+from forewarn.store.following import CopyFollower, RebuildReason, build_copy
 from forewarn.store.lost_commits import read_lost_commits
 from forewarn.store.record import (
     LEASE_S,
@@ -189,6 +189,13 @@ def test_a_file_of_another_program_is_never_overwritten(site: Site) -> None:
     with pytest.raises(Rejected, match="not an SQLite database"):
         CopyFollower(site.path, site.record)
     assert site.path.read_text() == "a text"
+
+
+def test_a_copy_that_cannot_replace_a_file_of_another_program_leaves_nothing_behind(site: Site) -> None:
+    site.path.write_text("a text")
+    with pytest.raises(Rejected, match="not an SQLite database"):
+        build_copy(site.path, site.record)
+    assert [(file.name, file.read_text()) for file in site.path.parent.iterdir()] == [("copy.db", "a text")]
 
 
 def test_a_copy_is_not_a_store_of_its_own(site: Site) -> None:

@@ -229,8 +229,8 @@ def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
 
     It is written to a file beside it, which then replaces the store at `path`, also one that is not a copy; only a
     damaged one is kept, as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused
-    if the record is of a newer release, OSError and sqlite3.Error; an error before the replacement leaves everything as
-    it was.
+    if the record is of a newer release, Rejected if the file at `path` is of another program or a newer forewarn,
+    OSError and sqlite3.Error; an error before the replacement leaves everything as it was.
     """
     partial = path.with_name(path.name + ".building")
     _delete_database(partial)
@@ -241,13 +241,13 @@ def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
             with closing(sqlite_file.connect(partial, mode="rw")) as db:
                 position = _fill(db, snapshot)
         sqlite_file.sync_to_disk(partial)
+        _set_aside_if_damaged(path)
+        _delete_database(path)
+        partial.rename(path)
     except BaseException:
         with suppress(OSError):  # a full disk must not stay full because of this attempt
             _delete_database(partial)
         raise
-    _set_aside_if_damaged(path)
-    _delete_database(path)
-    partial.rename(path)
     sqlite_file.sync_to_disk(path.parent)
     return position
 
