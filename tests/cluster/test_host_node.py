@@ -165,6 +165,23 @@ def test_a_control_node_whose_lease_has_run_out_gives_no_state_to_a_node_that_st
     run_cluster(scenario, vms=FLEET, hosts=HOSTS)
 
 
+def test_a_control_node_that_starts_without_a_lease_that_is_certain_sends_no_heartbeat() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        heard: list[bytes] = []
+        listener = world.broker.connect("listener")
+        await world.active.kill()
+        await listener.subscribe(Subjects().heartbeat, lambda message: heard.append(message.payload))
+        world.term.is_held = False
+        await world.start_control()
+        await asyncio.sleep(5)
+        assert heard == []
+        world.term.is_held = True
+        await world.wait_until(lambda: bool(heard))
+        await listener.close()
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
 def test_polls_get_503_after_a_long_silence_and_documents_again_afterwards() -> None:
     async def scenario(world: ClusterWorld) -> None:
         node = await world.start_node("h1", stale_s=30)

@@ -188,7 +188,7 @@ class HostStreams:
         """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted.
 
         The bus may be out of reach. It sends one heartbeat at once, and further ones by a task. While the term is not
-        certainly held, there are no further ones, and nodes that join, report or ask for the state get no answer.
+        certainly held, there are none, and nodes that join, report or ask for the state get no answer.
         """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),
@@ -196,7 +196,7 @@ class HostStreams:
             (self._subjects.heartbeat, self._on_heartbeat),
         ):
             self._unsubscribe.append(await self._bus.subscribe(subject, handler))
-        self._bus.publish(self._subjects.heartbeat, encode_bus_message(self._heartbeat()))
+        self._publish_heartbeat([self._subjects.heartbeat])
         with suppress(NoAnswer):  # while no server answers, operators are served all the same
             await self._bus.flush()
         if self._bus.problem:
