@@ -1,7 +1,7 @@
 """Performs one health check: asks Prometheus or an HTTP server, or runs a command (spec §13.4).
 
 A probe never raises because of what it meets: it says good, bad, unclear or error, with a text for people. It follows
-no redirects, reads a bounded part of a response, and ends within the check's timeout.
+no redirects, reads a bounded part of a response, and ends within twice the check's timeout.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ class HealthProber:
         return usable
 
     async def probe(self, check: HealthCheck) -> CheckResult:
-        """Perform a check once, within its timeout, and return what it found.
+        """Perform a check once and return what it found.
 
-        What it meets is in the result: good, bad, unclear or error; a command that is not allowed is an error. Raises
-        ValueError for a figure, which only the service itself knows.
+        A command must end within the timeout of the check; a response must begin within it, and its body may take as
+        long again. What it meets is in the result: good, bad, unclear or error; a command that is not allowed is an
+        error. Raises ValueError for a figure, which only the service itself knows.
         """
         match check.kind:
             case CheckKind.PROMETHEUS:

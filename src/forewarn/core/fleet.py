@@ -79,7 +79,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
     version: int = 0  # of the stored row, for optimistic commits; 0: not stored yet
     arrivals: int = 0  # how many commits have brought VMs here, or begun to move them here
-    unreachable_since: float | None = None  # lab time since which the hypervisor gets no answer; None: none is known
+    unreachable_since: float | None = None  # lab time since which the hypervisor gets no answer; None: it may answer
 
     @property
     def id(self) -> str:

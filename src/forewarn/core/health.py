@@ -85,7 +85,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     exit_status: int = 0  # that the command must end with; 75 is unclear, others are bad
     figure: OwnFigure | None = None  # the figure of this service to read; None: the check is of another kind
     interval_s: float = 60  # lab time from one measurement to the next
-    timeout_s: float = 10  # real time that a measurement may take
+    timeout_s: float = 10  # real seconds for a command, or until a response begins, and as many for its body
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
     unclear_limit: int = 1  # unclear ones in a row (leaving out errors), from which on it publishes nothing
     error_limit: int = 3  # errors in a row, from which on they count as unclear

@@ -60,7 +60,7 @@ class RolloutState(StrEnum):
     """The state of a rollout: running, paused, stopped (by itself), aborted (by a user) or completed."""
 
     RUNNING = "running"
-    PAUSED = "paused"  # by a user, or by a health check; it publishes nothing until it is resumed
+    PAUSED = "paused"  # by a user or a health check; until it is resumed it publishes nothing, but may stop or complete
     STOPPED = "stopped"  # by itself, because too many VMs failed or no maintenance window is left
     ABORTED = "aborted"  # by a user
     COMPLETED = "completed"  # no VM is left, and all its events are over

@@ -40,7 +40,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     epoch: int = 0  # grows each time it is enabled or reset; 0: it never was
     incarnation: int = 0  # of its document, within the epoch
     enabled_at: float | None = None  # None: scheduled events are disabled
-    last_request_at: float | None = None  # the latest poll of one of its VMs, or when it was enabled; None: neither yet
+    last_request_at: float | None = None  # of its VMs' latest poll or approval, or when it was enabled; None: neither
     next_seq: int = 1  # of the next event
     wakes_at: float | None = None  # when to reconcile it next, None: not by time alone; set before a commit
     vms: tuple[Vm, ...] = ()  # in the order they were added; with those removed since the scope was loaded

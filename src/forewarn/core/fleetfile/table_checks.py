@@ -16,7 +16,8 @@ from forewarn.core.fleetfile.problems import ProblemCollector
 def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
     """Report subscriptions and resource groups with bad names, and those declared twice, to `problems`.
 
-    Names, and ids of subscriptions, are compared without regard to case.
+    Names, and ids of subscriptions, are compared without regard to case, resource groups with their subscription as
+    the file names it.
     """
     duplicates = _DuplicateCheck(problems)
     for subscription in file.subscriptions:
