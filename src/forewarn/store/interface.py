@@ -75,8 +75,8 @@ class Store(Protocol):
 
     Use it from the thread of its event loop. Keys, names and ids must match exactly; times are lab time; a filter of
     None selects everything. Reads raise Unavailable if the store cannot be read. Writes raise Unavailable if nothing
-    was written (or, in a `ReplicatedStore`, if it is not known in time), and `commit` raises Conflict if a scope, host,
-    gate or request is no longer at the version it was decided on.
+    was written, or if it is not known whether it was, and `commit` raises Conflict if a scope, host, gate or request is
+    no longer at the version it was decided on.
     """
 
     def scope(self, scope_id: str) -> Scope | None:

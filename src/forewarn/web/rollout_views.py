@@ -14,9 +14,9 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     hosts: tuple[str, ...]  # names; (): it covers something else
     scope: str  # an id; "": it covers something else
     title_of_scope: str  # such as `availability set web`, or `VMs with the tag app=web`; "" if it covers hosts
-    progress: str  # running, paused, stopped (by failures), aborted (by a user) or completed
+    progress: str  # running, paused, stopped (by failures, or no window is left), aborted (by a user) or completed
     state: str  # that of any request: in progress, succeeded, failed or canceled
-    why: str  # the reason of its progress, such as why it was aborted; "": none
+    why: str  # why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool  # nothing is left to publish, withdraw or wait for
     who: str  # the name of who requested it
     at: float  # when it was requested, in lab time
@@ -28,7 +28,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
     next_update_domains: tuple[int, ...]  # each once, ascending; () once it has ended, stopped or been aborted
     waves: tuple[str, ...]  # names, in order; the last is the rest
     wave: int  # number of the wave that it works on, or that settles, from 1
-    settle_s: float  # lab time that must pass after each wave
+    settle_s: float  # lab time that must pass after the last event of each wave
     settles_until: float | None  # lab time until which the wave settles; None: it does not
     waits_for: tuple[str, ...]  # settling, budgets, checks or rollouts that keep it from publishing more, in clauses
 

@@ -63,8 +63,8 @@ class HostVisitView(BaseView, frozen=True, kw_only=True):
     state: str  # late, under way, due, failed or visited
     visited_at: float | None  # when the last visit with the order's impact that succeeded ended; None: there was none
     due_at: float  # when it is to be visited next
-    rollout: str  # the id of the visit under way; "": none is
-    problem: str  # why the last visit did not succeed; "": it did, or there was none
+    rollout: str  # the id of the visit under way, also of a paused one; "": none is
+    problem: str  # why the last visit did not succeed; "": it did, is under way, or there was none
 
 
 class StandingOrderView(BaseView, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     visited: int = 0  # hosts whose last visit with its impact is not longer ago than the interval
     late: int = 0  # hosts that are late
     hosts: tuple[HostVisitView, ...] = ()  # those that wait longest first; at most 1,000
-    under_way: int = 0  # hosts that are being visited
+    under_way: int = 0  # hosts with a visit under way, also a paused one
     problems: int = 0  # hosts whose last visit did not succeed
     warning: str = ""  # why not all hosts can be visited in time, with numbers; "": they can
 

@@ -52,13 +52,14 @@ class WaitView(BaseView, frozen=True, kw_only=True):
     """What a scheduled event waits for before it starts: a code, a sentence, and until when at the latest.
 
     Codes: notice (approval or NotBefore), grace (the service was down when its notice ended), silence (so was the node
-    of a VM's host; `until` may move), move (another event moves one of its VMs), terminates (others of its placement
-    group are not approved), update domain (another is in maintenance), gate (VMs on its host are not ready).
+    of a VM's host; `until` may move), window (no maintenance window is open), hold (all rollouts are on hold), move
+    (another event moves one of its VMs), terminates (others of its placement group are not approved), update domain
+    (another is in maintenance), gate (VMs on its host are not ready).
     """
 
     reason: str  # the code
     text: str  # completes "it waits for …"
-    until: float | None  # lab time in POSIX seconds; None: another event or VM decides
+    until: float | None  # lab time in POSIX seconds; None: not known, because more than the time decides
 
 
 class ActView(BaseView, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ class ActView(BaseView, frozen=True, kw_only=True):
 
     vm: str  # its name
     verb: str  # what is done to the VM, such as freeze, reboot or redeploy
-    to_host: str  # "" unless the VM moves
+    to_host: str  # the host that the VM comes to; "": it stays where it is, leaves its host, or no host is free
     ok: bool | None  # false: it failed
     at: float | None  # when the outcome was reported, in lab time
     note: str  # while it is under way: its progress, or what it waits for; then of the outcome, such as why it failed
@@ -86,24 +87,24 @@ class EventView(BaseView, frozen=True, kw_only=True):
     status: str  # scheduled, started or over
     source: str  # Platform or User
     vms: tuple[str, ...]  # names
-    published_at: float  # lab time
+    published_at: float  # lab time; of one that is not listed, when it was performed
     not_before: float
     approved_at: float | None  # lab time; None: not approved
-    approved_by: str  # "": not approved
+    approved_by: str  # a name, or `policy` if a setting of the VM approved it; "": not approved
     started_at: float | None  # lab time; None: not started
     over_at: float | None  # lab time; None: it is live
     ending: str | None  # finished, failed, withdrawn or not needed; None while it is live
-    reason: str  # why it failed or was withdrawn
-    note: str  # why it has no or less notice than usual
+    reason: str  # why it failed, was withdrawn or was not needed; "" otherwise
+    note: str  # why it has no notice, or less or more than usual
     listed: bool  # false: performed at once, and no document shows it
     host: str  # the host that the work is about; "": none
-    update_domain: int  # of its VMs
+    update_domain: int  # of its first VM, and in general of all
     request_id: str  # of the request; of an event that a fault made, the id of the fault
     who: str  # who requested it
     description: str  # as documents show it
     duration_s: int  # of the interruption, as documents show it; -1: not known
     waits_for: WaitView | None  # None: it may start, has started or is over
-    acts: tuple[ActView, ...]  # one per VM; () before the start
+    acts: tuple[ActView, ...]  # one per VM that it still affected when it started; () before
     given_at: float | None  # when it was first delivered to a VM; None: not yet
     replaces: tuple[str, ...]  # ids of the events it replaced
 
@@ -139,9 +140,9 @@ class VmView(BaseView, frozen=True, kw_only=True):
     approves_all_down: bool  # False: its policy approves nothing that stops the last running VM of its scope
     narrow_delivery: bool  # it sees only the events that affect it, not those of other VMs of its set
     tags: dict[str, str]  # name → value
-    address: str  # its IP address in a trusted network
+    address: str  # its IP address in a trusted network; "": none
     url: str | None  # where the VM reads its events in a lab; None on a real network, or if it is not served
-    host: str  # "" while deallocated
+    host: str  # "" while it is deallocated or removed
     power: str  # running, stopped or deallocated
     last_polled_at: float | None  # lab time of its last poll or approval; None: it never sent one
     silent_s: float | None  # real time since its last poll, or since the end of a long poll; None: it never polled
@@ -250,7 +251,7 @@ class RequestView(BaseView, frozen=True, kw_only=True):
     ask: str  # such as restart, rollout or fail
     who: str  # the name of the caller
     at: float  # lab time
-    targets: tuple[str, ...]  # names of VMs or hosts, or of a scope
+    targets: tuple[str, ...]  # names of VMs or hosts, or words for what a rollout covers
 
 
 class EventListView(BaseView, frozen=True, kw_only=True):
@@ -309,7 +310,7 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     who: str  # the name of the user or client, or of the service itself
     scope_id: str  # of the scope that it is about; "": none or several
     event_id: str  # upper case; "": none or several
-    request_id: str  # lower case; "": none
+    request_id: str  # lower case; of an event that a fault made, the id of the fault; "": none
     vm: str  # the name of the VM, not its key; "" also if the entry is about several VMs
     host: str  # the name of the host
 
@@ -358,7 +359,7 @@ class HealthReportView(BaseView, frozen=True, kw_only=True):
 class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     """A replay of a recording in one scope: its position, speed and end.
 
-    `ended` is how it ended, None while it runs; `reason` says why, for people.
+    `ended` is how it ended, None while it runs; `reason` says why it ended early, for people, and is "" otherwise.
     """
 
     id: str  # of its request
@@ -368,11 +369,11 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # when it was requested, in lab time like the times below
     speed: float  # 2: twice as fast as recorded
     loops: int  # how often the recording is replayed in all
-    loop: int  # the current loop, from 1
+    loop: int  # the current loop, from 1; after the end the last one
     step: int  # steps of the current loop that were shown
     steps: int  # of one loop
     shows: str  # a description of the document that the scope is shown; empty: its own
-    begun_at: float  # start of the current loop
+    begun_at: float  # when the current loop began, or will
     ends_at: float  # planned end of the last loop
     ended: str | None  # finished, stopped (by a user) or interrupted (by a real event, or its VM was removed)
     ended_at: float | None  # None while it runs
