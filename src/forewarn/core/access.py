@@ -19,14 +19,14 @@ class Right(StrEnum):
     """A permission that an operation requires over a resource.
 
     READ; OPERATE VMs and their settings; APPROVE events; PLATFORM for hosts, the fleet, rollouts and the service;
-    ADMINISTER clients, grants, webhooks and backups.
+    ADMINISTER clients, grants, webhooks, backups, and programs on the service's machine, which could read its secrets.
     """
 
     READ = "read"  # see VMs and their events
-    OPERATE = "operate"  # request maintenance of VMs, and change their settings
+    OPERATE = "operate"  # request maintenance of VMs, change their settings, and their maintenance configurations
     APPROVE = "approve"  # approve events
     PLATFORM = "platform"  # hosts, the fleet, rollouts, other people's events, faults, the clock, the service
-    ADMINISTER = "administer"  # clients, grants, webhooks, and backups of the store, which contain secrets
+    ADMINISTER = "administer"  # clients, grants, webhooks, backups, and programs that run on the service's machine
 
 
 class Role(StrEnum):

@@ -38,7 +38,7 @@ class EntryKind(StrEnum):
     FAULT = "fault"  # set, cleared, expired, or in effect
     ACCESS = "access"  # clients and grants were added or removed, or a client got a new secret
     WEBHOOK = "webhook"  # added or removed
-    SERVICE = "service"  # it started or stopped
+    SERVICE = "service"  # it started or stopped, or has lost commits
     UPKEEP = "upkeep"  # the history was pruned or the store was copied
     BUDGET = "budget"  # set or removed
     STANDING_ORDER = "standing order"  # set or removed
