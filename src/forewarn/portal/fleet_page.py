@@ -233,8 +233,9 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
 async def show_fleet_page(context: PortalContext, call: HandlerCall, query: FleetPageQuery) -> FleetPage:
     """Shows one page of the VMs that the user may see and that match a search and a state.
 
-    A page has up to 200 VMs, in the order of the fleet. An export holds all pages, up to MAX_EXPORT_ROWS (100,000) VMs.
-    Raises UnknownFilter for an unknown state, or a page after the last one.
+    A page has up to 200 VMs, in the order of the fleet. Of hosts whose names match the search, only the VMs of the
+    first 50 are found. An export holds all pages, up to MAX_EXPORT_ROWS (100,000) VMs. Raises UnknownFilter for an
+    unknown state, or a page after the last one.
     """
     counts = context.overview.count_states(context.directory)
     pagination = _paginate_fleet(context.overview, context.directory, _vm_filter(context, query))

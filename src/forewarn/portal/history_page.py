@@ -73,7 +73,7 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
 
     now: float  # lab time
     entries: tuple[HistoryEntryView, ...]  # newest first
-    older: int | None  # `before` of a link to older entries; None: there are none; never None if the query has `after`
+    older: int | None  # `before` of a link to older entries; None: there are none; never None with `after` alone
     newer: int | None  # `after` of a link to newer entries; None: there are none; never None if the query has `before`
     is_cut: bool  # this export does not hold all entries
     topic: str  # what the page follows live, such as `event:ID` or `all`; "": it shows the past, which does not change

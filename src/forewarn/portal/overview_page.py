@@ -124,7 +124,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     """The overview as one user sees it. Field names are JSON keys.
 
     `upcoming`, `current` and `rollouts` are the first few; `scheduled`, `started` and `more_rollouts` count.
-    `attention_changes_at` is when `attention` may change although nothing happens; None: it does not.
+    `attention_changes_at` is when the next event may begin to need attention for want of an approval; None: none does.
     """
 
     now: float  # lab time
@@ -134,7 +134,7 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     total: int  # VMs
     attention: tuple[AttentionItem, ...]  # urgent ones first
     events_checked: int  # the soonest scheduled ones, for what needs attention
-    attention_changes_at: float | None  # lab time at which `attention` changes although nothing happens
+    attention_changes_at: float | None  # lab time at which the next event may begin to need an approval; None: none
     scheduled: int  # events that the user may see
     upcoming: tuple[UpcomingEvent, ...]  # the soonest of them, at most six, and at most three of one request
     started: int  # events that the user may see

@@ -77,7 +77,7 @@ class _RankedResult(NamedTuple):
 def palette_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
     """The route `/portal/palette`, which finds what a user may see or do, and answers with JSON.
 
-    The query parameter `q` has the text; without one, it finds the pages of the header and the forms that the user may
+    The query parameter `q` has the text; without one, it finds the pages of the header and forms that the user may
     submit. `results` of the JSON object has at most 20 (MAX_RESULTS), the best first.
     `authenticate` returns the context and session of a request's user. An error is answered as plain text with its
     status.

@@ -25,8 +25,8 @@ from forewarn.web.views import BaseView
 class EventStatusCard(BaseView, frozen=True, kw_only=True):
     """An event on a status card: its state, what it waits for, and the forms that the user may submit.
 
-    `starts_at` is when it starts at the latest, in lab time; None if that is not known or it has started. With
-    `needs_approval`, only an approval starts it earlier. `others` counts other live events of the page.
+    `starts_at` is when what it waits for ends at the latest, in lab time; None if that is not known or it has started.
+    With `needs_approval`, only an approval starts it earlier. `others` counts other live events of the page.
     """
 
     id: str  # of the event

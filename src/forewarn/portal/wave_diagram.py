@@ -27,7 +27,7 @@ _LEAST_WIDTH = 0.4  # percent of the diagram, so that a part of seconds can be s
 class DiagramPart(BaseView, frozen=True, kw_only=True):
     """A part of a wave's bar: notice until its first start, work until its last end, or settling time.
 
-    Of a wave that has not come to the end of a part, that part ends at the current time.
+    A part whose end is not known yet ends at the current time.
     """
 
     what: str  # notice, performing or settling
