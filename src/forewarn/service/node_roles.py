@@ -43,8 +43,8 @@ class StandbyView(msgspec.Struct, frozen=True, kw_only=True):
 def reason_not_to_take(view: StandbyView) -> str:
     """Return why this node must not take the lease now, as a clause; "" if it may try.
 
-    It must not while the lease is held, while its clock differs by over 2 s, for 10 s after it has resigned unless
-    another node has held the lease since, and, with an almost full disk, until the lease has been expired for 10 s.
+    It must not while the lease is held, while its clock differs by over 2 s, for 10 s after it gave the lease up unless
+    another node has held it since, and, with an almost full disk, until the lease has been expired for 10 s.
     """
     lease = view.lease
     if lease.remaining_s > 0:

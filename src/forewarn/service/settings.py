@@ -95,7 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: int = 8254  # of the loopback addresses of a lab
     one_port_per_vm: bool = False  # in a lab: a port per VM, for machines with only one loopback address
     enablement: EnablementMode = EnablementMode.ON_REQUEST  # the default in a lab is `always`
-    grace_s: float = 60  # after a restart, events whose notice ended meanwhile wait this long
+    grace_s: float = 60  # events whose notice ended while the service or a host's node was down wait this long after it
     settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
     max_user_operations: int = 100  # scheduled per scope (spec §8.4)
     first_answer_delay_s: float = 0  # up to 120 (spec §8.1)

@@ -32,7 +32,7 @@ _HAS_ROWS = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM hosts
 class CopyPosition(NamedTuple):
     """Which group of which record a copy has."""
 
-    record_id: str  # of the record; another one once the record is made anew or its epochs are renewed
+    record_id: str  # of the record; another one each time that is made, moved or renewed
     term: int  # of the group
     number: int  # of the group; 0: before the first one
 

@@ -81,7 +81,7 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     clock: float  # lab time of the last group; the clock of a later holder is never behind it
     remaining_s: float  # seconds until it expires, by the server's clock; 0 or less: it has expired
     server_time: float  # the server's own clock, in POSIX seconds
-    record_id: str  # changes when the record is made or its epochs are renewed; a copy of another one is useless
+    record_id: str  # another one each time the record is made, moved or renewed; a copy of another one is useless
 
 
 class RowChange(msgspec.Struct, frozen=True, array_like=True):
@@ -109,7 +109,7 @@ class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
 class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All rows of the record as of one group. Read `tables` once, and before the snapshot is closed."""
 
-    record_id: str  # changes when the record is made or its epochs are renewed
+    record_id: str  # another one each time the record is made, moved or renewed
     term: int  # of the group `number`; 0 if the log does not have that
     number: int  # of the last group that the rows have
     seq: int  # of the last history entry ever written

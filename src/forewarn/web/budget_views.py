@@ -48,10 +48,10 @@ class BudgetGroupView(BaseView, frozen=True, kw_only=True):
     title: str  # such as `location westeurope`; "" if it counts everything
     limit: int  # VMs that may be out at once
     vms: int  # present VMs of the group
-    out: int  # VMs that are out of service or reserved by a rollout
+    out: int  # VMs that are out of service or reserved
     out_vms: tuple[str, ...]  # names of the first 20 of them
-    reserved: int  # how many of them still run: a rollout has planned or scheduled an event for them
-    rollouts: tuple[str, ...]  # ids of the rollouts that they are due to, the first 20
+    reserved: int  # how many of them still run: an event is only planned or scheduled for them
+    rollouts: tuple[str, ...]  # ids of rollouts, and of faults that made Freezes, that they are due to; the first 20
 
 
 class BudgetView(BaseView, frozen=True, kw_only=True):

@@ -37,8 +37,8 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
     after_s: float
     kind: str  # a value of FaultKind
     vm: str  # its name
-    count: int | None  # of requests or events that it affects; None: no limit
-    for_s: float | None  # real time for faults on requests, lab time for those on events; None: happens at once
+    count: int | None  # of requests or events that it affects; None: it happens at once
+    for_s: float | None  # real time for faults on requests, lab time for those on events; None: it happens at once
     parameters: dict[str, float]  # by name; others have the defaults of the kind
     is_set: bool  # it was set already, or skipped, as when the VM was removed
 
