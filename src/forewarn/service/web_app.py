@@ -41,7 +41,8 @@ _PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 class ReadYourWritesMiddleware:
     """ASGI middleware that delays the response to a change until `wait_until_published` returns.
 
-    Then VMs can see the change. Every HTTP request except GET and HEAD counts as a change. `app` gets all calls.
+    Then VMs can see the change, unless that takes too long. Every HTTP request except GET and HEAD counts as a change.
+    `app` gets all calls.
     """
 
     def __init__(self, app: ASGIApp, *, wait_until_published: Callable[[], Awaitable[None]]) -> None:

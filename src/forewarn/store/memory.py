@@ -182,7 +182,7 @@ class MemoryStore(Store):
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         """Return the planned events of this request (None: of all), oldest first.
 
-        These are events of accepted requests that the reconciler has neither published nor dropped yet.
+        These are events that were decided, and that the reconciler has neither published nor dropped yet.
         """
         return _matching(self._tables.planned.values(), request_id=request_id)
 

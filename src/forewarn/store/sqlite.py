@@ -225,7 +225,7 @@ class SqliteStore(Store):
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         """Return the planned events of this request (None: of all), oldest first.
 
-        These are events of accepted requests that the reconciler has neither published nor dropped yet. Raises
+        These are events that were decided, and that the reconciler has neither published nor dropped yet. Raises
         Unavailable.
         """
         wanted = _without_none(request_id=request_id)

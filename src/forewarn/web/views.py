@@ -152,7 +152,7 @@ class VmView(BaseView, frozen=True, kw_only=True):
 
 
 class AutoApprovalView(BaseView, frozen=True, kw_only=True):
-    """Which operations that a user requests for a VM are approved automatically, and so start at once."""
+    """Which operations that a user requests for a VM are approved automatically, and need no notice then."""
 
     restart: bool  # restarts that users request
     redeploy: bool  # redeploys that users request
