@@ -161,8 +161,8 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
     """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is.
 
     Returns the new or the existing grant. Raises NotFound for an unknown name, Refused for one that several things
-    have, and Rejected for an invalid resource id or the name of an availability set. The history gets an entry for a
-    new one.
+    have, and Rejected for an invalid resource id or the name of an availability set or a flexible scale set. The
+    history gets an entry for a new one.
     """
     to = _resolve_principal(context, body.to)
     name = _principal_names(context, [to])[to]

@@ -101,7 +101,8 @@ async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFil
     """Show what applying a fleet file would change.
 
     Changes nothing, and lists what would keep it from being applied as `problems`. VMs and hosts that the file does not
-    declare would be removed. Raises InvalidFleetFile for a file that is wrong by itself.
+    declare would be removed, and VMs of it that were deleted would stay deleted. Raises InvalidFleetFile for a file
+    that is wrong by itself.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))

@@ -84,8 +84,8 @@ def confirm_down(call: Invocation, host: str) -> None:
     run twice and damage its disks. `forewarn repair` takes it back.
 
     \f
-    `host` is the name, in any case, of a host that has failed or that acts wait for. Prints what follows. Raises
-    NotFound, or Refused if nothing suspects the host, or it is confirmed already.
+    `host` is the name, in any case, of a host that has failed or does not answer the hypervisor. Prints what follows.
+    Raises NotFound, or Refused for any other host, or if it is confirmed already.
     """
     view = call.api.post("hosts", host, "confirm-down")
     if call.output.as_json:
