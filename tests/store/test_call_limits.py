@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import select
 import socket
 import struct
@@ -69,6 +70,20 @@ def test_an_aborted_call_ends_although_its_answer_goes_on(busy: LimitedConnectio
     busy.is_aborted = True
     with pytest.raises(CallAborted, match="the call was ended"):
         busy.wait(call(steps=1000))
+
+
+def test_a_call_that_waits_while_it_is_closed_is_ended_too(busy: LimitedConnection) -> None:
+    def pipeline() -> Generator[Wait, Ready | int, str]:
+        try:
+            return (yield from call(steps=1000))
+        finally:
+            yield from call(steps=5)
+
+    gen = pipeline()
+    busy.is_aborted = True
+    with pytest.raises(CallAborted):
+        busy.wait(gen)
+    assert inspect.getgeneratorstate(gen) == inspect.GEN_CLOSED
 
 
 def test_an_answer_that_is_complete_at_the_deadline_is_returned(busy: LimitedConnection) -> None:

@@ -24,6 +24,7 @@ from forewarn.store.postgres_arrays import register_arrays
 from forewarn.store.record import RecordUnavailable
 
 CALL_LIMIT_S = 10.0  # after this a call gives up; the next one connects again, perhaps to another server
+_MAX_CLOSING_STEPS = 10  # of a call that was ended
 _CHECK_INTERVAL_S = 0.1  # how often a waiting call looks at its limit
 _CORK: int = getattr(socket, "TCP_CORK", 0)  # only Linux has it
 
@@ -148,12 +149,23 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         except StopIteration as end:
             result: Result = end.value
             return result
+        except CallAborted:
+            _close_generator(gen)
+            raise
 
     def _check_limit(self) -> None:
         if self.is_aborted:
             raise CallAborted("the call was ended")
         if time.monotonic() > self.deadline:
             raise CallAborted(f"there was no complete answer within {CALL_LIMIT_S:g} s")
+
+
+def _close_generator(gen: PQGen[Result]) -> None:
+    """Close a call of psycopg that is not complete, also one that would like to wait while it is closed."""
+    for _ in range(_MAX_CLOSING_STEPS):
+        with suppress(RuntimeError, psycopg.Error):  # RuntimeError: it waits again, as the end of a pipeline does
+            gen.close()
+            return
 
 
 class _BigIntegers(Int8Dumper):
