@@ -143,10 +143,9 @@ class AgentDaemon:
     async def run_once(self) -> None:
         """Polls until one answer, runs what is due, and returns when no task runs.
 
-        It begins as `run` does. Later steps are left to the next run. It gives up after a few polls without an answer.
-        It closes the journal.
-        Raises Unavailable if the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the
-        endpoint refuses, Rejected also if journal or cursor file cannot be used.
+        It begins as `run` does, and closes the journal at the end. Later steps are left to the next run. It gives up
+        after a few polls without an answer. Raises Unavailable if the endpoint does not answer or the journal cannot be
+        written, NotFound or Rejected if the endpoint refuses, Rejected also if journal or cursor file cannot be used.
         """
         try:
             await self._prepare(retry=False)

@@ -35,7 +35,7 @@ class ServiceAnswer:
 
     `headers` of the service have no Content-Length, Transfer-Encoding and Connection; the proxy adds what is needed
     when it sends the answer. If `headers` have a Content-Length, that is sent even if it is wrong. With
-    Transfer-Encoding: chunked in `headers`, the body is sent in chunks.
+    Transfer-Encoding: chunked in `headers`, the body is sent in chunks, unless the request is of HTTP/1.0.
     """
 
     status: int  # the HTTP status

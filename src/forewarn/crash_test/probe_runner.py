@@ -20,8 +20,8 @@ class ProbeRunner:
     """The probes of one VM: shell commands that say yes with exit status 0, and no with any other.
 
     `commands` has them; they run beside the handler on the VM called `vm`. The recorder gets an answer if it is the
-    first one or differs from the last; its time is when that run of the probe began. A probe that the shell cannot run
-    is a problem of the case, not an answer. `run_forever` runs them.
+    first one or differs from the last; its time is when that run of the probe began, or the approval arrived for which
+    it was run. A probe that the shell cannot run is a problem of the case, not an answer. `run_forever` runs them.
     """
 
     def __init__(

@@ -174,8 +174,8 @@ def requests_at_most(per_s: float = 5.0) -> Demand:
 def requests_at_most_during_errors(per_s: float = 2.0) -> Demand:
     """Demand that the handler sends at most this many requests a second while its answers are spoiled.
 
-    The rate is the average over any five seconds of a disturbance. It is unknown if no disturbance has ended; one that
-    sends none passes. Applies to all handlers.
+    The rate is the average over any five seconds, in which only requests during disturbances that have ended count. It
+    is unknown if no disturbance has ended; a handler that sends none passes. Applies to all handlers.
     """
 
     def judge(observed: Observed) -> Judgement:

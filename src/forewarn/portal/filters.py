@@ -145,10 +145,10 @@ def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
 
 
 def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
-    """Up to 8 visible scopes of several VMs: those with a name like `value`, in any case, then others.
+    """Up to 8 visible scopes of sets and services: names like `value`, in any case, then others.
 
-    The most alike come first. The value of each choice is the scope's name in lower case; scopes of single VMs are left
-    out.
+    The most alike come first. The value of each choice is the scope's name in lower case, each once; standalone VMs are
+    left out.
     """
     ids = [
         block.id

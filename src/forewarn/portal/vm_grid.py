@@ -29,12 +29,12 @@ class VmCell(BaseView, frozen=True, kw_only=True):
 class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
     """One update domain of a grid, with its VMs by fault domain.
 
-    `places` has its VMs in each of the grid's fault domains, in order. `at_work`: an event is being performed on one of
-    them.
+    `places` has its VMs on this page in each of the grid's fault domains, in order. `at_work`: an event is being
+    performed on a VM of the update domain, perhaps one of another page.
     """
 
     update_domain: int  # its number, from 0
-    at_work: bool  # an event is being performed on one of its VMs
+    at_work: bool  # an event is being performed on one of its VMs, on this page or not
     places: tuple[tuple[VmCell, ...], ...]  # its VMs in each of the grid's `fault_domains`, in order; some may be empty
 
     @property

@@ -50,7 +50,7 @@ class ReadinessOptions:
 
 
 class ReadinessReaction:
-    """Marks the VM as not ready by a file, and waits for its connections to end.
+    """Marks the VM as not ready by a file, and waits for its connections to end, both if configured.
 
     The page /ready answers 503 while such a step is in effect; that is computed from the journal, not here. A file
     that existed before belongs to someone else, and stays.
