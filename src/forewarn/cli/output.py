@@ -183,7 +183,8 @@ class Output:
 def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
     """A table, headers in capitals, for a terminal of this width in characters, not printed yet.
 
-    `column_widths` sizes the columns; if they do not fit, rich does. ValueError unless each row has a cell per header.
+    The columns have their `column_widths`, or those of rich if there are none. ValueError unless each row has a cell
+    per header.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)

@@ -137,10 +137,10 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
     at once if no document would show it; else it is published. A policy may exclude what stops the last running VM of
     the scope (`Vm.approves_all_down`). One that a policy approves is published too, approved, if its VM is being moved.
     A failed host also ends acts in progress on its VMs. Withdraws the events that it replaces, and leaves out VMs that
-    are gone, that have left the host which it is about, or that are in another update domain than the first of the
-    others by now. A scope that has the event already is returned unchanged. Refused if no VM is left, if their state or
-    another operation on them forbids it, if the scope has too many user operations scheduled, or if it is a rebalance
-    recommendation and the policy has these switched off.
+    are gone, that have left the host which it is about, or, unless it crosses update domains, that are in another one
+    than the first of the others by now. A scope that has the event already is returned unchanged. Refused if no VM is
+    left, if their state or another operation on them forbids it, if the scope has too many user operations scheduled,
+    or if it is a rebalance recommendation and the policy has these switched off.
     """
     if scope.event(planned.event_id) is not None:
         return scope

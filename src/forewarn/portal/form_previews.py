@@ -84,7 +84,7 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
 
 
 def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one sentence: what withdrawing an event would do, and how many VMs received it.
+    """A list of one text: what withdrawing an event would do, and how many VMs received it.
 
     The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Raises Refused if it
     can no longer be withdrawn or several ids match, and NotFound.
@@ -172,7 +172,7 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one sentence: which faults and storms the body of the call would clear.
+    """A list of one text: which faults and storms the body of the call would clear; it names no scope.
 
     The body is a ClearFaultsBody, else Rejected. Does not check that they exist, or that the body names any.
     """
@@ -198,7 +198,7 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one sentence that says after how many of its steps a replay would end.
+    """A list of one text: after how many of its steps a replay would end, and what its scope gets then.
 
     The path parameter `id` is its id or a unique prefix. Raises NotFound, or Refused if several match.
     """

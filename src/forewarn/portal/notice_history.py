@@ -34,9 +34,9 @@ class NoticeSample(NamedTuple):
 
 
 def notice_sample(event: Event) -> NoticeSample | None:
-    """The notice that an event got; None if it has not started or no document lists it.
+    """The notice that an event got; None if it has not started or no document listed it.
 
-    The promised notice is in whole seconds; both are 0 or more.
+    The promised notice is in whole seconds, None for an event that started without notice; both are 0 or more.
     """
     if event.started_at is None or not event.listed or event.rules.kind is None:
         return None
