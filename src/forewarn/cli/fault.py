@@ -104,7 +104,8 @@ def clear_faults(
     \f
     `ids` are full ids. Clears the faults that match every given option, where `scope` means faults of the scope itself,
     not of its VMs; storms too if only `ids` or `every` is given. The faults that a storm has set stay. Prints what was
-    cleared, maybe nothing. Raises Rejected if nothing is given, NotFound for an id that is not active.
+    cleared, maybe nothing. Raises Rejected if nothing is given or the kind is unknown, NotFound for an id that is not
+    active or an unknown VM or scope, Refused for an ambiguous name.
     """
     if not ids and not every and kind is None and vm is None and scope is None:
         raise Rejected("no fault is selected: give ids, or --kind, --vm, --scope or --all")
