@@ -31,6 +31,14 @@ def test_a_case_that_needs_namespaces_is_not_applicable_without_them() -> None:
     assert states == [(1, 0), (0, 1)]
 
 
+def test_a_case_that_needs_several_copies_is_not_applicable_in_a_profile_with_one() -> None:
+    case = replace(a_case("whom-nobody", CaseOutcome.FAIL), needs=frozenset({Need.SEVERAL_VMS}))
+    plan = replace(a_plan(case), profile=HandlerProfile.SPOT)
+    (judged,) = asyncio.run(run_cases(plan, lambda progress: None))
+    assert judged.verdict.outcome is CaseOutcome.NOT_APPLICABLE
+    assert "--profile cluster" in judged.verdict.reason
+
+
 def test_a_case_whose_process_cannot_run_it_is_unknown() -> None:
     plan = a_plan(a_case("notice-of-nobody", CaseOutcome.FAIL))
     (judged,) = asyncio.run(run_cases(plan, lambda progress: None))

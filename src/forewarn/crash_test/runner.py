@@ -177,6 +177,8 @@ async def _run_case(plan: CrashTestPlan, case: Case) -> JudgedCase:
         return _not_applicable(
             case, "it needs a VM of namespaces, and the handler runs without: leave --endpoint-env out"
         )
+    if plan.profile is not HandlerProfile.CLUSTER and Need.SEVERAL_VMS in case.needs:
+        return _not_applicable(case, "it needs copies of the handler on several VMs: give --profile cluster")
     begin = asyncio.get_running_loop().time()
     # The case removes its directory itself; this one does if the case's process is killed.
     with tempfile.TemporaryDirectory(prefix="forewarn-case-", ignore_cleanup_errors=True) as directory:
