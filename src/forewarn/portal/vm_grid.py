@@ -46,8 +46,8 @@ class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
 class VmBlockView(BaseView, frozen=True, kw_only=True):
     """A block of VMs with its status: a scope, or standalone VMs of a resource group.
 
-    `vms` are on this page, of `size` in all. `asking` of these polled in the last minute, the latest of them `silent_s`
-    ago (real time). `at_work` are update domains on which an event is being performed.
+    `vms` are on this page, of `size` in all. Of all, `asking` polled in the last minute; the latest poll was `silent_s`
+    ago, in real time. `at_work` are update domains on which an event is being performed.
     """
 
     scope: str  # its id; "" for standalone VMs
