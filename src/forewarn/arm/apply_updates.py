@@ -67,7 +67,7 @@ VmsFinder = Callable[[RequestContext, ArmCall], Sequence[Vm]]  # raises NotFound
 class ApplyUpdatePropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `properties` of an apply update; only `status` `Cancel` has a meaning in a call."""
 
-    status: str | None = None  # "Cancel" or None
+    status: str | None = None  # "Cancel", in any case; another text counts as None
     resource_id: Any = None  # accepted, without effect
     last_update_time: Any = None  # accepted, without effect
 

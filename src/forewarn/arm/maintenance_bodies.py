@@ -49,10 +49,10 @@ class _ReadOnlyMembers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `maintenanceWindow` of a configuration."""
 
-    start_date_time: str | None = None  # local time, such as `2026-12-05 02:00`
-    expiration_date_time: str | None = None  # local time; None: never
+    start_date_time: str | None = None  # local time, such as `2026-12-05 02:00`; None is rejected later
+    expiration_date_time: str | None = None  # local time; None or `9999-12-31 23:59:59`: never
     duration: str | None = None  # hours and minutes, `02:00`; None: the scope's default
-    time_zone: str | None = None  # in the words of Windows, such as `W. Europe Standard Time`
+    time_zone: str | None = None  # in the words of Windows, such as `W. Europe Standard Time`; None is rejected later
     recur_every: str | None = None  # such as `Week Saturday`; None: opens once
 
 
@@ -61,12 +61,12 @@ class ConfigurationPropertiesBody(
 ):
     """The member `properties` of a configuration."""
 
-    namespace: str | None = None  # without effect
-    extension_properties: dict[str, str] | None = None  # without effect
+    namespace: str | None = None  # stored and shown, without effect
+    extension_properties: dict[str, str] | None = None  # likewise
     maintenance_scope: str | None = None  # Host, OSImage or InGuestPatch; None is rejected later
     maintenance_window: MaintenanceWindowBody | None = None  # None is rejected later
     visibility: str | None = None  # Custom or None; others are rejected
-    install_patches: dict[str, Any] | None = None  # without effect
+    install_patches: dict[str, Any] | None = None  # stored and shown, without effect
 
 
 class ConfigurationBody(_ReadOnlyMembers, frozen=True, kw_only=True):
@@ -112,8 +112,8 @@ class AssignmentBody(_ReadOnlyMembers, frozen=True, kw_only=True):
 def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceConfiguration:
     """Returns the configuration with this resource id that a body describes, without who created it.
 
-    Raises Rejected with a sentence for a bad name, a missing location, scope or window, or a window beyond Azure's
-    limits.
+    Raises Rejected with a sentence for a bad name, a missing location, scope or window, a window beyond Azure's limits,
+    tags that are not possible, or a visibility other than Custom.
     """
     require_resource_name(resource)
     properties = body.properties or ConfigurationPropertiesBody()

@@ -61,7 +61,7 @@ async def put_configuration(context: RequestContext, call: ArmCall) -> ArmRespon
     """Creates the configuration of the path (201), or replaces it (200); its group need not have a VM.
 
     The body is the stored configuration. Durable, with a history entry if anything changed. Raises Rejected for a bad
-    body, or a new start before the current date there, ArmError 404 if no VM is in the subscription.
+    body, or a new start before the current date in its time zone, ArmError 404 if no VM is in the subscription.
     """
     _require_subscription(context, call)
     return await _write_configuration(context, call)

@@ -30,7 +30,8 @@ RepeatedResponse = Callable[[RequestContext, ArmCall, MaintenanceRequest], ArmRe
 def accepted_response(context: RequestContext, call: ArmCall, request: MaintenanceRequest) -> ArmResponse:
     """The 202 response with the operation of a request that an earlier call created.
 
-    Its headers have the URLs of the operation, in the location of a VM of the request; its body is empty.
+    Its headers have the URLs of the operation, in the location of a VM of the request if one is still stored; its body
+    is empty.
     """
     return ArmResponse(status=202, headers=operation_headers(call, _any_vm(context, request), request))
 

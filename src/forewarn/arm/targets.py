@@ -199,10 +199,10 @@ def _flexible_vm_resources(context: RequestContext, call: ArmCall) -> list[str]:
 
 
 def authorize_scale_set(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Raises Forbidden unless the caller has the right over the set, and over each VM of a flexible set.
+    """Raises Forbidden unless the caller has the right over the called resource and a flexible set's VMs.
 
-    The call is for a scale set, or something below it that concerns its VMs. The ids of a flexible set's VMs are not
-    below its own, so the right over the set does not include them.
+    The called resource is a scale set, or something below it that concerns its VMs; all present VMs of a flexible set
+    count. The ids of a flexible set's VMs are not below its own, so the right over the set does not include them.
     """
     context.require(right, call.resource)
     if not context.principal.may_all(right, _flexible_vm_resources(context, call)):

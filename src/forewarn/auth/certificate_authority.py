@@ -106,7 +106,7 @@ def issue_server_certificate(
 
 
 def certificate_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return LOOPBACK_NAMES, then these host names and addresses in lower case, each once.
+    """Return LOOPBACK_NAMES, then these host names in lower case and addresses in short form, each once.
 
     Rejected if one is neither a host name (perhaps with a wildcard `*.`) nor an address.
     """

@@ -22,7 +22,7 @@ class TokenErrorReason(StrEnum):
 
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"
-    WRONG_AUDIENCE = "wrong audience"  # it is for another service
+    WRONG_AUDIENCE = "wrong audience"  # it is for another service, or of a sign-in for another client
     WRONG_ISSUER = "wrong issuer"
     BAD_SIGNATURE = "bad signature"  # or one of an algorithm that is not allowed
     MALFORMED = "malformed"  # not in the form of RFC 7515, without a needed claim, or of another sign-in
@@ -41,12 +41,12 @@ class InvalidToken(Rejected):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a verified token belongs to, and until when (real time). Grants may name any of `ids`."""
+    """Who a verified token or session belongs to, until when (real time). Grants may name any of `ids`."""
 
     ids: tuple[str, ...]  # principal ids, such as `client:ID`; at least one
     name: str  # for people
     tenant: str  # "": not known
-    expires_at: float  # POSIX seconds; 0: not from a token
+    expires_at: float  # of the token or the portal session, POSIX seconds; 0: from neither
     secret_fingerprint: str = ""  # of the secret with which a client signed in; "": another kind of caller
     vm_key: str = ""  # only for a VM's managed identity, as the next
     vm_id: str = ""  # the VM's GUID

@@ -87,7 +87,7 @@ class OidcConfiguration(msgspec.Struct, frozen=True):
 
     issuer: str  # its URL
     jwks_uri: str  # where its public keys are
-    authorization_endpoint: str = ""  # where browsers sign in
+    authorization_endpoint: str = ""  # where browsers sign in; "": it names none, as in the next
     token_endpoint: str = ""  # where codes are exchanged for tokens
     token_endpoint_auth_methods_supported: tuple[str, ...] = (_BASIC,)  # how a client may send its secret
 

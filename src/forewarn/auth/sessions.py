@@ -92,7 +92,7 @@ class PortalSession(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str  # random
     ends_at: float  # real time, in POSIX seconds
-    claims: Claims  # of the person or client who signed in
+    claims: Claims  # of the person or client who signed in, with the tenant of this service and the session's expiry
     issuer: str = ""  # the external issuer that identified the person; "": this service did
     is_owner: bool = False  # signed in with a link that only the service's owner can make
 
@@ -155,7 +155,7 @@ class SessionIssuer:
         """Return a new session as a signed text for a cookie, valid for 12 hours of real time from `now`.
 
         `issuer` is the external issuer that identified the person; "": this service did. `is_owner` makes it a session
-        of the service's owner. The expiry of `claims` does not matter.
+        of the service's owner. Of `claims`, only the ids, the name and the fingerprint of the secret are kept.
         """
         payload = _SessionPayload(
             iss=self._tenant_id,

@@ -26,8 +26,9 @@ class PortalContext(RequestContext):
 
     `directory` is that of the whole fleet; the context shows the part of it that `principal`, the user, may see.
     `overview` has the states of all VMs in memory, `events` the live events; await `ensure_built` of each first.
-    `store_health` says whether the store accepts writes. `api_routes` are the API's routes by method and path: forms
-    call their handlers, so that the API alone decides what a user may do. `again` authenticates the same user anew.
+    `store_health` says whether the store accepted writes when it was last checked. `api_routes` are the API's routes by
+    method and path: forms call their handlers, so that the API alone decides what a user may do. `again` authenticates
+    the same user anew.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class FailedAct:
     event_id: str  # of the event that it belongs to
     verb: Verb  # what was to be done
     at: float  # lab time
-    note: str  # why, for people
+    note: str  # why, for people; "": not known
 
 
 class _LiveEvents:
@@ -255,8 +255,9 @@ class EventIndex:
         return events if wanted is None else (event for event in events if event.scope_id in wanted)
 
     def failures_since(self, since: float) -> list[FailedAct]:
-        """The failed acts at or after this lab time, the last learned of first; of each VM only its last one.
+        """The failed acts at or after this lab time, the last learned of first; of each VM only one.
 
-        Without VMs on which an act has succeeded since, and without removed VMs. At most the last 1,000 are known.
+        It is of the last event with a failed act on the VM. Without VMs on which an act has succeeded since, and
+        without removed VMs. At most the last 1,000 are known.
         """
         return [failed for failed in reversed(self._failures.values()) if failed.at >= since]

@@ -43,7 +43,7 @@ class FilterProblem(BaseView, frozen=True, kw_only=True):
     parameter: str  # of the query
     sentence: str  # what is wrong, for people
     nearest: FilterChoice | None  # the choice that is most like the value; None: none is
-    choices: tuple[FilterChoice, ...]  # known values, of VMs, scopes and rollouts at most 8; () if `nearest` is all
+    choices: tuple[FilterChoice, ...]  # values that exist, of VMs, scopes and rollouts at most 8; () if only `nearest`
 
 
 class UnknownFilter(Rejected):
@@ -127,8 +127,9 @@ def _nearest_choice(value: str, choices: Sequence[FilterChoice]) -> FilterChoice
 def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
     """Up to 8 visible VMs whose name contains `value`, in any case; if there are none, similar names.
 
-    Of `group/name` only the name counts. In a fleet of more than 5,000 VMs, similar names are those that contain its
-    first three characters; none for a value of three characters or fewer.
+    Of `group/name` only the name counts, and the value of each choice is the VM's name, which need not be unique. If
+    more than 5,000 VMs are visible, similar names are those that contain its first three characters; none for a value
+    of three characters or fewer.
     """
     wanted = value.strip().casefold().rpartition("/")[2]
     found = context.overview.find_by_name(context.directory, wanted, _MAX_OFFERED)
@@ -148,7 +149,7 @@ def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
     """Up to 8 visible scopes of sets and services: names like `value`, in any case, then others.
 
     The most alike come first. The value of each choice is the scope's name in lower case, each once; standalone VMs are
-    left out.
+    left out. Only about the first 5,000 scopes are searched.
     """
     ids = [
         block.id

@@ -261,7 +261,7 @@ class FleetOverview:
         return derived
 
     def all_groups(self) -> list[GroupOverview]:
-        """All resource groups, in the order in which the fleet got them."""
+        """All resource groups that have a present VM, in the order in which the fleet got them."""
         return list(self._groups.values())
 
     def visible_groups(self, directory: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:

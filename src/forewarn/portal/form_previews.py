@@ -174,7 +174,8 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
     """A list of one text: which faults and storms the body of the call would clear; it names no scope.
 
-    The body is a ClearFaultsBody, else Rejected. Does not check that they exist, or that the body names any.
+    The body is a ClearFaultsBody, else Rejected. Does not check that they exist, or that the body names any. A scope to
+    which the body restricts them is not named.
     """
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
@@ -211,7 +212,9 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on how far lab time would advance, and which visible events' notices would end on the way.
+    """Sentences on how far lab time would advance, and how many visible events' notices are over by then.
+
+    The second names the first three, and counts scheduled events whose notice is over already.
 
     The body of the call is an AdvanceClockBody, else Rejected; whether its duration is allowed is not checked. Events
     are searched among the 20,000 newest scheduled ones. Raises Rejected too if the clock shows real time.

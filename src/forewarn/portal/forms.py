@@ -46,13 +46,13 @@ class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
     value: str  # that the form submits, such as a VM's key
     text: str  # its label
     note: str = ""  # after the label, such as the host of a VM
-    is_chosen: bool = False  # the user has chosen it before
+    is_chosen: bool = False  # it is filled in: the user entered it, the link names it, or it is the default
 
 
 class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     """A form field as the template shows it, with its current value and its choices.
 
-    `value` is the entered text that is none of `choices`; with `is_truncated` there are more of these.
+    `value` is the entered text, or the default, that is none of `choices`; with `is_truncated` there are more of these.
     """
 
     name: str  # this and the next five are those of the FormField
@@ -61,8 +61,8 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     hint: str  # text below the field; "": none
     is_required: bool  # the API rejects the form without it
     fault_kind: str  # the only kind of fault that has this parameter; "" for other fields
-    value: str  # the entered text, without what is among the choices
-    choices: tuple[FieldChoice, ...] = ()
+    value: str  # the entered text, or the default, without what is among the choices; "": none
+    choices: tuple[FieldChoice, ...] = ()  # of VMs, hosts, scopes and of a fixed list; () for other kinds
     is_truncated: bool = False  # there are more choices than are offered
 
 

@@ -25,8 +25,8 @@ T = TypeVar("T")
 class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     """What changed, for one user: the message `change` of the live stream. Field names are JSON keys.
 
-    It covers the history up to the entry `seq`. `what` has the kinds of the history entries, `vms` the key and current
-    state of each VM whose state changed; the other tuples have the ids of what changed.
+    It covers the history up to the entry `seq`. `what` has the kinds of the history entries, `vms` the key and state of
+    each VM whose state has changed, or may have; the other tuples have the ids of what changed.
     """
 
     seq: int  # of the history; the change covers everything up to it
@@ -35,7 +35,7 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[str, ...]  # ids, upper case
     requests: tuple[str, ...]  # ids, lower case
     hosts: tuple[str, ...]  # names, sorted, also of hosts with a VM or an event that changed
-    vms: tuple[tuple[str, str], ...]  # key and current state of each VM whose state changed
+    vms: tuple[tuple[str, str], ...]  # key and state of each VM whose state has changed, or may have
     what: tuple[str, ...]  # the kinds of the history entries, each once, sorted
 
     @property
@@ -58,7 +58,7 @@ class ChangeBatch:
     events: Mapping[str, str]  # id → id of its scope
     requests: frozenset[str]  # ids
     hosts: frozenset[str]  # names of those that changed themselves; "" does not count
-    vms: Mapping[str, str]  # key → new VmState
+    vms: Mapping[str, str]  # key → VmState, where it has changed or may have
     hosts_by_id: Mapping[str, Set[str]]  # an event's id or a VM's key → hosts whose pages show it
     entries: Sequence[HistoryEntry]  # of these commits
 
@@ -155,7 +155,10 @@ class ChangeCollector:
             self._hosts_by_id[event.id].update((act.from_host, act.to_host))
 
     def add_entries(self, entries: Iterable[HistoryEntry]) -> None:
-        """Adds history entries, and the scopes, requests, events and hosts that they are about."""
+        """Adds history entries, and the scopes, requests and events that they name.
+
+        Also the hosts that they name, if they name an event or no scope.
+        """
         for entry in entries:
             self._entries.append(entry)
             self._scopes.add(entry.scope_id)

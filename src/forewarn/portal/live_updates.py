@@ -40,7 +40,7 @@ class PendingUpdates:
     clock_changed: bool = False  # the lab clock was advanced or has another speed
     counts_changed: bool = False  # of VMs by state
     health_changed: bool = False  # of the store
-    hold_changed: bool = False  # on all rollouts: it was set or lifted
+    hold_changed: bool = False  # on all rollouts: it was set, changed or lifted
     nodes_changed: bool = False  # control nodes or host nodes of the cluster
 
     def __bool__(self) -> bool:
@@ -106,7 +106,7 @@ class LiveSubscriber:
         self._wakeup.set()
 
     def notify_hold(self) -> None:
-        """Queues a message about the hold on all rollouts, which was set or lifted."""
+        """Queues a message about the hold on all rollouts, which was set, changed or lifted."""
         self._pending.hold_changed = True
         self._wakeup.set()
 
@@ -224,9 +224,10 @@ class LiveUpdateHub:
     def changes_since(self, after: int) -> ChangeBatch | None:
         """The changes after the history entry of this number, for a page that missed them.
 
-        With the current states of all VMs in the changed scopes. None if the page has to reload everything: it missed
-        more than 500 entries (MAX_MISSED_ENTRIES), more than 2000 VMs are in these scopes (MAX_VMS_PER_CHANGE), entries
-        were pruned, or `after` is in the future. An empty batch if it missed nothing.
+        With the current states of all VMs in the changed scopes, GONE for removed ones. None if the page has to reload
+        everything: it missed more than 500 entries (MAX_MISSED_ENTRIES), more than 2000 VMs, removed ones included, are
+        in these scopes (MAX_VMS_PER_CHANGE), entries were pruned, or `after` is in the future. An empty batch if it
+        missed nothing.
         """
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:

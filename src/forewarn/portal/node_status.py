@@ -36,10 +36,10 @@ class ControlNodeRow(BaseView, frozen=True, kw_only=True):
     role: str  # active, suspended, standby, starting or stopping; `silent` if it was not seen for 10 s
     url: str  # where the other nodes reach it
     version: str  # of forewarn
-    term: int | None  # of the lease, if it is the active node; None: it is not
+    term: int | None  # of the lease, if it is the active node; None: it is not, as far as known
     seen: str  # `now`, or how long ago it described itself, such as `20 s ago`
     behind: int  # groups of writes that its copy lacks
-    clock: str  # how its clock differs from PostgreSQL's, for people; "": not known
+    clock: str  # how its clock differs from PostgreSQL's, or by at most how much, for people; "": not known
     advice: str  # what is wrong, and what to do, in a sentence; "": nothing is
 
 
@@ -51,7 +51,7 @@ class HostNodeRow(BaseView, frozen=True, kw_only=True):
     since: float | None  # when it was last heard if it is silent or stopped, in POSIX seconds of real time; else None
     version: str  # of forewarn; "": not known
     hypervisor: str  # its name; "": not known
-    vms: int  # that it served when it reported last
+    vms: int  # that it served when it reported last; 0 if it is absent
     term: int | None  # of the stream that it follows; None: it has reported none
     position: int | None  # in that stream; None: it has reported none
     clock_ahead_s: float | None  # how far its clock is ahead of the active node's; None: it does not answer now

@@ -121,8 +121,8 @@ class RolloutTracker:
     def tally(self) -> RolloutTally:
         """Its progress in VMs, each counted once: by its newest event, or by what another rollout does.
 
-        VMs without an event are waiting; once it has completed, they do not count. It may lag behind until all its VMs
-        were read.
+        VMs without an event are waiting, as are those whose event a health check withdrew; once it has completed, VMs
+        without an event do not count. It may lag behind until all its VMs were read.
         """
         # VMs that it would cover, and that came after it completed, are not part of it.
         left_out = self._counts[_NO_EVENT] if self.rollout.progress is RolloutState.COMPLETED else 0
@@ -138,7 +138,7 @@ class RolloutTracker:
 
         `now` is lab time. It has stalled if progress is overdue by more than 300 s (STALL_S). Progress is due when the
         last notice of its events has ended, plus the usual time of an act while some are under way, or when its wave
-        has settled; else at once. While another rollout does its work, it has not stalled.
+        has settled; else at once. While another rollout works on one of its VMs, or plans to, it has not stalled.
         """
         if self.rollout.progress is not RolloutState.RUNNING or self._awaited:
             return None
@@ -150,7 +150,7 @@ class RolloutTracker:
         return now - self._changed_at if now - due_at > STALL_S else None
 
     def estimated_end(self, now: float, settle_s: float) -> EndEstimate | None:
-        """When it probably ends, from lab time `now` on; None if it does not run.
+        """When it probably ends, from lab time `now` on; None if it is not running, as when it is paused.
 
         The update domains of a scope follow one another, and scopes do not wait for each other: so the scope with the
         most update domains left decides. The settling times of its waves are added. `settle_s` is for how long an event
