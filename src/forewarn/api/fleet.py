@@ -62,9 +62,9 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
     """Show the hosts, scopes and VMs that the caller may read.
 
     VMs are present ones, in the order they were added, at most `limit` of the scope and host of the query; scopes are
-    those of these VMs. A host names all its visible VMs. Hosts without visible VMs, or without VMs of the scope, are
-    shown only to callers who see everything and give no scope. Stores observed polls first, so that they are shown.
-    Raises NotFound or Refused for the scope or host.
+    those of these VMs. With a scope, hosts are those of these VMs, else those with visible VMs or, for a caller who
+    sees everything, all; with a host only that. A host names all its visible VMs. Stores observed polls first, so that
+    they are shown. Raises NotFound or Refused for the scope or host.
     """
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None

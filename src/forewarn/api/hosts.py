@@ -126,7 +126,7 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
     """Preview the events of predicting that a host will fail.
 
     The path parameter `name` is its name, in any case. Simulates it on a copy, after it has stored observed polls, and
-    changes nothing else; previews run one at a time. The simulation of more than 2,000 VMs ends after
+    changes nothing else; the previews of a caller run one at a time. The simulation of more than 2,000 VMs ends after
     publication, any other after 10 seconds of real time at the latest (`is_cut`). Raises NotFound, Refused and Rejected
     as the request itself would, and DryRunTooLarge if the scopes have more than 20,000 VMs.
     """
@@ -143,7 +143,7 @@ async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Previ
     """Preview the events of failing a host.
 
     The path parameter `name` is its name, in any case. Simulates it on a copy, after it has stored observed polls, and
-    changes nothing else; previews run one at a time. The simulation of more than 2,000 VMs ends after
+    changes nothing else; the previews of a caller run one at a time. The simulation of more than 2,000 VMs ends after
     publication, any other after 10 seconds of real time at the latest (`is_cut`). Raises NotFound and Refused as the
     request itself would, and DryRunTooLarge if the scopes have more than 20,000 VMs.
     """

@@ -128,9 +128,9 @@ async def show_request(context: RequestContext, call: HandlerCall) -> RequestSta
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
     """Preview a request: its events and their times.
 
-    Simulates it on a copy, after it has stored observed polls, and changes nothing else; previews run one
-    at a time. The simulation of more than 2,000 VMs ends after publication, any other after 10 seconds of real time at
-    the latest (`is_cut`). Its texts name faults only to callers who see everything. Raises NotFound, Rejected and
+    Simulates it on a copy, after it has stored observed polls, and changes nothing else; the previews of a caller run
+    one at a time. The simulation of more than 2,000 VMs ends after publication, any other after 10 seconds of real time
+    at the latest (`is_cut`). Its texts name faults only to callers who see everything. Raises NotFound, Rejected and
     Refused as the request itself would, and DryRunTooLarge if the scopes concerned have more than 20,000 VMs.
     """
     vms = _named_vms(context, body)

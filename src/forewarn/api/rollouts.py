@@ -158,9 +158,9 @@ async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewR
     """Preview a rollout: its events in order and their times if no VM approves.
 
     Leaves out health checks. Changes nothing, but stores observed polls first; shows only the first wave of a rollout
-    over more than 2,000 VMs; any other simulation ends after 10 seconds of real time at the latest (`is_cut`). Previews
-    run one at a time. Raises NotFound, Rejected, Refused and Forbidden as its start would, and DryRunTooLarge if its
-    scopes have more than 20,000 VMs.
+    over more than 2,000 VMs; any other simulation ends after 10 seconds of real time at the latest (`is_cut`). The
+    plans and previews of a caller run one at a time. Raises NotFound, Rejected, Refused and Forbidden as its start
+    would, and DryRunTooLarge if its scopes have more than 20,000 VMs.
     """
     wanted = read_new_rollout(context, body)
     await context.dependencies.flush_observations()
@@ -196,7 +196,7 @@ async def plan_new_rollout(context: RequestContext, call: HandlerCall, body: New
 
     Changes nothing, but stores observed polls first. The earliest times assume that each event is approved when it is
     published, the latest ones that nobody approves. A rollout over more than 2,000 VMs gets no times, and a simulation
-    ends after 10 seconds of real time at the latest (`is_cut`). Plans and previews run one at a time.
+    ends after 10 seconds of real time at the latest (`is_cut`). The plans and previews of a caller run one at a time.
     Raises NotFound, Rejected, Refused and Forbidden as its start would, and DryRunTooLarge if its scopes have more than
     20,000 VMs.
     """

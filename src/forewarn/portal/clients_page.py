@@ -204,7 +204,7 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
     total: int  # all VMs that the user may see
     asks: dict[str, int]  # of these, by PollingState: now, stopped, never and off
     unprepared: int  # of these: VMs with a pending event that no handler knows of
-    unprepared_names: tuple[str, ...]  # the five with the earliest events
+    unprepared_names: tuple[str, ...]  # of the five of them with the earliest events, or fewer
     hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time; None: there is none
     q: str  # the search; this and `only` are those of the query
     only: str  # the chosen filter; "": all VMs

@@ -141,7 +141,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def has_day_ticks(self) -> bool:
-        """Whether the charts show more than two days, so that the axis shows days, not times of the day."""
+        """Whether the charts show more than two days: the axis then shows days, else times of the day."""
         return self.until - self.since > 2 * 86_400
 
     @property

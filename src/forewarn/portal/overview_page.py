@@ -49,8 +49,8 @@ class OverviewQuery(StrictBody, frozen=True, kw_only=True):
 class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     """A scheduled event: when it starts, what it waits for, and what the user may do. Times are lab time.
 
-    `more` events of the same request are left out after it; `more_path` is where they are listed, "" if the user may
-    not see it.
+    `more` events of the same request are left out after it; `more_path` is where they are listed, "" if there are none
+    or the user may not see it.
     """
 
     id: str  # a GUID, upper case
@@ -63,7 +63,7 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     waits_for: str  # in words; "": nothing, it starts now
     request_id: str  # of its request, or the id of the fault that made it
     more: int  # events of the same request among the next ones that are left out after this one
-    more_path: str  # where they are listed; "": the user may not see it
+    more_path: str  # where they are listed; "": there are none, or the user may not see it
     may_approve: bool  # the user has the right, and it is not approved
     may_withdraw: bool  # the user has the right
 
@@ -84,7 +84,7 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
     done: int  # acts that ended
     failed: int  # of these
     more: int  # events of the same request among the first ones that are left out after this one
-    more_path: str  # where they are listed; "": the user may not see it
+    more_path: str  # where they are listed; "": there are none, or the user may not see it
 
 
 class CurrentRollout(BaseView, frozen=True, kw_only=True):

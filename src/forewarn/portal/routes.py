@@ -75,14 +75,15 @@ class PageRoute:
     """One page: its path below /portal, its handler and template, and the right that it needs.
 
     The handler returns a msgspec struct. The template receives it as `page`. The query `?as=json` exports it unchanged,
-    `?as=csv` its `table()` and `?as=svg` its `svg()`, if it has these methods.
+    `?as=csv` its `table()` and `?as=svg` its `svg()`, if it has these methods. Unless the query names a page, the
+    handler makes what is exported with whole lists (`for_export` of the call).
     """
 
     path: str  # below /portal, in starlette's syntax
     handler: Handler  # takes the PortalContext, the HandlerCall, and `query` if it declares one
     template: str  # name of its file
     right: Right = Right.READ
-    resources: ResourceSelector = listing  # the resources on which the user needs `right`
+    resources: ResourceSelector = listing  # those over which the user needs `right`; `listing`: none, handlers filter
 
     @property
     def signature(self) -> HandlerSignature:

@@ -165,7 +165,7 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     lanes: tuple[EventRow, ...]  # newest first; at most MAX_EVENTS_SHOWN, of more the live ones and then the newest
     more: int  # events in the window that are left out
     is_cut: bool  # the search was bounded: older events may be missing
-    whole: TimelineLink | None  # to a window around all live events that match; None: there are none
+    whole: TimelineLink | None  # to a window, of at most 28 days, around all live events that match; None: none do
     newest: TimelineLink | None  # to the newest event that the user may see; None: there is none, or `lanes` has events
 
     def chart(self) -> TimelineChart:

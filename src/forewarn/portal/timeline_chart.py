@@ -221,7 +221,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     approved_by: str  # "": nobody
     started_at: float | None  # None: not started
     over_at: float | None  # None: it is live
-    promised_s: float | None  # whole seconds from publication to NotBefore; None: without notice
+    promised_s: float | None  # whole seconds from publication to NotBefore; None: without notice, or not `listed`
     given_s: float | None  # seconds from publication to start; None before the start
     notice: str  # both in words, or why there is no notice; of one that ended without a start also when that was
     waits_for: str  # what it waits for before it starts, in words; "" after that
@@ -309,9 +309,9 @@ LEGEND = (
 class BarSegment(BaseView, frozen=True, kw_only=True):
     """A part of a bar, such as its notice, with its position. One that `grows` ends at the current time.
 
-    `what` is promised (publication to NotBefore), notice (the part of that before the start or end), waiting (NotBefore
-    to start) or performing (start to end). `x` and `width` are percent of the chart's width, clamped a little outside
-    of the window.
+    `what` is promised (publication to NotBefore), notice (the part of that before the start or end), waiting (from
+    NotBefore on, to the start or the end without one) or performing (start to end). `x` and `width` are percent of the
+    chart's width, clamped a little outside of the window.
     """
 
     what: str  # promised, notice, waiting or performing

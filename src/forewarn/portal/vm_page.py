@@ -32,7 +32,7 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     """The page of one VM, present or removed. Field names are JSON keys.
 
     `poll` is a curl command that polls as it does. `events` are live ones, `over` the 20 newest past ones; `keeper` is
-    the supervisor of a namespace VM, None for others. `story` says what happened to it.
+    the connected supervisor of a namespace VM, None if there is none. `story` says what happened to it.
     """
 
     vm: VmView  # its settings, its place and its last poll
