@@ -62,6 +62,33 @@ def proxied_url(proxy: BreakingProxy) -> str:
     return f"postgresql://postgres:secret@127.0.0.1:{proxy.port}/{DATABASE}"
 
 
+@contextmanager
+def stalled_write(url: str) -> Iterator[None]:
+    """A session that has changed the lease, and whose client has stopped in the middle of a pipeline."""
+    with psycopg.connect(url) as db, db.pipeline():
+        db.execute("BEGIN")
+        db.execute("SELECT set_config('idle_in_transaction_session_timeout', '100', true)")
+        db.execute("UPDATE lease SET n = n + 1, expires_at = clock_timestamp() + interval '3 s' WHERE shard = 0")
+        db.pgconn.send_flush_request()
+        db.pgconn.flush()
+        yield
+
+
+def test_a_node_that_stands_still_while_it_writes_does_not_keep_the_lease(
+    servers: ServerPair, new_record: NewRecord
+) -> None:
+    lease, other = take(new_record()), new_record()
+    found: list[LeaseRow] = []
+
+    def is_taken() -> bool:
+        found.extend(row for row in (other.take_lease("c2", "http://c2"),) if row is not None)
+        return bool(found)
+
+    with pytest.raises(psycopg.OperationalError, match="closed"), stalled_write(servers.url):
+        wait_until(is_taken, "the lease has expired, and another node has it")
+    assert [(row.term, row.number) for row in found] == [(lease.term + 1, lease.number)]
+
+
 @pytest.mark.parametrize("at", list(BreakAt))
 def test_an_answer_lost_at_commit_is_found_out(
     servers: ServerPair, new_record: NewRecord, proxy: BreakingProxy, at: BreakAt

@@ -25,6 +25,14 @@ from forewarn.store.record import RecordUnavailable
 
 CALL_LIMIT_S = 10.0  # after this a call gives up; the next one connects again, perhaps to another server
 _MAX_CLOSING_STEPS = 10  # of a call that was ended
+# Ends sessions of this user that have changed the lease, which has expired, and whose client has been silent since. A
+# client that stops in the middle of a pipeline is such a one: the server does not limit idle transactions there.
+END_STALLED_HOLDER = b"""
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity JOIN pg_locks USING (pid)
+    WHERE relation = 'lease'::regclass AND mode = 'RowExclusiveLock' AND granted
+    AND usename = current_user AND datname = current_database()
+    AND pid <> pg_backend_pid() AND wait_event = 'ClientRead' AND xact_start < clock_timestamp() - interval '1 second'
+    AND EXISTS (SELECT FROM lease WHERE expires_at < clock_timestamp())"""
 _CHECK_INTERVAL_S = 0.1  # how often a waiting call looks at its limit
 _CORK: int = getattr(socket, "TCP_CORK", 0)  # only Linux has it
 

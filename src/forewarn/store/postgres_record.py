@@ -20,6 +20,7 @@ from forewarn.store import postgres_connection
 from forewarn.store.postgres_arrays import array_parameters, upsert_all_sql
 from forewarn.store.postgres_connection import (
     CALL_LIMIT_S,
+    END_STALLED_HOLDER,
     CallAborted,
     LimitedConnection,
     failure_text,
@@ -177,10 +178,11 @@ class PostgresRecord(SharedRecord):
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
         """Take the lease under a new term; None if it has not expired, even if this holder has it.
 
-        The server's clock decides. It lasts LEASE_S seconds without `renew_lease` or `commit`. After RecordUnavailable
-        it may have been taken all the same. `holder` is the name of this node, `url` where other nodes reach it; both
-        are stored with the lease.
+        The server's clock decides. It lasts LEASE_S seconds without `renew_lease` or `commit`. Ends the session of a
+        holder that stood still while it wrote. After RecordUnavailable the lease may have been taken all the same. It
+        is stored with `holder`, the name of this node, and `url`, where other nodes reach it.
         """
+        self._call(lambda db: db.execute(END_STALLED_HOLDER))
         rows = self._write(_TAKE_LEASE, (holder, url))
         return _lease_row(rows) if rows else None
 
