@@ -35,8 +35,8 @@ class NewGrant(StrictBody, frozen=True, kw_only=True):
     """A role to grant.
 
     `to` is a client's id, a VM (its name, `group/name`, key or vm id), or `oidc:ID` for a user of an external issuer.
-    `over` is a resource id (`/` is everything), the name of a VM, a scale set or a cloud service, or `group:NAME` for a
-    resource group. Names and ids are in any case, except the ID after `oidc:`.
+    `over` is a resource id (`/` is everything), the name of a VM, a uniform scale set or a cloud service, or
+    `group:NAME` for a resource group. Names and ids are in any case, except the ID after `oidc:`.
     """
 
     role: Role

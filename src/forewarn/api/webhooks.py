@@ -47,7 +47,7 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     over: str  # a resource id: only events of VMs within it
     happenings: tuple[EventGridStatus, ...]  # statuses of events that are sent; never empty
     opted_in_only: bool  # only events of VMs whose policy publishes outside
-    rollouts: bool  # also what happens to rollouts themselves: paused, resumed, stopped, completed, on hold
+    rollouts: bool  # also what happens to rollouts themselves, such as paused, aborted, completed or on hold
     by: str  # who added it
     at: float  # when, in lab time
     told_ago_s: float | None  # since the last success; None if there was none

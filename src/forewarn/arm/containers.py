@@ -70,9 +70,9 @@ def require_container(context: RequestContext, call: ArmCall) -> None:
 
 
 def stored_vm(context: RequestContext, key: str) -> Vm:
-    """The stored VM with this key, from the directory of present VMs; AssertionError if it is not stored.
+    """The stored VM with this key, which the directory gave; AssertionError if it is not stored.
 
-    Does not check rights.
+    Does not check that it is present, or rights.
     """
     vm = context.store.vm(key)
     assert vm is not None

@@ -181,10 +181,10 @@ def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **se
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    `selection` has the options vm, host and rollout; it selects the scheduled events that match all. `reason` None:
-    none is recorded. Prints each event. Returns the exit code: 2 if some event could not be withdrawn (the others are),
-    else 0. Raises Rejected unless either `events` or a selection is given, and the error of a single event: NotFound,
-    or Refused if it has started or is over.
+    `selection` has the options vm, host and rollout; it selects the scheduled events that match all. `reason` None: the
+    history says who withdrew them. Prints each event. Returns the exit code: 2 if some event could not be withdrawn
+    (the others are), else 0. Raises Rejected unless either `events` or a selection is given, and the error of a single
+    event: NotFound, or Refused if it has started or is over.
     """
     body = _selection_body(events, selection)
     return _change_events(call, "withdraw", "withdrawn", {**body, **({"reason": reason} if reason else {})})

@@ -139,8 +139,8 @@ def profiles(call: Invocation) -> None:
     """Show the profiles that `forewarn login` saved.
 
     \f
-    Prints the name, server and client of each, and where its secret is, never the secret; marks those that a command
-    would use now. Calls no service. Raises Rejected if others may read the file of profiles, or it cannot be read.
+    Prints the name, server and client of each, and where its secret is, never the secret; marks those that options or
+    environment select. Calls no service. Raises Rejected if others may read the file of profiles, or it cannot be read.
     """
     known = call.profiles.read_all()
     used = {name for name in known if _is_selected(call.remote_selection, name, known[name])}

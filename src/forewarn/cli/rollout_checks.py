@@ -21,7 +21,7 @@ def checks(call: Invocation, rollout_id: str, limit: int) -> None:
     \f
     `rollout_id` is its id or a unique beginning of it; `limit` is the number of measurements, the newest, oldest first.
     With --json, all that the service shows (500). Raises NotFound, or Refused if several ids begin so. Prints two
-    tables: the checks with their latest outcome, then the measurements.
+    tables: the checks with their latest outcome, then the measurements; a sentence if it has no checks.
     """
     view = call.api.get("rollouts", rollout_id, "checks")
     if call.output.as_json:

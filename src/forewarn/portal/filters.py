@@ -43,14 +43,14 @@ class FilterProblem(BaseView, frozen=True, kw_only=True):
     parameter: str  # of the query
     sentence: str  # what is wrong, for people
     nearest: FilterChoice | None  # the choice that is most like the value; None: none is
-    choices: tuple[FilterChoice, ...]  # values that exist, of VMs, scopes and rollouts at most 8; () if only `nearest`
+    choices: tuple[FilterChoice, ...]  # values that exist, of VMs and the like at most 8; () if none or only `nearest`
 
 
 class UnknownFilter(Rejected):
     """The value of a filter does not exist. `reason` is the error in words, `choices` are values that do.
 
     `parameter` is that of the query; `value`, mostly that of the query, is what `problem` compares the choices with.
-    Handlers of pages raise it; `routes` then shows the page without this filter.
+    Handlers of pages raise it; `routes` then shows the page without this filter, and an export fails with `reason`.
     """
 
     def __init__(self, parameter: str, value: str, reason: Rejected, choices: Iterable[FilterChoice] = ()) -> None:

@@ -63,7 +63,7 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     path_parameter: str = ""  # name in the path of the API route; "": not in the path
     default: str = ""  # what a new form shows in it
     choices: tuple[tuple[str, str], ...] = ()  # value and text of each
-    is_required: bool = False  # the API rejects the form without it
+    is_required: bool = False  # the form is rejected without it
     fault_kind: str = ""  # the only kind of fault that has this parameter; "" for other fields
 
     def parse(self, values: FormValues) -> Any:

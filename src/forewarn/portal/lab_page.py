@@ -50,7 +50,7 @@ class ClockJump(BaseView, frozen=True, kw_only=True):
     """
 
     summary: str  # by how much, and by whom; "" if it is not known
-    counts: dict[str, int]  # of the entries, by kind, such as published, started, performed and finished
+    counts: dict[str, int]  # of these entries, of more than 10,000 the first ones, by kind, such as published
     entries: tuple[HistoryEntryView, ...]  # the first 50, oldest first
     more: int  # entries that are left out
     after: int  # the number of the history entry before the first one

@@ -46,10 +46,10 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeBatch:
-    """The changes of several commits, built once for all open pages; `ChangeCollector.to_batch` makes it.
+    """Changes that were collected, built once for all open pages; `ChangeCollector.to_batch` makes it.
 
-    `events` maps an event's id to its scope's id, `vms` a VM's key to its new state, and `hosts_by_id` the id of an
-    event or the key of a VM to the hosts whose pages show it.
+    `events` maps an event's id to its scope's id, `vms` a VM's key to its state, and `hosts_by_id` the id of an event
+    or the key of a VM to the hosts whose pages show it.
     """
 
     seq: int  # of the history; the batch covers everything up to it
@@ -60,7 +60,7 @@ class ChangeBatch:
     hosts: frozenset[str]  # names of those that changed themselves; "" does not count
     vms: Mapping[str, str]  # key → VmState, where it has changed or may have
     hosts_by_id: Mapping[str, Set[str]]  # an event's id or a VM's key → hosts whose pages show it
-    entries: Sequence[HistoryEntry]  # of these commits
+    entries: Sequence[HistoryEntry]  # that were collected; () for what the history does not record
 
     @cached_property
     def full_change(self) -> LiveChange:
@@ -115,9 +115,9 @@ class ChangeBatch:
 
 
 class ChangeCollector:
-    """Collects commits, history entries and deliveries until `to_batch` makes one batch of them.
+    """Collects commits, history entries, deliveries and acts until `to_batch` makes one batch of them.
 
-    It is empty at first. `vm_states` has the new state of each VM that was added, by key.
+    It is empty at first. `vm_states` has the state of each VM that was added, by key.
     """
 
     def __init__(self) -> None:

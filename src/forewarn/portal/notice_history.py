@@ -145,8 +145,8 @@ class NoticeHistory:
     def first_start(self, since: float, sees: ScopeFilter | None) -> float | None:
         """The lab time of the first start since `since`; None if there was none.
 
-        `sees` leaves out events that the user may not see. With None, which leaves out none, it is rounded down to five
-        minutes and may be before `since`.
+        `sees` leaves out events that the user may not see, and those before `complete_since(sees)`. With None, which
+        leaves out none, it is rounded down to five minutes and may be before `since`.
         """
         if sees is not None:
             return min((s.started_at for s in self._visible_samples(since, sees)), default=None)

@@ -256,8 +256,8 @@ class StoppedRollout:
 class RolloutIndex:
     """Tracks all open rollouts, and the last ones that stopped by themselves.
 
-    Await `build` first; then pass every commit to `on_commit`, in order. Commits that are passed while it builds count.
-    `rollouts` finds the VMs of a rollout. Use it on one event loop.
+    Await `build` first; then pass every commit since that began to `on_commit`, in order. `rollouts` finds the VMs of a
+    rollout. Use it on one event loop.
     """
 
     def __init__(self, store: Store, rollouts: RolloutService) -> None:

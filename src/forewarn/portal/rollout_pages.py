@@ -117,7 +117,7 @@ class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
 
     number: int  # of the update domain
     vms: int  # that the rollout affects
-    done: int  # VMs whose event is over, however it ended
+    done: int  # VMs whose event is over, however it ended, unless a health check withdrew it
     state: str  # now: it has live events; next: comes next; waiting: comes later, or never if the rollout ended; done
 
 
