@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from forewarn.crash_test.case import Observed
+from forewarn.crash_test.claims import Approves
 from forewarn.crash_test.timeline import (
     Disturbance,
     Impact,
@@ -74,9 +75,10 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
     """Return why a deadline cannot be held against the handler, as a clause; "" if it can.
 
     The reference poller had no answer in the whole case; or it got the event (an id; "": none) only after the deadline
-    or never. Or, between `start` and `deadline`, it had no answer for more than 3 s and a quarter of the time, or one
-    copy of the handler had to wait for a CPU for more than 3 s and a tenth of the time: copies on several VMs wait for
-    each other. Times are seconds since the start of the case.
+    or never. Or, between `start` and `deadline`, it had no answer for more than 3 s and a quarter of the time, or the
+    handler had to wait for a CPU for more than 3 s and a tenth of the time. With an event and a handler that approves
+    for its scope, this holds for its copy on any VM, as copies wait for each other. Times are seconds since the start
+    of the case.
     """
     timeline = observed.timeline
     answered = [
@@ -96,19 +98,23 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
     gap = longest_gap([at for at in answered if start <= at <= end], start, end)
     if gap > max(_STALL_S, _STALL_SHARE * (end - start)):
         return f"the machine was too slow: the reference poller had no answer for {gap:.1f} s either"
-    starved = _longest_starved_s(timeline, start, end)
+    waits_for_copies = event and observed.claims.approves is Approves.SCOPE
+    starved_vm, starved = _longest_starved(timeline, start, end, "" if waits_for_copies else observed.vm)
     if starved > max(_STALL_S, _STARVED_SHARE * (end - start)):
-        return f"the machine was too busy: the handler had to wait {starved:.1f} s for a CPU"
+        return f"the machine was too busy: the handler on {starved_vm} had to wait {starved:.1f} s for a CPU"
     return ""
 
 
-def _longest_starved_s(timeline: Timeline, start: float, end: float) -> float:
-    """Return for how many seconds the handler's copy that lacked a CPU longest did so in this time."""
+def _longest_starved(timeline: Timeline, start: float, end: float, only_vm: str) -> tuple[str, float]:
+    """Return the VM whose copy of the handler waited longest for a CPU between these times, and how many seconds.
+
+    Looks at all VMs, or at `only_vm` alone unless it is "". ("", 0.0) if no copy was looked at in that time.
+    """
     waited: defaultdict[str, float] = defaultdict(float)
-    for sample in timeline.of(ResourcesSampled):
+    for sample in timeline.of(ResourcesSampled, only_vm or None):
         if start < sample.at <= end:
             waited[sample.vm] += sample.starved_s
-    return max(waited.values(), default=0.0)
+    return max(waited.items(), key=lambda item: item[1], default=("", 0.0))
 
 
 def longest_gap(times: Sequence[float], start: float, end: float) -> float:
