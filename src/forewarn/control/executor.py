@@ -72,13 +72,14 @@ class _RunningAttempt:
 class ActExecutor:
     """Performs acts on the hypervisor and keeps their outcomes until the reconciler takes them.
 
-    `wake` is called after every attempt, and when one counts as unanswered. Acts start in the order in which they
-    became due, one per VM at a time, as far as the limits allow: an act that waits for its host does not delay acts on
-    other hosts. An attempt without an answer for ten seconds of real time no longer counts overall, only on its hosts.
-    An act that has used up its attempts gets a failed outcome. No attempt begins while `needs_failed_host` returns True
-    for its act: the act waits until it gets a failed outcome (see `add_acts`), or the host is repaired. None begins
-    while `may_act` returns False; when that changes, its owner wakes the reconciler. `progress` has what the hypervisor
-    last reported about acts that are under way.
+    It starts nothing by itself: `add_acts` queues acts, and `start_due_acts`, which the reconciler calls, begins the
+    attempts that are due. `wake` is called after every attempt, and when one counts as unanswered. Acts start in the
+    order in which they became due, one per VM at a time, as far as the limits allow: an act that waits for its host
+    does not delay acts on other hosts. An attempt without an answer for ten seconds of real time no longer counts
+    overall, only on its hosts. An act that has used up its attempts gets a failed outcome. No attempt begins while
+    `needs_failed_host` returns True for its act: the act waits until it gets a failed outcome (see `add_acts`), or the
+    host is repaired. None begins while `may_act` returns False; when that changes, its owner wakes the reconciler.
+    `progress` has what the hypervisor last reported about acts that are under way.
     """
 
     def __init__(

@@ -165,10 +165,11 @@ class PlacementIndex:
     def find_destination(self, vm: Vm, hints: DestinationHints = NO_HINTS, *, is_live: bool = False) -> str | None:
         """Return the name of the host that this VM would move to now, or None if no host can take it.
 
-        It is another healthy host of its location and zone, preferably one that answers, has enough memory and no
-        announced maintenance, then the one with most free memory, or with the fewest VMs if memory is not known
-        (`choose_destination`). `hints` are what the hypervisor knows about hosts; `is_live` says that the VM is
-        migrated with its memory.
+        It is another healthy host of its location and zone that is not confirmed down and, with `is_live` (the VM is
+        migrated with its memory), can run its CPU. It prefers, in this order, hosts that answer, have enough memory,
+        have no announced maintenance, and have no other update domain, then no other fault domain, of the VM's scope;
+        of these the one with most free memory, or with the fewest VMs unless memory is known of all
+        (`choose_destination`). `hints` are what the hypervisor knows about hosts.
         """
         return choose_destination(vm, self._hosts.values(), self, hints, is_live=is_live)
 

@@ -92,9 +92,9 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     @property
     def stale_after_s(self) -> float:
-        """The age in seconds of lab time above which its latest measurement no longer counts: it is unclear.
+        """The age in seconds of lab time above which its latest measurement is too old: the check is unclear.
 
-        That is two intervals and the timeout.
+        Bad measurements count at any age. It is two intervals and the timeout.
         """
         return 2 * self.interval_s + self.timeout_s
 

@@ -106,7 +106,7 @@ def why_machine_was_slow(observed: Observed, start: float, deadline: float, even
 
 
 def _longest_starved(timeline: Timeline, start: float, end: float, only_vm: str) -> tuple[str, float]:
-    """Return the VM whose copy of the handler waited longest for a CPU between these times, and how many seconds.
+    """Return the VM whose copy of the handler waited longest for a CPU in this time, and how long (s).
 
     Looks at all VMs, or at `only_vm` alone unless it is "". ("", 0.0) if no copy was looked at in that time.
     """

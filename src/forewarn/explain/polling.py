@@ -39,12 +39,13 @@ class PollingPace(NamedTuple):
 class PollingState(StrEnum):
     """Whether a VM polls for events; see `polling_state`. Metrics show the values.
 
-    Stopped: it has polled, but not within 60 s, in the time of its pace. Off: the VM is not running.
+    Stopped: it has polled, but not within 60 s of real time (of lab time, if its pace is from stored polls). In the
+    first 60 s of the service, a VM that polled before counts as active.
     """
 
     STOPPED = "stopped"  # it has polled, but not recently
     NEVER = "never"  # it has not polled yet
-    ACTIVE = "now"  # it polled within SILENCE_LIMIT_S (60 s), or a long poll of it is held
+    ACTIVE = "now"  # it polled within SILENCE_LIMIT_S (60 s), a long poll of it is held, or the service just started
     OFF = "off"  # the VM is not running
 
 

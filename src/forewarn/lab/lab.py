@@ -230,8 +230,8 @@ class Lab:
 
         `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter; Rejected
         if it is no duration. Returns the event of this VM. Raises NotFound for an unknown VM or one that is on no host,
-        Refused if several VMs have the name, and if the VM's event is not published yet, such as when another update
-        domain on the host comes first: the maintenance goes on all the same, and the event follows later.
+        Refused if several VMs have the name, and if this call has published no event of the VM: because another update
+        domain on the host comes first (then it follows later), or an earlier update of the host serves it.
         """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
@@ -240,8 +240,8 @@ class Lab:
 
         `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes. Returns the event of this
         VM. Raises NotFound for an unknown VM or one that is on no host; Refused, without starting anything, if no other
-        healthy host can take the VMs; and if the VM's event is not published yet, such as when another update domain on
-        the host comes first: then the migrations go on all the same, and the event follows later.
+        healthy host can take the VMs; and if this call has published no event of the VM: because another update domain
+        on the host comes first (then it follows later), or an earlier migration of the host serves it.
         """
         return self._request_host_maintenance(RolloutImpact.MIGRATE, vm, notice)
 
@@ -250,9 +250,9 @@ class Lab:
 
         Update domains of a scope come one after the other, so some events follow later. `notice` replaces the 15
         minutes: a text such as "20m", seconds or a timedelta; 0 counts as None. Returns the event of this VM. Raises
-        NotFound for an unknown VM or one that is on no host, Refused if the VM's event is not published yet, such as
-        when another update domain on the host comes first: the maintenance goes on all the same, and the event follows
-        later.
+        NotFound for an unknown VM or one that is on no host, Refused if this call has published no event of the VM:
+        because another update domain on the host comes first (then it follows later), or an earlier reboot of the host
+        serves it.
         """
         return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 

@@ -76,8 +76,9 @@ async def apply_initial_fleet(
 
     Also applies the rest of a file of which an earlier start has applied only a part, unless the store has got other
     VMs or hosts since. In a cluster, more than `vms_per_commit` VMs take several commits of about that many. Does
-    nothing without a fleet file outside a lab. If the store has a fleet otherwise, it only logs a warning if the file
-    has VMs that the store does not know, not even as removed, or if only a part of one was applied. Raises Rejected if
+    nothing to an empty store without a fleet file outside a lab. If the store has a fleet otherwise, it only logs a
+    warning: if the file is new to it and has VMs that it does not know, not even as removed, or if only a part of one
+    was applied. Raises Rejected if
     a file that is to be applied cannot be used, and Unavailable if the store cannot be written.
     """
     store = control.store

@@ -89,7 +89,7 @@ def can_take_over(role: str, problem: str) -> bool:
 
 
 def forwarding_target(lease: LeaseRow | None, own_url: str) -> str:
-    """Return the URL of the node that is active as this lease says; "" if none is, or only this one.
+    """Return the URL of the node that is active as this lease says; "" if it has expired or is its own.
 
     `own_url` is where other nodes reach this one; `lease` None: none was read.
     """

@@ -35,9 +35,10 @@ _BATCH_SIZE = 500  # VMs or scopes between two chances for other tasks to run
 
 
 class ViewBuilder:
-    """Builds views of domain values for one request; does not check what the caller may see.
+    """Builds views of domain values for one request; does not check whether the caller may see them.
 
-    Reads from the store, and caches scopes and gates, so make a new one for each request.
+    It leaves faults and other scopes that the caller may not see out of their texts. Reads from the store, and caches
+    scopes and gates, so make a new one for each request.
     """
 
     def __init__(self, context: RequestContext) -> None:

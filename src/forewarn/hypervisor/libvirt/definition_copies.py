@@ -19,9 +19,10 @@ class DefinitionCopies:
         self._directory = directory
 
     def save(self, host: str, vm: str, xml: str) -> None:
-        """Keep this definition of a VM on a host, durably, in place of an earlier one. OSError if that fails.
+        """Keep this definition of a VM on a host in place of an earlier one. OSError if that fails.
 
-        `host` "": of a VM that is on no host. Does nothing without a directory. `xml` is the domain or volume XML.
+        If the machine crashes just then, the earlier one may stay. `host` "": of a VM that is on no host. Does nothing
+        without a directory. `xml` is the domain or volume XML.
         """
         if self._directory is None or self.load(host, vm) == xml:
             return
@@ -35,9 +36,10 @@ class DefinitionCopies:
         draft.replace(path)
 
     def save_all(self, host: str, texts: Mapping[str, str]) -> None:
-        """Keep these texts of a host, such as the XML of volumes, durably, each under its name (the key).
+        """Keep these texts of a host, such as the XML of volumes, each under its name (the key).
 
-        Replaces earlier ones. OSError if that fails. Does nothing without a directory.
+        Replaces earlier ones, which may stay if the machine crashes just then. OSError if that fails. Does nothing
+        without a directory.
         """
         for name, text in texts.items():
             self.save(host, name, text)
