@@ -56,7 +56,7 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     short_notice: bool = False  # allow a notice below the minimum
     windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
-    deadline: float | None = None  # lab time from which windows no longer matter
+    deadline: float | None = None  # lab time from which windows no longer matter; None: they always do
     canary: str = ""  # the first wave: a number of VMs such as `2`, or `tag=NAME` or `tag=NAME=VALUE`
     shares: Annotated[tuple[float, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
     waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`

@@ -34,7 +34,7 @@ class NewCheck(StrictBody, frozen=True, kw_only=True):
     body: str = ""  # text that the answer must contain; "": any
     command: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # program and arguments, run by the service
     exit: int = 0  # the exit status that it must end with
-    figure: OwnFigure | None = None  # of the service itself
+    figure: OwnFigure | None = None  # of the service itself; None: it asks another source
     interval_s: float = 60  # lab time between two measurements
     timeout_s: float = 10  # real time that one may take
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses

@@ -33,8 +33,8 @@ class HoldView(BaseView, frozen=True, kw_only=True):
 
     is_held: bool  # whether they are on hold now
     reason: str = ""  # as it was given; "": not on hold
-    who: str = ""  # the name of who set it
-    at: float | None = None  # lab time
+    who: str = ""  # the name of who set it; "": not on hold
+    at: float | None = None  # lab time; None: not on hold
 
 
 async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:

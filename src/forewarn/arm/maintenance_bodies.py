@@ -80,7 +80,7 @@ class ConfigurationBody(_ReadOnlyMembers, frozen=True, kw_only=True):
 class TagSettingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `tagSettings` of a filter: names of tags with allowed values."""
 
-    tags: dict[str, tuple[str, ...]] | None = None  # name → allowed values
+    tags: dict[str, tuple[str, ...]] | None = None  # name → allowed values, (): any; None: any tags
     filter_operator: str | None = None  # Any (also None) or All of the names
 
 

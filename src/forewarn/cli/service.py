@@ -129,12 +129,12 @@ def _load_settings(call: Invocation, options: dict[str, Any], *, lab: bool) -> S
 def run_service_command(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
     """Run the service in this process until a signal stops it, and print its banner once it serves.
 
-    `command` is the command that was typed, for messages; `options` are the command's options by name, with `config`,
-    `listen` (() for none) and `new_store`, which is removed from it; those that are None do not override settings. With
-    the setting `store`, runs a control node of a cluster instead, and prints its name and URLs. Configures the log of
-    this process. Raises Rejected for wrong settings or a port that cannot be used, Refused if a service runs in the
-    data directory or its store must not be opened, Unavailable if a worker fails to start or the store cannot be
-    written.
+    `command` is the command that was typed, for messages; `lab` says whether the service is a lab. `options` are the
+    command's options by name, with `config`, `listen` (() for none) and `new_store`, which is removed from it; those
+    that are None do not override settings. With the setting `store`, runs a control node of a cluster instead, and
+    prints its name and URLs. Configures the log of this process. Raises Rejected for wrong settings or a port that
+    cannot be used, Refused if a service runs in the data directory or its store must not be opened, Unavailable if a
+    worker fails to start or the store cannot be written.
     """
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids

@@ -52,7 +52,7 @@ _ENTRIES_WITH_ACTOR = frozenset(
 class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the history page: entries that match all of `vm`, `event`, `request` and `scope`.
 
-    `after` and `before` are sequence numbers, both excluded.
+    `after` and `before` are sequence numbers, both excluded; with neither (None) it shows the newest entries.
     """
 
     vm: str = ""  # a name, `group/name` or key; "": any, as in the next three
