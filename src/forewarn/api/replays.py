@@ -18,8 +18,8 @@ from forewarn.web.views import ReplayView
 class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A recording to replay to the scope of a VM.
 
-    `speed` 2 takes half the time; `loops` is how often to replay; `map` gives the recorded VMs other names. Without it,
-    the VM that was recorded is shown as `vm`, and others as recorded. `vm` is in any case.
+    `speed` 2 takes half the time; `loops` is how often to replay; `map` gives recorded VMs other names. Of those that
+    it does not name, the VM that was recorded is shown as `vm`, and others as recorded. `vm` is in any case.
     """
 
     vm: NonEmptyText  # a name, `group/name` or key

@@ -162,7 +162,7 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     `is_hit`: the event affects it; else it only received it. Times are lab time, None until that happens.
     """
 
-    name: str  # of the VM
+    name: str  # of the VM; its key if the name is not known any more
     key: str  # of the VM
     is_hit: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page

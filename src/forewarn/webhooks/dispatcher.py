@@ -52,7 +52,8 @@ class WebhookDispatcher:
     def require_allowed(self, url: str) -> None:
         """Raises Rejected if this cannot be a URL, or names an address that the service may not call.
 
-        Host names other than `localhost` are not resolved here; sending checks their addresses. Sends nothing.
+        Host names other than `localhost` are not resolved here; sending checks their addresses. A text without a host
+        passes. Sends nothing.
         """
         self._client.require_allowed(url)
 
