@@ -7,9 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn.control.dry_run import dry_run_rollout
+from forewarn.control.fleet import FleetChange
 from forewarn.core.budgets import make_budget
+from forewarn.core.commit import Commit
 from forewarn.core.event import EventState
 from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
@@ -167,6 +170,46 @@ def test_a_host_with_more_vms_than_the_budget_waits_and_the_explanation_says_wha
     )
     set_budget(world, max_vms=3)
     assert pending(world) == ["vm-00", "vm-01", "vm-02"]
+
+
+def leave_the_first_wait(world: World) -> None:
+    """Commit something else: the first commit after a rollout begins to wait wakes it in any case."""
+    world.do(world.control.fleet.apply_change(FleetChange(hosts=(a_host("h9"),)), who="ann"))
+    world.settle()
+
+
+def move_by_hand(world: World, name: str, host: str) -> None:
+    moved = replace(world.vm(name), host=host)
+    world.do(world.store.commit(Commit(scopes=(world.scope(name),), vms=(moved,))))
+    world.settle()
+
+
+def test_a_vm_that_loses_the_tag_of_a_rollout_wakes_it_if_the_others_fit_the_budget(make_world: MakeWorld) -> None:
+    world = make_world(per_host=3)
+    set_budget(world, max_vms=1)
+    rollout = Rollout(impact=RolloutImpact.REBOOT, tag="app=db")
+    request = world.do(world.control.rollout_requests.start(rollout, who="ann"))
+    world.settle()
+    leave_the_first_wait(world)
+    assert pending(world, request) == []
+    untagged = replace(world.vm("vm-02"), tags={})
+    world.do(world.control.fleet.apply_change(FleetChange(vms=(untagged,)), who="ann"))
+    world.settle()
+    assert pending(world, request) == ["vm-01"]
+
+
+@pytest.mark.parametrize("host", ["h0", "h1"])
+def test_a_vm_that_leaves_a_host_by_hand_wakes_the_rollout_if_the_others_fit_the_budget(
+    make_world: MakeWorld, host: str
+) -> None:
+    world = make_world(per_host=3)
+    set_budget(world, max_vms=2)
+    request = start(world, "h0", "h1", impact=RolloutImpact.REBOOT)
+    leave_the_first_wait(world)
+    assert pending(world, request) == []
+    assert "3 of its VMs on host h0 go together" in waits(world, request)[0]
+    move_by_hand(world, f"vm-{host[1]}2", "h3")
+    assert pending(world, request) == [f"vm-{host[1]}0", f"vm-{host[1]}1"]
 
 
 def test_vms_that_need_not_go_together_are_taken_one_by_one(make_world: MakeWorld) -> None:

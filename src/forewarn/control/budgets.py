@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -101,6 +101,7 @@ class BudgetService:
         self._freed: set[BudgetGroup] = set()  # groups that may allow more since `take_woken`
         self._was_changed = True  # since then a budget was set or removed
         self.waiting: dict[str, tuple[BudgetShortage, ...]] = {}  # request id → what its rollout waits for
+        self._waiting_vms: dict[str, frozenset[str]] = {}  # request id → keys of the VMs of a rollout that waits
         self._use_budgets(stored)
 
     def budgets(self) -> list[Budget]:
@@ -183,26 +184,35 @@ class BudgetService:
             rollouts=tuple(sorted(rollouts - {""})),
         )
 
-    def set_waiting(self, request_id: str, shortages: tuple[BudgetShortage, ...]) -> None:
-        """Remember which budgets a rollout waits for, by the id of its request; (): for none."""
+    def set_waiting(self, request_id: str, shortages: tuple[BudgetShortage, ...], vms: Iterable[Vm] = ()) -> None:
+        """Remember which budgets a rollout waits for, by the id of its request; (): for none.
+
+        `vms` are those that the rollout covered when that was found: if one of them leaves it, the others may fit.
+        """
         if shortages:
             self.waiting[request_id] = shortages
+            self._waiting_vms[request_id] = frozenset(vm.key for vm in vms)
         else:
             self.waiting.pop(request_id, None)
+            self._waiting_vms.pop(request_id, None)
 
-    def take_woken(self) -> list[str]:
+    def take_woken(self, vms: Sequence[Vm] = ()) -> list[str]:
         """Return the ids of the waiting requests whose budgets may allow more since the last call.
 
         VMs of the groups that they wait for came back, or stopped running, so that they need no budget, or the number
-        of VMs there changed, or a budget was set or removed. Each id is returned once, in no particular order; [] if
-        nothing changed.
+        of VMs there changed, or a budget was set or removed, or one of `vms`, which have just changed, was covered by
+        the rollout when it began to wait: it may have left those that go together. Each id is returned once, in no
+        particular order; [] if nothing changed.
         """
         freed, self._freed = self._freed, set()
         was_changed, self._was_changed = self._was_changed, False
+        changed = {vm.key for vm in vms}
         return [
             request_id
             for request_id, shortages in self.waiting.items()
-            if was_changed or any(shortage.group in freed for shortage in shortages)
+            if was_changed
+            or any(shortage.group in freed for shortage in shortages)
+            or not changed.isdisjoint(self._waiting_vms[request_id])
         ]
 
     def wait_texts(self, request_id: str) -> tuple[str, ...]:

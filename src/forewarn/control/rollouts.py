@@ -121,7 +121,7 @@ class RolloutService:
             self.standing_order.on_commit(applied)
         self._calendars.on_commit(applied)
         if self._budgets.waiting:
-            self._unblock(self._budgets.take_woken())
+            self._unblock(self._budgets.take_woken(commit.vms))
         if commit.measurements or any(request.rollout is not None for request in commit.requests):
             self.health.on_commit(applied)
         for measurement in commit.measurements:
@@ -346,7 +346,7 @@ class RolloutService:
             batch = next_batch(
                 request, vms, events, planned, self._new_id, gates, among=among, budgets=ledger, windows=windows
             )
-            self._budgets.set_waiting(request.id, batch.shortages)
+            self._budgets.set_waiting(request.id, batch.shortages, vms)
             if not batch.planned:
                 return False
             entries: tuple[HistoryEntry, ...] = ()
