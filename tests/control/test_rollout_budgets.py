@@ -13,10 +13,11 @@ from forewarn.control.dry_run import dry_run_rollout
 from forewarn.control.fleet import FleetChange
 from forewarn.core.budgets import make_budget
 from forewarn.core.commit import Commit
-from forewarn.core.event import EventState
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind
 from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact, RolloutState
-from forewarn.errors import NotFound, Rejected
+from forewarn.errors import NotFound, Rejected, Unavailable
 from forewarn.store.memory import MemoryStore
 from tests.support.disturbed_calls import ServiceKilled
 from tests.support.world import World, a_host, a_vm
@@ -244,6 +245,53 @@ def test_a_restart_of_the_service_keeps_budgets_and_reservations(make_world: Mak
         assert waits(world, request) or pending(world) == ["vm-30"]
         world.advance(17 * 60)
     assert progress(world, request) is RolloutState.COMPLETED
+
+
+class UnreadableStore(MemoryStore):
+    """A store whose VMs on a host and whose live events cannot be read while `is_unreadable`."""
+
+    is_unreadable = False
+
+    def events(self, **filters: Any) -> list[Event]:
+        self._require_readable()
+        return super().events(**filters)
+
+    def vms(self, **filters: Any) -> list[Vm]:
+        if "host" in filters:
+            self._require_readable()
+        return super().vms(**filters)
+
+    def _require_readable(self) -> None:
+        if self.is_unreadable:
+            raise Unavailable("the store cannot be read for a moment: try again later")
+
+
+def test_a_budget_that_is_set_while_the_store_cannot_be_read_counts_what_is_out_later(make_world: MakeWorld) -> None:
+    store = UnreadableStore()
+    world = make_world(store=store)
+    start(world, "h0")
+    store.is_unreadable = True
+    world.do(world.control.budgets.set_budget(make_budget("all", max_vms=1), who="ann"))
+    with pytest.raises(Unavailable):
+        world.control.budgets.ledger()
+    with pytest.raises(Unavailable):
+        world.control.budgets.uses(world.control.budgets.find("all"))
+    store.is_unreadable = False
+    request = start(world, "h1")
+    assert pending(world) == ["vm-00"]
+    assert waits(world, request) == ('the budget "all" allows 1 of 4 VMs out of service at once, and vm-00 is',)
+
+
+def test_a_host_that_fails_while_the_store_cannot_be_read_counts_later(make_world: MakeWorld) -> None:
+    store = UnreadableStore()
+    world = make_world(store=store)
+    set_budget(world, max_vms=1)
+    [host] = [host for host in store.hosts() if host.name == "h0"]
+    store.is_unreadable = True
+    world.do(store.commit(Commit(hosts=(replace(host, confirmed_down=True),))))
+    store.is_unreadable = False
+    [use] = world.control.budgets.uses(world.control.budgets.find("all"))
+    assert use.out == ("vm-00",)
 
 
 def test_removing_a_budget_lets_rollouts_go_on(make_world: MakeWorld) -> None:

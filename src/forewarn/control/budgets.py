@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import HostHealth, Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import ROLLOUT_CAUSES, PlannedEvent
-from forewarn.errors import NotFound, Remedy
+from forewarn.errors import NotFound, Remedy, Unavailable
 from forewarn.store.interface import BUDGETS_NAME, AppliedCommit
 from forewarn.wording import did_you_mean
 
+log = logging.getLogger(__name__)
 _BY_STATE = "state"  # why a VM is out: it does not run, or its host is down
 _LIVE = (EventState.SCHEDULED, EventState.STARTED)
 
@@ -87,9 +89,10 @@ class BudgetService:
     """Sets, removes and lists budgets, and knows which VMs are out of service for them.
 
     What is out is counted incrementally, commit by commit, so a rollout does not read all VMs for it. The constructor
-    reads the budgets from the store, and, if there are any, all VMs and live events. Hold `lock` while you decide with
-    a ledger and commit the result, so that no budget changes in between. `waiting` has, by the id of a request, the
-    shortages for which its rollout waits.
+    reads the budgets from the store, and, if there are any, all VMs and live events. If the store cannot be read when a
+    commit changes budgets, everything is counted at the next question about what is out, which raises Unavailable while
+    that is not possible. Hold `lock` while you decide with a ledger and commit the result, so that no budget changes in
+    between. `waiting` has, by the id of a request, the shortages for which its rollout waits.
     """
 
     def __init__(self, transactions: ScopeTransactions) -> None:
@@ -150,18 +153,21 @@ class BudgetService:
     def ledger(self) -> BudgetLedger | None:
         """Return a ledger of what is out of service now, for one decision; None if there are no budgets.
 
-        Nothing is reserved in it yet. It also counts what later commits take out of service.
+        Nothing is reserved in it yet. It also counts what later commits take out of service. Raises Unavailable.
         """
         if not self._budgets:
             return None
+        self._count_if_needed()
         return BudgetLedger(self._budgets.values(), self._sizes, self._out, self._down_hosts)
 
     def uses(self, budget: Budget) -> list[BudgetUse]:
         """Return how much of each group of a budget is used, sorted by group; only groups with VMs.
 
         Each has the title of the group, the limit in VMs, the number of VMs, the names of those that are out or
-        reserved, how many of them still run, and the ids of the rollouts or faults that they are due to.
+        reserved, how many of them still run, and the ids of the rollouts or faults that they are due to. Raises
+        Unavailable.
         """
+        self._count_if_needed()
         return [
             self._use(budget, group, size) for group, size in sorted(self._sizes.items()) if group.budget == budget.key
         ]
@@ -219,8 +225,9 @@ class BudgetService:
         """Return for people which budgets a rollout waits for, one clause each; () if for none.
 
         The shortages are those of the last time when it could have published more, the VMs that are out those of now.
-        `request_id` is that of its request.
+        `request_id` is that of its request. Raises Unavailable.
         """
+        self._count_if_needed()
         return tuple(
             shortage_text(
                 self._budgets[shortage.group.budget],
@@ -236,8 +243,9 @@ class BudgetService:
         """Return for people which budget allows less than VMs of a rollout that go together; "" if none does.
 
         Then the rollout can never publish them, unless the budget or their host changes. `request_id` is that of the
-        rollout. Looks only at what the rollout was last found to wait for.
+        rollout. Looks only at what the rollout was last found to wait for. Raises Unavailable.
         """
+        self._count_if_needed()
         for shortage in self.waiting.get(request_id, ()):
             budget, size = self._budgets.get(shortage.group.budget), self._sizes[shortage.group]
             if budget is not None and shortage.exceeds(group_limit(budget, size)):
@@ -245,7 +253,11 @@ class BudgetService:
         return ""
 
     def counts_without(self, keys: Collection[str]) -> OutsideCounts:
-        """Return what is counted apart from the VMs with these keys, for a control plane with only them."""
+        """Return what is counted apart from the VMs with these keys, for a control plane with only them.
+
+        Raises Unavailable.
+        """
+        self._count_if_needed()
         sizes: Counter[BudgetGroup] = Counter()
         for key, (_, groups) in self._vms.items():
             if key not in keys:
@@ -256,8 +268,9 @@ class BudgetService:
     def add_counts(self, outside: OutsideCounts) -> None:
         """Count VMs that the store does not have, until the budgets change.
 
-        A dry run copies only a part of the fleet.
+        A dry run copies only a part of the fleet. Raises Unavailable.
         """
+        self._count_if_needed()
         self._sizes.update(outside.sizes)
         for group, vms in outside.out.items():
             if vms:
@@ -266,14 +279,21 @@ class BudgetService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Count the VMs, hosts, events and planned events of a commit, and use the budgets that it stores.
 
-        Called for every commit, in order, while there are budgets (`is_used`), and for those with `saved`.
+        Called for every commit, in order, while there are budgets (`is_used`), and for those with `saved`. If the store
+        cannot be read, everything is counted again later, and no rollout publishes before that.
         """
-        commit = applied.commit
+        try:
+            self._follow_commit(applied.commit)
+        except Unavailable as error:
+            self._is_counted, self._was_changed = False, True
+            log.warning("the VMs out of service cannot be counted for the budgets yet: %s", error)
+
+    def _follow_commit(self, commit: Commit) -> None:
         for saved in commit.saved:
             if saved.name == BUDGETS_NAME:
                 self._use_budgets(_decode(saved.value))
                 return  # everything was counted again, with this commit
-        if not self.is_used:
+        if not self.is_used or not self._is_counted:
             return
         for vm in commit.vms:
             self._track_vm(vm)
@@ -293,26 +313,34 @@ class BudgetService:
                 self._set_reserved(event_id, _NOTHING)
 
     def _use_budgets(self, budgets: Sequence[Budget]) -> None:
-        """Count everything again, for these budgets."""
+        """Use these budgets, and count everything again; raises Unavailable if that is not possible now."""
         self._budgets = {budget.key: budget for budget in budgets}
         self.is_used = bool(self._budgets)  # whether there are budgets
+        self._is_counted = False  # whether what is counted is that of these budgets and the store
+        self._was_changed = True
+        self._count_if_needed()
+
+    def _count_if_needed(self) -> None:
+        """Count everything in the store, if an earlier attempt failed; raises Unavailable."""
+        if self._is_counted:
+            return
+        hosts = self._store.hosts() if self._budgets else []
+        vms = self._store.vms() if self._budgets else []
+        events = self._store.events(statuses=_LIVE) if self._budgets else []
+        planned = self._store.planned() if self._budgets else []
         self._vms: dict[str, tuple[str, tuple[BudgetGroup, ...]]] = {}  # key → name and groups
         self._sizes: Counter[BudgetGroup] = Counter()
         self._out: dict[BudgetGroup, dict[str, str]] = {}  # group → key → name
         self._causes: dict[str, set[str]] = defaultdict(set)  # key → event ids and _BY_STATE
         self._reserved: dict[str, _Reservation] = {}  # by event id
-        self._was_changed = True
-        self._down_hosts: set[str] = set()
-        if not self._budgets:
-            return
-        hosts = self._store.hosts()
         self._down_hosts = {host.name for host in hosts if host.health is HostHealth.FAILED or host.confirmed_down}
-        for vm in self._store.vms():
+        for vm in vms:
             self._track_vm(vm)
-        for event in self._store.events(statuses=_LIVE):
+        for event in events:
             self._set_reserved(event.id, _reservation(event))
-        for planned in self._store.planned():
-            self._set_reserved(planned.event_id, _planned_reservation(planned))
+        for item in planned:
+            self._set_reserved(item.event_id, _planned_reservation(item))
+        self._is_counted = self._was_changed = True
 
     def _track_vm(self, vm: Vm) -> None:
         """Count a VM in its groups, whose number and place may have changed."""
