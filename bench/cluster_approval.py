@@ -1,27 +1,35 @@
-"""Approvals over HTTP at the active control node, beside commits of the same size to its store alone.
+"""Approvals over HTTP at the active control node, beside the same commits to its store alone.
 
 VMs approve events at the listener of the node, 64 at a time; each approval is durable in PostgreSQL, with a
-synchronous standby, before it is answered. In turn with them, this process commits approvals to a record on the same
-servers with the same store, and nothing else. All parts share the cores of this machine.
+synchronous standby, before it is answered. In turn with them, this process commits approvals to a record on other
+servers with the same store, and nothing else. These are approvals of the same events, so each commit has the rows that
+the node writes: scope, event, gate and history entry. All parts share the cores of this machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from bench.approval import approval_commit
 from bench.clients import Client, ClientPool, approval_request, run_clients
 from bench.figure import Figure, absent
 from bench.process import cpu_ns
-from bench.record import commits_per_s
 from bench.run_context import RunContext
 from bench.sample_statistics import median, ratio
+from forewarn.core.commit import Commit, merge_commits
+from forewarn.service.data_directory import DATABASE_FILE
+from forewarn.store.following import forget_position
 from forewarn.store.postgres_record import open_record
+from forewarn.store.replicated import ReplicatedStore
+from forewarn.store.sqlite import SqliteStore
 from tests.cluster.control_node_processes import ProcessCluster
 from tests.support.postgres_pair import ServerPair
 from tests.support.postgres_server import is_installed
@@ -96,6 +104,7 @@ async def _measure(
 ) -> tuple[list[float], list[float], list[float]]:
     """Return the rates over HTTP and of the store alone, and the CPU of the node per approval, of each run."""
     over_http, alone, cpu_us = [], [], []
+    rows = await asyncio.to_thread(_read_unapproved, active, [event_id for _, event_id in events], directory)
     pool, loop = ClientPool(), asyncio.get_running_loop()
     for address, _ in events:
         _, client = await loop.create_connection(Client, "127.0.0.1", active.port, local_addr=(address, 0))
@@ -107,15 +116,68 @@ async def _measure(
         done = await pool.send_limited(zip(pool.clients[some], requests, strict=True), _CLIENTS)
         over_http.append(done / (time.perf_counter() - begin))
         cpu_us.append((cpu_ns(active.pid) - before) / 1e3 / done)
-        alone.append(await asyncio.to_thread(_store_rate, context, store_servers, directory / f"{run}.db"))
+        alone.append(await asyncio.to_thread(_store_rate, rows, store_servers, directory / f"{run}.db"))
     pool.close()
     return over_http, alone, cpu_us
 
 
-def _store_rate(context: RunContext, servers: ServerPair, path: Path) -> float:
+def _read_unapproved(active: ServiceProcess, event_ids: Sequence[str], directory: Path) -> list[Commit]:
+    """Return, for each event, a commit that adds its scope, VM, event and gate as the node has them now."""
+    path = directory / "unapproved.db"
+    with closing(sqlite3.connect(active.data / DATABASE_FILE)) as db, closing(sqlite3.connect(path)) as copy:
+        db.backup(copy)
+    forget_position(path)
+
+    async def read() -> list[Commit]:
+        store = SqliteStore.open(path)
+        try:
+            return [_unapproved(store, event_id) for event_id in event_ids]
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+def _unapproved(store: SqliteStore, event_id: str) -> Commit:
+    event = store.event(event_id)
+    assert event is not None
+    scope, gate = store.scope(event.scope_id), store.gate(event.gate_id)
+    assert scope is not None
+    assert gate is not None
+    new_scope, new_gate = replace(scope, version=0), replace(gate, version=0)
+    return Commit(scopes=(new_scope,), vms=scope.vms, events=scope.events, gates=(new_gate,))
+
+
+def _store_rate(rows: Sequence[Commit], servers: ServerPair, path: Path) -> float:
+    """Return how many approvals a second 64 callers commit to a new store with these rows."""
     servers.empty()
     with closing(open_record(servers.url)) as record:
-        return commits_per_s(context, partial(open_replicated, path, record), _CLIENTS)
+        return asyncio.run(_commit_approvals(rows, open_replicated(path, record)))
+
+
+async def _commit_approvals(rows: Sequence[Commit], store: ReplicatedStore) -> float:
+    try:
+        for at in range(0, len(rows), _PER_RUN):
+            await store.commit(merge_commits(*rows[at : at + _PER_RUN]))
+        approvals = [approval_commit(store, commit.events[0].id) for commit in rows]
+        first = len(approvals) // 10  # slower: the server prepares its statements
+        await _commit_all(store, approvals[:first])
+        begin = time.perf_counter()
+        await _commit_all(store, approvals[first:])
+        return (len(approvals) - first) / (time.perf_counter() - begin)
+    finally:
+        await store.close()
+
+
+async def _commit_all(store: ReplicatedStore, commits: Sequence[Commit]) -> None:
+    """Commit these, 64 at a time."""
+    waiting = iter(commits)
+
+    async def commit_next() -> None:
+        for commit in waiting:
+            await store.commit(commit)
+
+    await asyncio.gather(*(commit_next() for _ in range(_CLIENTS)))
 
 
 def _check_approved(active: ServiceProcess, path: str, events: Sequence[tuple[str, str]]) -> None:
