@@ -19,6 +19,7 @@ from forewarn.store.row_changes import (
     apply_changes,
     decode_changes,
     encode_changes,
+    group_changes,
     set_last_seq,
     upsert_sql,
 )
@@ -78,6 +79,12 @@ def test_a_row_that_changed_twice_is_one_change(new_database: NewDatabase) -> No
     db.execute("INSERT INTO saved VALUES ('name', x'01')")
     db.execute("UPDATE saved SET value = x'02'")
     assert capture.changes() == (RowChange("saved", ("name",), ("name", b"\x02")),)
+
+
+def test_of_two_rows_with_one_key_the_last_is_written() -> None:
+    rows = [("name", b"1"), ("other", b"2"), ("name", b"3")]
+    grouped = group_changes(RowChange("saved", (name,), (name, value)) for name, value in rows)
+    assert grouped.upserts == {("saved", 2): [("name", b"3"), ("other", b"2")]}
 
 
 def test_a_row_that_came_and_went_is_deleted(new_database: NewDatabase) -> None:

@@ -156,6 +156,13 @@ class RecordConformance(ABC):
         found = record.read_lease()
         assert (found.number, found.seq, found.clock) == (group.number, 7, group.clock)
 
+    def test_of_two_rows_with_one_key_in_a_group_the_last_is_written(self) -> None:
+        """A group can have several rows with the same key; the tables then have the last one."""
+        record = self.open()
+        lease = self.take(record)
+        record.commit(group_after(lease, FIRST_ROW, RowChange("saved", ("first",), ("first", b"later"))))
+        assert self.rows(record) == [("first", b"later")]
+
     def test_a_group_renews_the_lease(self) -> None:
         """`commit` renews an expired lease that nobody else has taken."""
         record = self.open()

@@ -120,15 +120,19 @@ class ChangesByTable(NamedTuple):
 
 
 def group_changes(changes: Iterable[RowChange]) -> ChangesByTable:
-    """Return changes by their table, and rows also by their width, each in the order of the changes."""
+    """Return changes by their table, and rows also by their width, each in the order of the changes.
+
+    Of several rows of a table with the same key and width only the last one is there: PostgreSQL refuses a statement
+    that writes a row twice.
+    """
     deletes: defaultdict[str, list[SqlValues]] = defaultdict(list)
-    upserts: defaultdict[tuple[str, int], list[SqlValues]] = defaultdict(list)
+    upserts: defaultdict[tuple[str, int], dict[SqlValues, SqlValues]] = defaultdict(dict)  # → the row of each key
     for change in changes:
         if change.row is None:
             deletes[change.table].append(change.key)
         else:
-            upserts[change.table, len(change.row)].append(change.row)
-    return ChangesByTable(deletes, upserts)
+            upserts[change.table, len(change.row)][change.key] = change.row
+    return ChangesByTable(deletes, {statement: list(rows.values()) for statement, rows in upserts.items()})
 
 
 def apply_changes(db: sqlite3.Connection, changes: Iterable[RowChange]) -> None:
