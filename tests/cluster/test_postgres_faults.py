@@ -12,10 +12,11 @@ import psycopg
 import pytest
 
 from forewarn.conformance.record import FIRST_ROW, SECOND_ROW, group_after
+from forewarn.store import postgres_record
 from forewarn.store.lease import HeldLease, LeaseState
 from forewarn.store.postgres_connection import LimitedConnection
 from forewarn.store.postgres_record import PostgresRecord, open_record
-from forewarn.store.record import LeaseRow, NotReplicated, OutcomeUnknown, RecordUnavailable
+from forewarn.store.record import LeaseRow, NotReplicated, OutcomeUnknown, RecordGroup, RecordUnavailable, RowChange
 from tests.support.breaking_proxy import BreakAt, BreakingProxy
 from tests.support.postgres_pair import DATABASE, ServerPair
 from tests.support.postgres_server import wait_until
@@ -286,6 +287,68 @@ def test_a_server_that_stands_still_ends_a_call(
         servers.primary.resume()
     wait_until(servers.is_synchronous, "the standby follows again")
     record.commit(group_after(lease, FIRST_ROW))
+
+
+def let_time_pass(record: PostgresRecord) -> None:
+    """Let the deadline of the last call pass, as if this process had done something else for long."""
+    assert record._db is not None
+    record._db.deadline = 0.0
+
+
+def test_a_snapshot_can_be_read_slowly(new_record: NewRecord) -> None:
+    record = new_record()
+    lease = take(record)
+    record.commit(group_after(lease, FIRST_ROW))
+    found = []
+    with record.snapshot() as snapshot:
+        let_time_pass(record)
+        for table, rows in snapshot.tables:
+            found += [row for row in rows if table == "saved"]
+            let_time_pass(record)
+        let_time_pass(record)
+    assert found == [FIRST_ROW.row]
+
+
+def test_a_snapshot_says_why_it_cannot_be_read(servers: ServerPair, new_record: NewRecord) -> None:
+    record = new_record()
+
+    def read() -> None:
+        with record.snapshot() as snapshot:
+            servers.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+            list(snapshot.tables)
+
+    with pytest.raises(RecordUnavailable, match="terminating connection"):
+        read()
+
+
+def test_the_time_in_which_a_group_is_encoded_does_not_count(
+    new_record: NewRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = new_record()
+    lease = take(record)
+    send_group = postgres_record._send_group
+
+    def send(db: LimitedConnection, group: RecordGroup) -> None:
+        send_group(db, group)
+        let_time_pass(record)
+
+    monkeypatch.setattr(postgres_record, "_send_group", send)
+    record.commit(group_after(lease, FIRST_ROW))
+    assert record.read_lease().number == lease.number + 1
+
+
+def test_a_call_reads_a_part_of_the_log_that_arrives_in_time(new_record: NewRecord) -> None:
+    """A call for more would be ended on a slow network, and so would all its repetitions."""
+    record = new_record()
+    lease = take(record)
+    lengths = [400_000, 400_000, 400_000, 1_500_000, 1_500_000, 1, 1]
+    for number, length in enumerate(lengths, start=1):
+        large = RowChange("saved", ("large",), ("large", bytes(length)))
+        record.commit(group_after(lease, large, number=number))
+    read: list[list[int]] = []
+    while groups := record.log_after(sum(map(len, read)), 200):
+        read.append([group.number for group in groups])
+    assert read == [[1, 2], [3], [4], [5], [6, 7]]
 
 
 def test_a_call_can_be_aborted_from_another_thread(

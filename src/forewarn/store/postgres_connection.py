@@ -1,7 +1,8 @@
 """Connections to PostgreSQL: the URL with its defaults, limits of calls, errors in plain words.
 
-A call ends after CALL_LIMIT_S on this side, without cancelling anything on the server: PostgreSQL reports success for a
-COMMIT that was cancelled while it waits for the synchronous standby, although the standby does not have it.
+A call ends after CALL_LIMIT_S on this side, also while its answer arrives, without cancelling anything on the server:
+PostgreSQL reports success for a COMMIT that was cancelled while it waits for the synchronous standby, although the
+standby does not have it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -33,6 +34,9 @@ END_STALLED_HOLDER = b"""
     AND usename = current_user AND datname = current_database()
     AND pid <> pg_backend_pid() AND wait_event = 'ClientRead' AND xact_start < clock_timestamp() - interval '1 second'
     AND EXISTS (SELECT FROM lease WHERE expires_at < clock_timestamp())"""
+WAITS_FOR_STANDBY = b"""
+    SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'
+                   AND pid <> pg_backend_pid())"""
 _CHECK_INTERVAL_S = 0.1  # how often a waiting call looks at its limit
 _CORK: int = getattr(socket, "TCP_CORK", 0)  # only Linux has it
 
@@ -250,6 +254,22 @@ def failure_text(error: psycopg.Error) -> str:
     text = error.diag.message_primary or str(error) or type(error).__name__
     lines = [_DRIVER_WORDS.sub("", line.strip()).strip() for line in text.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line)).removesuffix(".")
+
+
+def failure_reason(url: str, error: psycopg.Error) -> str:
+    """Return why a call to the database at `url` has failed, on one line, as `failure_text`.
+
+    After CallAborted it asks the server, on a new connection, whether it waits for its standby; blocks.
+    """
+    if isinstance(error, CallAborted):
+        try:
+            with closing(connect(url)) as db:
+                ((waits,),) = db.execute(WAITS_FOR_STANDBY).fetchall()
+        except (psycopg.Error, ForewarnError):
+            waits = False
+        if waits:
+            return "it waits for its synchronous standby: start it, or change synchronous_standby_names"
+    return failure_text(error)
 
 
 def transaction_settings(lock_s: float, idle_s: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
@@ -21,7 +21,7 @@ from forewarn.store.postgres_arrays import array_parameters, upsert_all_sql
 from forewarn.store.postgres_connection import (
     CALL_LIMIT_S,
     END_STALLED_HOLDER,
-    CallAborted,
+    WAITS_FOR_STANDBY,
     LimitedConnection,
     failure_text,
     transaction_settings,
@@ -52,8 +52,9 @@ from forewarn.store.row_changes import (
 )
 from forewarn.store.schema import REVISION, REVISIONS
 
-_ROWS_PER_FETCH = 5000
+_ROWS_PER_FETCH = 1000
 _ROWS_PER_STATEMENT = 5000
+_LOG_BYTES_PER_READ = 1_000_000  # so that a call reads them within its limit, also on a slow network
 _KEPT_GROUPS = 1000  # the log always has the last ones, so that a copy of an idle record stays valid
 _NODE_DAYS = 7  # a control node that has not described itself for longer is forgotten
 _WRITE_LIMITS = transaction_settings(lock_s=5, idle_s=LEASE_S)
@@ -76,14 +77,16 @@ _FENCE = f"""
         WHERE shard = 0 AND term = %s AND n = %s RETURNING n)
     SELECT 1 / (SELECT count(*) FROM fenced)"""
 _ADD_TO_LOG = "INSERT INTO log (n, term, revision, seq, clock, body) VALUES (%s, %s, %s, %s, %s, %s)"
-_READ_LOG = "SELECT n, term, revision, seq, clock, body FROM log WHERE n > %s ORDER BY n LIMIT %s"
+# The first group in any case; further ones as long as all of them together are not longer than the last parameter.
+_READ_LOG = """
+    SELECT n, term, revision, seq, clock, body FROM (
+        SELECT *, row_number() OVER (ORDER BY n) AS place, sum(octet_length(body)) OVER (ORDER BY n) AS bytes
+        FROM (SELECT * FROM log WHERE n > %s ORDER BY n LIMIT %s) AS following
+    ) AS measured WHERE place = 1 OR bytes <= %s ORDER BY n"""
 _READ_LOG_TERM = "SELECT term FROM log WHERE n = %s"
 _PRUNE_LOG = f"""
     DELETE FROM log WHERE at < clock_timestamp() - make_interval(secs => %s)
     AND n <= (SELECT n FROM lease WHERE shard = 0) - {_KEPT_GROUPS}"""
-_WAITS_FOR_STANDBY = """
-    SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'
-                   AND pid <> pg_backend_pid())"""
 # A node that waits for the standby must be able to say so.
 _WITHOUT_STANDBY = "SET LOCAL synchronous_commit = local"
 _PUT_NODE = """
@@ -119,9 +122,9 @@ def open_record(url: str) -> PostgresRecord:
 class PostgresRecord(SharedRecord):
     """A connection to the record in PostgreSQL (see `SharedRecord`); `open_record` checks its schema, too.
 
-    It connects with the first call, and again after a lost connection. Calls block for up to 10 s without an answer,
-    and raise RecordUnavailable, or Rejected as `postgres_connection.connect`. The constructor raises Rejected for a bad
-    URL.
+    It connects with the first call, and again after a lost connection. A call, and each part of `commit` and of
+    a snapshot, blocks for up to 10 s, also while an answer arrives. Calls raise RecordUnavailable, or Rejected as
+    `postgres_connection.connect`. The constructor raises Rejected for a bad URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -215,6 +218,7 @@ class PostgresRecord(SharedRecord):
             with db.pipeline() as pipeline:
                 with db.sending_together():
                     _send_group(db, group)
+                self._begin_call(db)  # the answer has all of its time, however long it took to encode the rows
                 pipeline.sync()  # the first round trip: only now the COMMIT is sent
                 self._is_committing = True
                 self._begin_call(db)
@@ -248,13 +252,13 @@ class PostgresRecord(SharedRecord):
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
         """Return up to `limit` groups that follow this number, in order; [] if it is the last one.
 
-        Raises LogPruned if the log does not continue after it (pruned, rewritten, or the record is not that far), and
-        RecordUnavailable.
+        Not more than a megabyte of them, or one that is larger. Raises LogPruned if the log does not continue after
+        this number (pruned, rewritten, or the record is not that far), and RecordUnavailable.
         """
 
         def read(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
             lease = _lease_row(db.execute(_READ_LEASE).fetchall())  # first: a group that follows meanwhile is no gap
-            return lease, db.execute(_READ_LOG, (number, limit), binary=True).fetchall()
+            return lease, db.execute(_READ_LOG, (number, limit, _LOG_BYTES_PER_READ), binary=True).fetchall()
 
         lease, rows = self._call(read)
         if number == lease.number:
@@ -306,15 +310,17 @@ class PostgresRecord(SharedRecord):
                 tables=self._read_tables(db),
             )
         finally:
-            with self._errors():
-                db.execute("ROLLBACK", prepare=False)
+            if not db.closed:  # otherwise the error that closed it is on its way
+                self._begin_call(db)
+                with self._errors():
+                    db.execute("ROLLBACK", prepare=False)
 
     def waits_for_standby(self) -> bool:
         """Return whether any COMMIT in this database waits now for the server's synchronous standby.
 
         Raises RecordUnavailable.
         """
-        return bool(self._call(lambda db: db.execute(_WAITS_FOR_STANDBY).fetchall())[0][0])
+        return bool(self._call(lambda db: db.execute(WAITS_FOR_STANDBY).fetchall())[0][0])
 
     def put_node(self, node: NodeRow) -> None:
         """Store how a control node describes itself, in place of its earlier description; not in the log.
@@ -390,6 +396,7 @@ class PostgresRecord(SharedRecord):
     def _read_tables(self, db: LimitedConnection) -> Iterator[tuple[str, Sequence[SqlValues]]]:
         for table in REPLICATED_TABLES.values():
             columns = ", ".join(map(quote, table.columns))
+            self._begin_call(db)  # the caller may have taken its time since the last one
             with self._errors(), db.cursor(name="snapshot") as cursor:
                 cursor.execute(f"SELECT {columns} FROM {quote(table.name)}".encode(), binary=True)
                 while rows := cursor.fetchmany(_ROWS_PER_FETCH):
@@ -435,15 +442,7 @@ class PostgresRecord(SharedRecord):
 
     def _reason(self, error: psycopg.Error) -> str:
         """Return why a call has failed; for one without an answer, whether the standby is missing."""
-        if isinstance(error, CallAborted) and not self._is_closed:
-            try:
-                with closing(postgres_connection.connect(self._url)) as db:
-                    ((waits,),) = db.execute(_WAITS_FOR_STANDBY).fetchall()
-            except (psycopg.Error, ForewarnError):
-                waits = False
-            if waits:
-                return "it waits for its synchronous standby: start it, or change synchronous_standby_names"
-        return failure_text(error)
+        return failure_text(error) if self._is_closed else postgres_connection.failure_reason(self._url, error)
 
     def _connected(self) -> LimitedConnection:
         if self._is_closed:

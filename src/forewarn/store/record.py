@@ -183,8 +183,9 @@ class SharedRecord(Protocol):
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
         """Return up to `limit` groups that follow this number, in order; [] if it is the last one.
 
-        Raises LogPruned if the log does not continue after it (pruned, rewritten, or the record is not that far), and
-        RecordUnavailable.
+        There is at least one if the record has more, but perhaps fewer than `limit`, so that large groups arrive within
+        the time limit of a call. Raises LogPruned if the log does not continue after this number (pruned, rewritten, or
+        the record is not that far), and RecordUnavailable.
         """
 
     def log_term(self, number: int) -> int | None:
