@@ -160,16 +160,18 @@ class HealthCheckService:
     async def _perform(self, key: CheckKey, check: HealthCheck, rollout: Rollout) -> None:
         try:
             async with self._slots:
+                began_at = self._clock.now()
                 result = await self._measure(check, rollout, key[0])
             if key[0] not in self.open_rollouts:
                 return  # it was closed meanwhile
+            is_figure = check.kind is CheckKind.FIGURE  # what happens while it is read may be missing in it
             self._results[key] = measurement_of(
                 check,
                 result,
                 request_id=key[0],
                 wave=rollout.wave,
                 check_round=rollout.check_round,
-                at=self._clock.now(),
+                at=began_at if is_figure else self._clock.now(),
             )
         finally:
             del self.running[key]

@@ -117,7 +117,7 @@ class Measurement(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     request_id: str  # of the rollout
     check: str  # the check's name
-    at: float  # lab time at its end
+    at: float  # lab time at its end; of a figure, when the service began to read it
     outcome: CheckOutcome
     value: float | None = None  # that was compared; None: there is none
     text: str = ""  # for people: what was seen
