@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from forewarn.clock import ClockSetting, LabClock
 from forewarn.control.health_checks import HealthCheckService
 from forewarn.core.commit import Commit
@@ -98,5 +100,17 @@ def test_a_figure_read_before_the_last_event_was_over_does_not_begin_the_next_wa
         assert (measured.outcome, measured.at) == (CheckOutcome.GOOD, NOON)
         verdict = health_verdict((FIGURE,), [measured], NOON + 30, good_since=over_at)
         assert verdict.decision is HealthDecision.MEASURE
+
+    asyncio.run(scenario())
+
+
+def test_figures_are_read_one_at_a_time_and_probes_do_not_wait_for_them() -> None:
+    async def scenario() -> None:
+        shop = HealthCheck(name="shop", kind=CheckKind.HTTP, url="http://127.0.0.1/health")
+        checks = [replace(FIGURE, name=f"figure {n}") for n in range(9)]
+        figures = await SlowFigures.open(*checks, shop)
+        await figures.begin()
+        assert (figures.store.under_way, figures.prober.asked) == (1, ["shop"])
+        assert len(await figures.end_reads()) == 10
 
     asyncio.run(scenario())

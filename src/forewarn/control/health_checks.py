@@ -38,7 +38,7 @@ from forewarn.errors import ForewarnError
 from forewarn.store.interface import AppliedCommit, Store
 
 log = logging.getLogger(__name__)
-_MAX_CONCURRENT = 8  # checks under way at a time; the others wait
+_MAX_PROBES = 8  # under way at a time; the others wait
 _VMS_PER_SLICE = 1000  # whose polls are looked up before other tasks run
 
 CheckKey = tuple[str, str]  # the id of the rollout's request, and the name of the check
@@ -62,7 +62,8 @@ class HealthCheckService:
         self._measured: dict[str, list[Measurement]] = {}  # request id → its measurements, oldest first
         self.running: dict[CheckKey, asyncio.Task[None]] = {}  # the checks under way
         self._results: dict[CheckKey, Measurement] = {}  # not stored yet
-        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
+        self._probe_slots = asyncio.Semaphore(_MAX_PROBES)
+        self._figure_slot = asyncio.Semaphore(1)  # the store does one long read at a time; probes need not wait for it
         for request in store.requests(open_only=True):
             self._index(request)
 
@@ -159,19 +160,19 @@ class HealthCheckService:
 
     async def _perform(self, key: CheckKey, check: HealthCheck, rollout: Rollout) -> None:
         try:
-            async with self._slots:
+            is_figure = check.kind is CheckKind.FIGURE
+            async with self._figure_slot if is_figure else self._probe_slots:
                 began_at = self._clock.now()
                 result = await self._measure(check, rollout, key[0])
             if key[0] not in self.open_rollouts:
                 return  # it was closed meanwhile
-            is_figure = check.kind is CheckKind.FIGURE  # what happens while it is read may be missing in it
             self._results[key] = measurement_of(
                 check,
                 result,
                 request_id=key[0],
                 wave=rollout.wave,
                 check_round=rollout.check_round,
-                at=began_at if is_figure else self._clock.now(),
+                at=began_at if is_figure else self._clock.now(),  # what happens during its read may be missing in it
             )
         finally:
             del self.running[key]

@@ -300,9 +300,9 @@ class Store(Protocol):
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
         """Return what `read` returns, called with a store that it may only read, and only until it returns.
 
-        For reads of many rows: a store that reads slowly calls it in a thread of its own, so that the event loop goes
-        on. `read` must not use what belongs to the loop's thread. Commits between two of its reads are possible. Raises
-        Unavailable, and what `read` raises.
+        For reads of many rows: a store that reads slowly calls it in its thread for such reads, one at a time, so that
+        the event loop and asyncio's threads go on. `read` must not use what belongs to the loop's thread. Commits
+        between two of its reads are possible. Raises Unavailable, and what `read` raises.
         """
 
     async def commit(self, commit: Commit) -> int:

@@ -1,11 +1,11 @@
-"""A store in a SQLite file: reads on the calling thread, writes on one writer thread."""
+"""A store in a SQLite file: short reads on the calling thread, long ones and writes on a thread each."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Conflict
 from forewarn.store import backup, pruning, queries, row_codec, sqlite_file, writes
 from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, Store, StoreCounts
+from forewarn.store.reader_thread import ReaderThread
 from forewarn.store.scope_cache import ScopeCache
 from forewarn.store.sqlite_file import StoreFileCheck
 from forewarn.store.subscribers import CommitSubscribers
@@ -52,6 +53,7 @@ class SqliteStore(Store):
         self._file_check = file_check or StoreFileCheck(path)
         self._reader = reader
         self._writer = writer
+        self._reader_thread = ReaderThread(path, self._file_check.check)
         self._scope_cache = ScopeCache()
         self._subscribers = CommitSubscribers()
 
@@ -374,18 +376,14 @@ class SqliteStore(Store):
         return row[0] if row else None
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
-        """Return what `read` returns for a store to read, on a connection and a thread of its own.
+        """Return what `read` returns for a store to read, on its own connection and the reader thread.
 
-        A long read so does not block the event loop. Raises Unavailable, and what `read` raises.
+        A long read so blocks neither the event loop nor asyncio's threads; it waits for earlier ones. Raises
+        Unavailable, and what `read` raises.
         """
-        return await asyncio.to_thread(self._read_apart, read)
-
-    def _read_apart(self, read: Callable[[Store], T]) -> T:
-        with sqlite_file.file_errors_as_unavailable(self._path, "read"):
-            self._file_check.check()
-            reader = sqlite_file.connect_reader(self._path)
-        with closing(reader):
-            return read(SqliteStore(self._path, reader=reader, writer=self._writer))
+        return await self._reader_thread.run(
+            lambda db: read(SqliteStore(self._path, reader=db, writer=self._writer, file_check=self._file_check))
+        )
 
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
@@ -444,11 +442,12 @@ class SqliteStore(Store):
         return self._subscribers.add(listener)
 
     async def close(self) -> None:
-        """Finish the writes under way, end the writer thread and close the file. Closing twice is harmless.
+        """Finish the writes and the long read under way, end both threads, close the file. Twice is harmless.
 
         Later writes raise Unavailable, and so do reads, other than of scopes and VMs that are in the cache.
         """
         await self._writer.finish()
+        await self._reader_thread.close()
         self._reader.close()
         await asyncio.to_thread(self._writer.close)
 
