@@ -104,6 +104,14 @@ def test_a_step_is_shown_with_its_schedule_by_the_present_file() -> None:
     assert "by the present file: budget 5m, to begin 5m 5s before NotBefore at the latest" in details
 
 
+def test_the_schedule_of_a_step_is_that_of_the_newest_not_before() -> None:
+    record = replace(SEEN, not_before=1_060.0).with_step_run(ended("save", 1_001.0, 1_002.0))
+    assert "by the present file: budget 5m" in [line.detail for line in explain_event(record, {"reboots": RULE}).lines]
+    postponed = replace(record, event=replace(record.event, not_before=1_900.0))
+    details = [line.detail for line in explain_event(postponed, {"reboots": RULE}).lines]
+    assert "by the present file: budget 5m, to begin 5m 5s before NotBefore at the latest" in details
+
+
 def test_a_cut_step_is_shown_with_the_reason() -> None:
     cut = ended("save", 1_001.0, 1_001.0, StepState.CUT, text="no time: 30 s left")
     record = replace(SEEN, not_before=1_030.0).with_step_run(cut)

@@ -128,6 +128,36 @@ def test_steps_that_have_not_begun_wait_for_the_new_time_of_a_postponed_event(ag
     assert agents.steps_run == ["announce", "save", "drain"]
 
 
+def test_a_step_that_was_cut_is_run_after_all_if_the_event_is_postponed(agents: Agents) -> None:
+    record = agents.see(document(NOW + 60))
+    assert [run.step for run in record.step_runs if run.state is StepState.CUT] == ["save"]
+    for at in (NOW + 1, NOW + 2):
+        record = agents.see(document(NOW + DAY_S, 3), at)
+        assert [(run.step, run.state) for run in record.step_runs] == [("announce", StepState.DONE)]
+    agents.see(document(NOW + DAY_S, 3), NOW + DAY_S - 115)
+    assert agents.steps_run == ["announce", "save"]
+    record = agents.see(document(NOW + DAY_S, 3), NOW + DAY_S - 14)
+    assert agents.steps_run == ["announce", "save", "drain"]
+    assert {run.state for run in record.step_runs} == {StepState.DONE}
+
+
+def test_a_step_is_cut_again_if_the_event_is_postponed_by_too_little(agents: Agents) -> None:
+    agents.see(document(NOW + 60))
+    record = agents.see(document(NOW + 70, 3), NOW + 1)
+    assert [(run.step, run.state, run.text) for run in record.step_runs[1:]] == [
+        ("save", StepState.CUT, "no time: 1 min 9 s left")
+    ]
+
+
+def test_a_step_that_was_cut_is_not_run_after_the_steps_that_follow_it(agents: Agents) -> None:
+    agents.see(document(NOW + 10))
+    assert agents.steps_run == ["announce", "drain"]
+    for at in (NOW + 1, NOW + DAY_S - 115):
+        record = agents.see(document(NOW + DAY_S, 3), at)
+        assert agents.steps_run == ["announce", "drain"]
+        assert {run.step: run.state for run in record.step_runs}["save"] is StepState.CUT
+
+
 def test_an_unreadable_not_before_does_not_replace_a_known_one(agents: Agents) -> None:
     agents.see(document(NOW + DAY_S))
     assert agents.see(document(None, 3)).event.not_before == NOW + DAY_S

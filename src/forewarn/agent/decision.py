@@ -1,8 +1,9 @@
 """Decides the next actions from the journal's open records. Pure and level-triggered.
 
 It gives the same answer however often and by whichever process it is asked. A step that has ended never runs again
-for its event. A step that was tried is undone once, after the event is gone and no other event needs it. Several
-events can share one run of a step; the functions at the end of this file find those events.
+for its event; the record of one that was cut is dropped if the event is postponed (`event_tracking`). A step that was
+tried is undone once, after the event is gone and no other event needs it. Several events can share one run of a step;
+the functions at the end of this file find those events.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Applies changes from the endpoint to the open records: events that are new, changed or gone. Pure.
 
 Changes are delivered at least once, so a repeated change has no effect. An event that is listed again after it was
-gone gets a new record: its steps were undone, so they are due again.
+gone gets a new record: its steps were undone, so they are due again. An event that is postponed loses the runs of steps
+that were cut for lack of time: there may be time for them now.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from forewarn.agent.model import Event, RuleConfig
-from forewarn.agent.records import EventRecord, OpenRecords
+from forewarn.agent.records import TRIED_STATES, EventRecord, OpenRecords, StepRun, StepState
 from forewarn.agent.rules import find_rule, has_started
 from forewarn.client import Change, Gone, Outcome
 from forewarn.client.events import event_key
@@ -31,9 +32,10 @@ def records_after_changes(
 
     A change without effect gives none, and an event with several changes has a record for each. A new event gets the
     first of `rules` that matches at `now`, the server's time, on the VM `vm`; a known one keeps its rule, and gets the
-    changed event and the time of its start. Gone sets time and outcome; it has no effect on an unknown event. After its
-    start only Gone changes a record. `boot_id`, the current boot's, goes into a new record. `count_records` returns how
-    many records an `event_key` has in the journal, which numbers the new key.
+    changed event and the time of its start. A later NotBefore removes the runs of steps that were cut, unless a step
+    after them was tried. Gone sets time and outcome; it has no effect on an unknown event. After its start only Gone
+    changes a record. `boot_id`, the current boot's, goes into a new record. `count_records` returns how many records an
+    `event_key` has in the journal, which numbers the new key.
     """
     listed = {event_key(record.event): record for record in open_records if record.gone_at is None}
     created: Counter[str] = Counter()  # records of this call, by `event_key`
@@ -112,7 +114,24 @@ def _known_record_after(known: EventRecord | None, change: Change, now: float) -
 
 
 def _changed_record(record: EventRecord, event: Event, now: float) -> EventRecord:
-    return replace(record, event=event, started_at=now if has_started(event) else None)
+    known_at, after_at = record.event.not_before, event.not_before
+    is_postponed = known_at is not None and after_at is not None and after_at > known_at and not has_started(event)
+    return replace(
+        record,
+        event=event,
+        started_at=now if has_started(event) else None,
+        step_runs=_step_runs_when_postponed(record) if is_postponed else record.step_runs,
+    )
+
+
+def _step_runs_when_postponed(record: EventRecord) -> tuple[StepRun, ...]:
+    """The step runs without those that were cut, so that these steps are due again.
+
+    Steps before one that was tried stay cut, because steps run only in the order of the plan.
+    """
+    tried = {run.step for run in record.step_runs if run.state in TRIED_STATES}
+    before_tried = {name for at, name in enumerate(record.plan) if tried.intersection(record.plan[at:])}
+    return tuple(run for run in record.step_runs if run.state is not StepState.CUT or run.step in before_tried)
 
 
 def _final_outcome(record: EventRecord, change: Gone) -> str:

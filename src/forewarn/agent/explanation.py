@@ -105,17 +105,22 @@ def _step_lines(
     record: EventRecord, rules: Mapping[str, RuleConfig], phase: StepPhase
 ) -> Iterator[AgentExplanationLine]:
     rule = rules.get(record.rule)
-    schedule = {scheduled.step.name: scheduled for scheduled in _initial_schedule(record, rule)} if rule else {}
+    schedule = {scheduled.step.name: scheduled for scheduled in _complete_schedule(record, rule)} if rule else {}
     for run in record.step_runs:
         if run.phase is phase:
             scheduled = schedule.get(run.step) if phase is StepPhase.DO else None
-            yield from _step_run_lines(run, _schedule_text(scheduled, record.not_before) if scheduled else "")
+            yield from _step_run_lines(run, _schedule_text(scheduled, _latest_not_before(record)) if scheduled else "")
 
 
-def _initial_schedule(record: EventRecord, rule: RuleConfig) -> tuple[ScheduledStep, ...]:
-    """The schedule as it was when the event was first seen."""
+def _complete_schedule(record: EventRecord, rule: RuleConfig) -> tuple[ScheduledStep, ...]:
+    """The schedule of all steps from when the event was first seen, by the latest NotBefore that is known."""
     steps = [step for step in rule.steps if step.name in record.plan]
-    return schedule_steps(steps, record.not_before, record.seen_at, begin=rule.begin, margin_s=rule.margin_s)
+    return schedule_steps(steps, _latest_not_before(record), record.seen_at, begin=rule.begin, margin_s=rule.margin_s)
+
+
+def _latest_not_before(record: EventRecord) -> float | None:
+    """The newest NotBefore; after the start, when documents have none, the first. None if none is known."""
+    return record.not_before if record.event.not_before is None else record.event.not_before
 
 
 def _schedule_text(scheduled: ScheduledStep, not_before: float | None) -> str:

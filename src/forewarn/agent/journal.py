@@ -372,9 +372,9 @@ class AgentJournal:
     def save(self, *records: EventRecord) -> None:
         """Adds the records, or updates those with the same keys, in one transaction; durable when it returns.
 
-        An update keeps stored step runs, approval and approval check that the new record does not have. Then updates
-        `open_records`: a closed record is dropped there, but stays in the file until it is pruned. Raises Unavailable,
-        and changes nothing, if the file cannot be written.
+        An update keeps stored step runs (except cut ones), approval and approval check that the new record does not
+        have. Then updates `open_records`: a closed record is dropped there, but stays in the file until it is pruned.
+        Raises Unavailable, and changes nothing, if the file cannot be written.
         """
         with self._transaction():
             next_number = self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()[0]
@@ -425,8 +425,7 @@ class AgentJournal:
     def verify(self) -> None:
         """Checks SQLite's pages and reads every record, open and closed, and every stored value.
 
-        Raises JournalDamaged if one of them is not readable, Rejected if the file is not; it repairs and changes
-        nothing.
+        Raises JournalDamaged if one of them is not readable, Rejected if the file is not; changes nothing.
         """
         problems = [row[0] for row in self._select("PRAGMA integrity_check(1)") if row[0] != "ok"]
         if problems:
@@ -469,6 +468,7 @@ class AgentJournal:
         """Writes a record; a new one gets `next_number`. Returns whether it is new."""
         known = self._db.execute("SELECT number FROM events WHERE key = ?", (record.key,)).fetchone()
         _upsert(self._db, "events", _event_row(record, next_number if known is None else known[0]))
+        self._db.execute("DELETE FROM steps WHERE event_key = ? AND state = ?", (record.key, StepState.CUT))
         for position, run in enumerate(record.step_runs):
             _upsert(self._db, "steps", _step_run_row(record.key, position, run))
         if record.approval is not None:

@@ -15,7 +15,7 @@ class StepState(StrEnum):
     BEGUN = "begun"  # running, or interrupted
     DONE = "done"  # it succeeded, counts so after an interruption, or was already done for another event
     FAILED = "failed"  # perhaps done in part: a step is undone later, an undo may be tried again
-    CUT = "cut"  # not run: there was no time, or the event had started
+    CUT = "cut"  # not run: there was no time, or the event had started; due again if the event is postponed
     SKIPPED = "skipped"  # not run for another reason; of an undo: not needed for this event
 
 
