@@ -155,7 +155,8 @@ def request_flow(
     """Flow: sends one request, and repeats it once if a kept connection turns out to be closed.
 
     Returns a response of any status. `timeout_s` limits the wait until the response begins, and between two reads of
-    it; `connect_s` the connection attempt. The repetition is harmless: polls change nothing, and an approval may be
+    it; all of it may take up to BODY_TIMEOUT_S (120 s) longer. `connect_s` limits the connection attempt, or
+    `timeout_s` if that is shorter. The repetition is harmless: polls change nothing, and an approval may be
     repeated (spec §5.2). Raises Unreachable if it cannot connect, IncompleteResponse if the response does not come
     whole or in time.
     """

@@ -254,7 +254,7 @@ class CheckCondition:
 
 
 def parse_condition(text: str) -> CheckCondition:
-    """Parse a condition such as `< 0.01`; raises ValueError with a sentence if it is none."""
+    """Parse a condition (< <= > >= == != and a number); raises ValueError with a sentence if it is none."""
     found = _CONDITION.fullmatch(text)
     try:
         bound = float(found[2]) if found else math.nan

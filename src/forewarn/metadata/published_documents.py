@@ -46,9 +46,10 @@ class _PublishedEntry:
 class PublishedDocuments:
     """The published scopes in memory, from which polls are answered.
 
-    `first_answer_delay_s`: how long (real time) responses are delayed after a scope was enabled (spec §8.1).
-    `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3). `stale_documents`
-    keeps replaced ones, for faults. Not thread-safe; `publish` and `remove` need a running event loop.
+    `first_answer_delay_s`: until how long (real time) after a scope was enabled its responses are held back (spec
+    §8.1). `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3).
+    `stale_documents` keeps replaced scopes for about a minute, but only while it is enabled (`set_enabled`), for
+    faults. Not thread-safe; `publish` and `remove` need a running event loop.
     """
 
     def __init__(self, *, first_answer_delay_s: float = 0.0, store_tag: str = "") -> None:

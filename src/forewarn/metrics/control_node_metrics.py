@@ -27,7 +27,7 @@ _CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlNodeFigures:
-    """What the metrics of a control node show, as of now."""
+    """What the metrics of a control node show."""
 
     is_held: bool = False  # it holds the lease, and may act
     term: int = 0  # of that lease; 0: none
@@ -36,9 +36,9 @@ class ControlNodeFigures:
     knows_active: bool = False  # which node is active, itself or another one
     record_is_reachable: bool = False  # it has its lease and is sure of it; without one: its last look found the record
     copy_number: int = 0  # of the last group of writes in its copy
-    copy_follows: bool = False  # it has the lease, or its copy could be brought up to date when that was tried last
+    copy_follows: bool = False  # it has the lease, or its last look at the record and attempt to take it did not fail
     has_lost_commits: bool = False  # the record is known to have lost some
-    clock_difference_s: float = 0.0  # how far its clock is ahead of the record's server
+    clock_difference_s: float = 0.0  # how far its clock was ahead of the record's server when it was last not active
 
 
 class ControlNodeMetrics(Collector):

@@ -44,8 +44,9 @@ def iso_date(at: float) -> str:
 def parse_date(text: str) -> float | None:
     """Parse an RFC 1123 date in GMT or UTC, or an ISO 8601 one, to POSIX seconds; None if it is neither.
 
-    An ISO date needs a time of day with colons, may have fractions of a second, and is in UTC if it has no zone. The
-    weekday may be missing, and is not checked, because Azure's own documentation shows a wrong one.
+    An ISO date needs a time of day and a colon, in the time or in the zone; it may have fractions of a second, and is
+    in UTC if it has no zone. The weekday may be missing, and is not checked, because Azure's own documentation shows a
+    wrong one.
     """
     text = text.strip()
     try:

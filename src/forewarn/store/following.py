@@ -152,8 +152,8 @@ class CopyFollower:
     def _open(self) -> None:
         reason = _reason_to_rebuild(self._path)
         if reason is not None:
-            self.rebuilt.append(reason)
             build_copy(self._path, self._record)
+            self.rebuilt.append(reason)
         sqlite_file.prepare_store_file(self._path, as_copy=True)
         self._opened = sqlite_file.connect_copy_writer(self._path)
 
@@ -191,13 +191,13 @@ class CopyFollower:
         return position
 
     def _rebuild(self, reason: RebuildReason) -> None:
-        self.rebuilt.append(reason)
         if reason is RebuildReason.LOST_GROUPS:
             position = self.position
             lost = LostCommits(record_id=position.record_id, by=self._name, known=position.number, found=self._found)
             write_lost_commits(self._path, lost)  # before the copy that shows it is gone
         self.close()
         build_copy(self._path, self._record)
+        self.rebuilt.append(reason)
         self._opened = sqlite_file.connect_copy_writer(self._path)
 
 

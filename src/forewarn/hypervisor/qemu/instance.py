@@ -30,7 +30,7 @@ class QemuInstance:
 
     host: str  # its name in the settings; "": a copy of a definition, on no host
     vm: str  # its name
-    directory: Path  # which holds all files of the host's VMs
+    directory: Path  # with the files of all VMs of the host, but for disks with absolute paths
 
     @property
     def name(self) -> str:
