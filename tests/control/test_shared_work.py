@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import EventState
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck
 from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState, RolloutTally, WaveSpec
-from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour, SlowRule
 from tests.support.fake_prober import FakeProber
 from tests.support.world import World, a_host, a_vm
 
@@ -69,6 +70,21 @@ def test_a_rollout_that_only_waits_for_another_says_so_and_stays_open_until_that
     world.advance(3600)
     assert outcome(world, second)[0] is RolloutState.COMPLETED
     assert vms_of(world, second) == []
+
+
+def test_a_rollout_is_over_once_another_has_moved_its_last_vm_away_though_that_event_still_settles() -> None:
+    policy = Policy(enablement=EnablementMode.ALWAYS, settle_s=45.0)
+    world = World(hosts=[a_host("h0"), a_host("h1")], vms=[a_vm("vm-0", host="h0")], policy=policy)
+    world.hypervisor.set_behaviour(SimulatedBehaviour(rules=(SlowRule(factor=0.0),)))
+    first = start(world, "h0", impact=RolloutImpact.MIGRATE)
+    second = start(world, "h0", impact=RolloutImpact.MIGRATE)
+    [event] = world.store.events()
+    world.advance(event.not_before - world.now)
+    [event] = world.store.events()
+    assert (event.status, event.request_id) == (EventState.STARTED, first.id)
+    assert world.vm("vm-0").host == "h1"
+    assert outcome(world, second)[0] is RolloutState.COMPLETED
+    world.close()
 
 
 def test_an_older_rollout_counts_what_a_newer_one_has_done_meanwhile(world: World) -> None:

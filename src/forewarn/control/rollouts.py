@@ -149,8 +149,8 @@ class RolloutService:
             elif not event.is_live:
                 # It may have kept events of rollouts with windows from starting until their last window was over.
                 self._unblock((event.request_id, *self._with_windows))
-            if not event.is_live:
-                self._unblock(self._shared_work.others_on_host(event))
+            if not event.is_live or any(act.to_host and act.outcome is not None for act in event.acts):
+                self._unblock(self._shared_work.others_on_host(event))  # also when a VM has left their host
         for entry in commit.entries:
             if entry.what is EntryKind.SKIPPED:
                 self._changed.add(entry.request_id)
