@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from msgspec.structs import replace
 
-from forewarn.core.budgets import Budget
+from forewarn.control.fleet import FleetChange
+from forewarn.core.budgets import Budget, make_budget
 from forewarn.core.event import EventState
+from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck
 from forewarn.core.request import Rollout, RolloutImpact, RolloutState
 from forewarn.core.standing_order import HostVisit, StandingOrder
@@ -153,6 +155,40 @@ class RolloutMachine(ControlMachine):
     def set_or_remove_budget(self, budget: Budget, remove: bool) -> None:
         budgets = self.world.control.budgets
         self.attempt(budgets.remove_budget(budget.name, who="op") if remove else budgets.set_budget(budget, who="op"))
+
+    @precondition(lambda self: self.vms())
+    @rule(pick=PICKS, tags=st.sampled_from([{}, {"canary": "yes"}]), then_settle=st.booleans())
+    def change_tags(self, pick: int, tags: dict[str, str], then_settle: bool) -> None:
+        """A VM may leave the rollouts over its tag, or their first wave, or come to them."""
+        self.attempt(self._change(FleetChange(vms=(replace(chosen(self.vms(), pick), tags=tags),))))
+        if then_settle:
+            self.settle()
+
+    @precondition(lambda self: self.vms())
+    @rule(pick=PICKS, to=PICKS)
+    def move_by_hand(self, pick: int, to: int) -> None:
+        """Somebody moves a VM to another host without an event, and the service records that."""
+        self._move_by_hand(chosen(self.vms(), pick), self.host(to))
+        self.settle()
+
+    def _move_by_hand(self, vm: Vm, host: Host) -> None:
+        is_busy = any(act.vm == vm.key for event in self.live() for act in event.unfinished_acts)
+        if vm.power is PowerState.RUNNING and host.health is HostHealth.HEALTHY and not is_busy:
+            moved = replace(vm, host=host.name)
+            run = self.world.control.transactions.run
+            self.attempt(run(vm.scope_id, lambda scope, _: scope.with_vm(moved)))
+
+    @precondition(lambda self: self.vms())
+    @rule(pick=PICKS, to=PICKS, limit=st.integers(1, 2))
+    def leave_a_host_with_too_many_vms(self, pick: int, to: int, limit: int) -> None:
+        """VMs of a host go together and may exceed a budget, until one of them leaves."""
+        host = self.host(pick)
+        self.attempt(self.world.control.budgets.set_budget(make_budget("one", max_vms=limit), who="op"))
+        self.attempt(self._roll_out(Rollout(impact=RolloutImpact.REBOOT, hosts=(host.name,)), (0.0, False)))
+        self.settle()
+        if vms := self.world.store.vms(host=host.name):
+            self._move_by_hand(chosen(vms, pick), self.host(to))
+        self.restart_at_rest()
 
     @rule(then_wait=st.booleans())
     def hold_or_lift(self, then_wait: bool) -> None:
