@@ -49,7 +49,7 @@ _LONGEST_SLEEP_S = 30.0  # the wall clock may be set meanwhile
 
 
 class SystemClock:
-    """The system's clock: lab time is real time. For services that are no lab, and for host nodes.
+    """The system's clock: lab time is real time. For services that are not labs, and for host nodes.
 
     The active control node of a cluster uses `FlooredClock` instead.
     """

@@ -101,7 +101,7 @@ def test_a_notification_begins_at_once_for_each_event_and_is_repeatable() -> Non
         ('[[rules]]\nname = "a"\n[[rules]]\nname = "a"', "1: two rules have the name 'a': give each rule its own name"),
         (
             f'profile = "seven-days"\n[[rules]]\nname = "maintenance"\n{STEP}',
-            "2: the profile 'seven-days' has a rule with the name 'maintenance' too: give your rule another name",
+            "2: the profile 'seven-days' also has a rule with the name 'maintenance': give your rule another name",
         ),
     ],
 )  # fmt: skip

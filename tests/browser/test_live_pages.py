@@ -37,7 +37,7 @@ def test_a_hold_and_its_end_are_shown_without_a_reload(
     expect(banner).to_be_hidden()
     page.evaluate("window.unchanged = true")
     console.service.api("POST", "/rollouts/hold", {"reason": "an incident"})
-    expect(banner).to_contain_text("All rollouts are on hold since")
+    expect(banner).to_contain_text("All rollouts have been on hold since")
     expect(banner).to_contain_text("an incident")
     expect(banner.get_by_role("link", name="Lift the hold")).to_be_visible()
     expect(page.get_by_role("link", name="Hold all")).to_have_count(0)

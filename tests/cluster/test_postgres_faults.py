@@ -75,7 +75,7 @@ def stalled_write(url: str) -> Iterator[None]:
         yield
 
 
-def test_a_node_that_stands_still_while_it_writes_does_not_keep_the_lease(
+def test_a_node_that_is_stopped_while_it_writes_does_not_keep_the_lease(
     servers: ServerPair, new_record: NewRecord
 ) -> None:
     lease, other = take(new_record()), new_record()
@@ -153,7 +153,7 @@ def test_an_open_write_keeps_others_from_the_lease(
     assert taking.result(30) is None
 
 
-def test_a_node_that_stands_still_within_a_transaction_does_not_keep_the_lease(
+def test_a_node_that_is_stopped_within_a_transaction_does_not_keep_the_lease(
     servers: ServerPair, new_record: NewRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, other = new_record(), new_record()

@@ -97,7 +97,7 @@ def test_vms_that_go_together_are_reserved_together_or_not_at_all() -> None:
     assert ledger.reserve(vms[3:]) is not None
 
 
-def test_a_vm_that_is_out_already_counts_once() -> None:
+def test_a_vm_that_is_already_out_of_service_counts_once() -> None:
     busy, up = a_vm("busy"), a_vm("up")
     group = BudgetGroup("b", "")
     ledger = BudgetLedger([Budget(name="b", max_vms=1)], {group: 2}, {group: {busy.key: "busy"}})
@@ -106,7 +106,7 @@ def test_a_vm_that_is_out_already_counts_once() -> None:
     assert ledger.used(group) == 1
 
 
-def test_a_vm_on_which_an_event_works_waits_while_the_budget_is_exceeded() -> None:
+def test_a_vm_on_which_an_event_acts_waits_while_the_budget_is_exceeded() -> None:
     """It comes back when that event ends, and would then be one VM too many."""
     vms = [a_vm("busy"), a_vm("other")]
     group = BudgetGroup("b", "")

@@ -136,7 +136,7 @@ def test_a_form_starts_a_rollout_with_maintenance_windows(portal: PortalUser) ->
 def test_every_page_shows_the_hold_on_all_rollouts(portal: PortalUser) -> None:
     portal.world.do(portal.world.control.rollouts.holds.set_hold("an <incident>", who="ann"))
     for path in ("/portal/", "/portal/fleet", "/portal/rollouts"):
-        assert "All rollouts are on hold since" in portal.get(path).text
+        assert "All rollouts have been on hold since" in portal.get(path).text
         assert "an <incident>" in portal.get(path).text
     portal.world.do(portal.world.control.rollouts.holds.lift_hold(who="ann"))
     assert "on hold" not in portal.get("/portal/fleet").text
@@ -147,7 +147,7 @@ def test_forms_hold_all_rollouts_and_lift_the_hold(portal: PortalUser) -> None:
     assert (
         "Their scheduled events: 1. Each starts only" in confirm(portal, "rollout-hold", {"reason": "an incident"}).text
     )
-    assert "All rollouts are on hold since" in submit_form(portal, "rollout-hold", {"reason": "an incident"}).text
+    assert "All rollouts have been on hold since" in submit_form(portal, "rollout-hold", {"reason": "an incident"}).text
     page = portal.get("/portal/rollouts")
     assert 'href="/portal/forms/rollout-lift-hold"' in page.html
     assert 'href="/portal/forms/rollout-hold"' not in page.html

@@ -56,7 +56,7 @@ def test_a_hold_is_sent_to_every_page_with_a_link_for_those_who_may_lift_it(port
             await holds.set_hold("an <incident>", who="ann")
             for stream, may_lift in ((page, True), (other, False)):
                 html = (await stream.next("hold"))[1]["html"]
-                assert "All rollouts are on hold since" in html
+                assert "All rollouts have been on hold since" in html
                 assert "by ann: an &lt;incident&gt;" in html
                 assert "hidden" not in html
                 assert ("rollout-lift-hold" in html) is may_lift

@@ -117,7 +117,7 @@ def test_writes_of_one_iteration_of_the_event_loop_are_one_transaction(tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_write_during_which_the_file_is_replaced_is_said_to_be_perhaps_saved(tmp_path: Path) -> None:
+def test_a_write_during_which_the_file_is_replaced_fails_but_may_still_be_saved(tmp_path: Path) -> None:
     checks = iter([False, True, True])  # before the group, after its COMMIT, before the next group
 
     def check() -> None:
@@ -128,7 +128,7 @@ def test_a_write_during_which_the_file_is_replaced_is_said_to_be_perhaps_saved(t
         db = _new_database(tmp_path / "numbers.db")
         writer = WriterThread(db, "numbers", check=check)
         with pytest.raises(
-            Unavailable, match=r"has not confirmed a write, and may still save it, because .* was moved"
+            Unavailable, match=r"has not confirmed a write, because .* was moved.*, and may still save it"
         ):
             await writer.write(partial(_insert, number=1))
         with pytest.raises(Unavailable, match=r"cannot be written, because numbers.db was moved: put the file back"):

@@ -115,7 +115,7 @@ def test_many_rows_of_several_tables_are_read_as_they_are_now(new_database: NewD
     assert list(capture.changes()) == saved + deliveries
 
 
-def test_what_a_savepoint_has_undone_is_no_change(new_database: NewDatabase) -> None:
+def test_a_change_that_is_rolled_back_to_a_savepoint_is_not_captured(new_database: NewDatabase) -> None:
     db = new_database()
     capture = ChangeCapture(db)
     db.execute("BEGIN")

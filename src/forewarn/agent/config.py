@@ -268,7 +268,7 @@ def _check_profile_names(root: ConfigTable, own: tuple[RuleConfig, ...], of_prof
     """
     for name in dict.fromkeys(rule.name for rule in own):
         if name in {rule.name for rule in of_profile}:
-            what = f"the profile {root.raw['profile']!r} has a rule with the name {name!r} too"
+            what = f"the profile {root.raw['profile']!r} also has a rule with the name {name!r}"
             root.add_problem("rules", what, "give your rule another name")
 
 

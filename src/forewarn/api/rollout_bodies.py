@@ -100,7 +100,7 @@ def read_new_rollout(context: RequestContext, body: NewRollout) -> WantedRollout
 
     Raises NotFound for an unknown host or scope, Rejected for wrong values, a host named twice or fields beside a file,
     Refused for all hosts of a fleet without hosts, with the line of the file; Forbidden for a health check that runs a
-    command if the caller is no administrator.
+    command if the caller is not an administrator.
     """
     wanted = _read_rollout(context, body)
     _require_command_right(wanted.rollout.checks, context)

@@ -75,7 +75,7 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
     scope, Rejected unless exactly one kind of target is given, for a host named twice, a tag or location without VMs,
     wrong waves, too short a notice, or windows that are wrong or over (with the line of the file), Refused if a VM has
     no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous, Forbidden for
-    a health check that runs a command if the caller is no administrator. The history gets an entry.
+    a health check that runs a command if the caller is not an administrator. The history gets an entry.
     """
     wanted = read_new_rollout(context, body)
     with wanted.located():

@@ -62,7 +62,7 @@ async def show_service(context: RequestContext, call: HandlerCall, query: Servic
 async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
     """Show lab time and its speed.
 
-    Time is in POSIX seconds. For a service that is no lab, real time and speed 1.
+    Time is in POSIX seconds. For a service that is not a lab, real time and speed 1.
     """
     return _clock_view(context)
 

@@ -218,7 +218,7 @@ async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
     Succeeded, Failed or Canceled), startTime and properties, also endTime once it is over, and error if it failed or
     was canceled. With `monitor=true` in the query, as in the URL of `Location`: 202 until it is over, then an empty
     200, or a 409 with its error. Raises NotFound for an operation that is unknown, invisible, of another subscription
-    or no longer kept, and for a rollout, a replay or a host that degrades or fails, which are no operations.
+    or no longer kept, and for a rollout, a replay or a host that degrades or fails, which are not operations.
     """
     status = _load_status(context, call)
     is_running = status.state is RequestState.IN_PROGRESS

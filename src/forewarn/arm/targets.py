@@ -60,7 +60,7 @@ class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
 def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
     """The JSON body of a call as this struct; an empty body counts as {}.
 
-    Raises Rejected if it is no JSON, does not fit the struct or is nested too deeply.
+    Raises Rejected if it is not JSON, does not fit the struct or is nested too deeply.
     """
     try:
         return HandlerCall(body=call.body).parse_body(body_type)

@@ -242,7 +242,7 @@ def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
     """The tags of a body, text by name; {} for null.
 
     A tag whose value is null is left out. Raises ArmError, naming `path`, beyond Azure's limits (50 tags, names of 1 to
-    512 and values of up to 256 characters), for a value that is no text, a blank name, or names that differ only in
+    512 and values of up to 256 characters), for a value that is not text, a blank name, or names that differ only in
     case.
     """
     try:

@@ -32,7 +32,7 @@ class TokenErrorReason(StrEnum):
 class InvalidToken(Rejected):
     """A token is not accepted; `reason` says why. The message, `sentence`, never contains the token.
 
-    What verifies tokens and sessions raises it.
+    Raised where tokens and sessions are verified.
     """
 
     def __init__(self, reason: TokenErrorReason, sentence: str) -> None:

@@ -142,8 +142,8 @@ class HandlerScheduler:
         """Takes the result of a job: the VM's name for LearnVmName, else it is ignored.
 
         With the name, the changes that waited for it get their tasks, or are done if no function wants them. After a
-        function whose rule wants it, the approval becomes due, unless the change is no Scheduled, the event is gone, or
-        it is a SpotRebalanceRecommendation. Else the task is over; the last one of a change calls its `done()`.
+        function whose rule wants it, the approval becomes due if the change is a Scheduled, unless the event is gone or
+        is a SpotRebalanceRecommendation. Else the task is over; the last one of a change calls its `done()`.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name, self.vm_name = False, result

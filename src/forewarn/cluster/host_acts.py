@@ -70,9 +70,9 @@ class HostActs:
         """Carry out an order and answer it, after 1.5 s of real time at most; returns at once.
 
         One that takes longer is answered as under way, and continues. An order of an older term is refused, and counted
-        in `refused_for_term`; one of a newer term that cannot be stored is refused, too. A message that is no request
-        is logged, and gets no answer. A request to list VMs is answered with them, or with the reason why they cannot
-        be listed; one to compare CPUs with whether each can run here.
+        in `refused_for_term`; one of a newer term that cannot be stored is refused, too. A message that is not a
+        request is logged, and gets no answer. A request to list VMs is answered with them, or with the reason why they
+        cannot be listed; one to compare CPUs with whether each can run here.
         """
         try:
             order = decode_to_host(message.payload)

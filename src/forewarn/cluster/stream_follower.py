@@ -219,8 +219,8 @@ class StreamFollower:
     def on_position(self, position: StreamPosition, now: float) -> list[FollowerAction]:
         """Compare with the position of the stream that the active node reported.
 
-        That is no sign that it holds the lease, so it counts as silent all the same. Returns what to do; [] if nothing
-        is. If this node stays behind for about a second, `on_tick` joins again. `now` is the time of a monotonic clock.
+        That is no sign that it holds the lease, so it counts as silent all the same. Returns what to do, perhaps
+        []. If this node stays behind for about a second, `on_tick` joins again. `now` is the time of a monotonic clock.
         """
         if self._is_deposed(position.source):
             return []

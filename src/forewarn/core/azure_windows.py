@@ -20,7 +20,7 @@ _DURATION = re.compile(r"(\d\d):([0-5]\d)", re.ASCII)
 _RECURRENCE = re.compile(r"(\d{1,3})?\s*(day|week|month)s?(?:\s+(\S.*))?", re.ASCII | re.IGNORECASE)
 _MONTH_DAY = re.compile(r"day([1-9]|[12]\d|3[01])", re.ASCII | re.IGNORECASE)
 _WEEK_OF_MONTH = re.compile(r"(\w+)\s+(\w+)(?:\s+offset([+-]?\d))?", re.ASCII | re.IGNORECASE)
-_LONGEST_PERIOD = {"day": 366, "week": 52, "month": 12}  # of the other scopes than Host
+_LONGEST_PERIOD = {"day": 366, "week": 52, "month": 12}  # of the scopes other than Host
 _LONGEST_HOST_PERIOD = {"day": 35, "week": 5, "month": 1}  # at most 35 days
 _HOST_LIMIT = "Azure applies updates of hosts automatically after 35 days"
 _LAST_DAY_OF_EVERY_MONTH = 28
@@ -123,9 +123,8 @@ def _parse_recurrence(text: str, start: date, scope: MaintenanceScope) -> Mainte
     longest = (_LONGEST_HOST_PERIOD if scope is MaintenanceScope.HOST else _LONGEST_PERIOD)[unit]
     if not 1 <= every <= longest:
         reason = f", because {_HOST_LIMIT}" if scope is MaintenanceScope.HOST else ""
-        raise ValueError(
-            f"recurEvery {text[:60]!r} is not possible for scope {scope}{reason}: give 1 to {longest} {unit}s"
-        )
+        periods = f"1 to {longest} {unit}s" if longest > 1 else f"1 {unit}"
+        raise ValueError(f"recurEvery {text[:60]!r} is not possible for scope {scope}{reason}: give {periods}")
     window = msgspec.structs.replace(once, on="", first=start.isoformat(), every=every)
     if unit == "week":
         return msgspec.structs.replace(window, days=_parse_weekdays(rest, text) if rest else (start.weekday(),))
@@ -133,7 +132,7 @@ def _parse_recurrence(text: str, start: date, scope: MaintenanceScope) -> Mainte
         window = _monthly(window, rest, start, text)
         if scope is MaintenanceScope.HOST and window.month_days and window.month_days[0] > _LAST_DAY_OF_EVERY_MONTH:
             raise ValueError(
-                f"recurEvery {text[:60]!r} opens no window in months without a day {window.month_days[0]}, and "
+                f"recurEvery {text[:60]!r} opens no window in months without day {window.month_days[0]}, and "
                 f"{_HOST_LIMIT}: give a day from 1 to {_LAST_DAY_OF_EVERY_MONTH} too, or 'Month Last Sunday'"
             )
         return window

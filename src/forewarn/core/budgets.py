@@ -295,7 +295,7 @@ class BudgetLedger:
         """Reserve these VMs in all their groups and return None; or reserve none and return what is used up.
 
         A VM that does not run (`is_down`) needs nothing, so maintenance of a failed or stopped VM is never held back.
-        One that is out because an event works on it comes back when that event ends, so it waits while its group is
+        One that is out because an event acts on it comes back when that event ends, so it waits while its group is
         over the limit; within the limit it takes no further place. `host` is the name of the host because of which they
         go together; "": none.
         """

@@ -22,7 +22,7 @@ class EntryKind(StrEnum):
     RETRIED = "retried"  # an act will be, because an attempt failed or the hypervisor was unavailable
     FINISHED = "finished"  # an event is over, also if some of its acts failed
     WITHDRAWN = "withdrawn"  # an event ended without a start
-    NOT_NEEDED = "not needed"  # so did one whose VMs have all left its host (spec §6.4), or that has no impact
+    NOT_NEEDED = "not needed"  # likewise, because its VMs have all left its host (spec §6.4), or it has no impact
     ENABLED = "enabled"  # scheduled events of a scope
     DISABLED = "disabled"  # scheduled events of a scope
     PAUSED = "paused"  # a rollout, also one whose checks let it publish nothing; or all of them are on hold

@@ -66,7 +66,7 @@ class HostAllocator:
     def assign(self, vm: Vm, host: str) -> None:
         """Count the VM, once per call, on the host with this name; ignored if no VM can come to that host.
 
-        So it is for a host that is unknown, not healthy or confirmed down.
+        That is a host that is unknown, not healthy or confirmed down.
         """
         place = self._locations.get(host)
         if place is None:

@@ -197,7 +197,7 @@ def _count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.Even
 
 
 def _decoded_document(answer: RecordedAnswer) -> Received | None:
-    """Return the document; None if the answer is no document, or one that is only partly usable."""
+    """Return the document; None if the answer is not a document, or one that is only partly usable."""
     if answer.status != HTTPStatus.OK:
         return None
     try:

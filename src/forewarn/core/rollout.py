@@ -33,7 +33,7 @@ class InvalidRollout(Rejected):
     """A rollout that can never work; `path` leads to the wrong value, such as `("waves", 0, "share")`.
 
     Raised by the checks of a new rollout, before it is stored. The path has the names that a rollout file uses, so that
-    its reader can say the line.
+    its reader can name the line.
     """
 
     def __init__(self, message: str, path: tuple[str | int, ...]) -> None:

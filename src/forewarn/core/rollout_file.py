@@ -92,7 +92,7 @@ class RolloutFile:
     def located(self, *path: str | int) -> Iterator[None]:
         """Return a context manager that adds the line of `path` to the message of a Rejected of its block.
 
-        `path` leads to a table or key of the file, such as `"checks", 0, "query"`. The error is raised on. An
+        `path` leads to a table or key of the file, such as `"checks", 0, "query"`. The error propagates. An
         InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that.
         """
         try:

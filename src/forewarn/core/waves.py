@@ -121,8 +121,8 @@ def begin_wave(
 def divide_into_waves(rollout: Rollout, vms: Sequence[Vm]) -> list[list[Vm]]:
     """Return the VMs of each wave of a rollout that has not begun, in the order of `wave_specs`.
 
-    `vms` are the VMs that it covers now; those that it cannot affect, such as deallocated ones, are left out. So the
-    waves will be if the fleet stays as it is. A wave may be empty.
+    `vms` are the VMs that it covers now; those that it cannot affect, such as deallocated ones, are left out. The
+    waves will be these if the fleet does not change. A wave may be empty.
     """
     remaining = remaining_vms(rollout, vms, (), ())
     total = len(remaining)

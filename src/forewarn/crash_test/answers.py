@@ -278,7 +278,7 @@ def older_document() -> SpoiledAnswer:
 def same_document(body: bytes) -> SpoiledAnswer:
     """Answer polls with this body, a document that was got earlier, instead of the current document.
 
-    Answers that are no document, such as a 304, stay as they are.
+    Answers that are not documents, such as a 304, stay as they are.
     """
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:

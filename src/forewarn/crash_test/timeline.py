@@ -53,7 +53,7 @@ class ProgramExited(_Observation, frozen=True, kw_only=True, tag="program exited
 class ProgramOutput(_Observation, frozen=True, kw_only=True, tag="output"):
     """A line that the handler on VM `vm` wrote to its output or error output, `at` this time of the case."""
 
-    text: str  # without the line break, at most 1000 characters; the 1000th says that more is not recorded
+    text: str  # without the line break, at most 1000 characters; the 1000th line says that no more are recorded
 
 
 class ConnectionOpened(_Observation, frozen=True, kw_only=True, tag="connection opened"):

@@ -255,7 +255,7 @@ class EventIndex:
         return events if wanted is None else (event for event in events if event.scope_id in wanted)
 
     def failures_since(self, since: float) -> list[FailedAct]:
-        """The failed acts at or after this lab time, the last learned of first; of each VM only one.
+        """The failed acts at or after this lab time, the most recently learned first; one per VM.
 
         It is of the last event with a failed act on the VM. Without VMs on which an act has succeeded since, and
         without removed VMs. At most the last 1,000 are known.

@@ -153,7 +153,7 @@ class Standby:
         return await self._call(open_copy)
 
     def note_lost_commits(self, lost: LostCommits) -> None:
-        """Remember commits that the record has lost, durably if the disk permits it; blocks shortly.
+        """Remember commits that the record has lost, durably if the disk permits it; blocks briefly.
 
         Does not replace what is in `lost` already.
         """

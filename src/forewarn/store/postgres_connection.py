@@ -26,8 +26,8 @@ from forewarn.store.record import RecordUnavailable
 
 CALL_LIMIT_S = 10.0  # after this a call gives up; the next one connects again, perhaps to another server
 _MAX_CLOSING_STEPS = 10  # of a call that was ended
-# Ends sessions of this user that have changed the lease, which has expired, and whose client has been silent since. A
-# client that stops in the middle of a pipeline is such a one: the server does not limit idle transactions there.
+# Ends sessions of this user that have changed the lease, which has expired, and whose client has been silent since,
+# such as a client that was stopped in the middle of a pipeline: the server does not limit idle transactions there.
 END_STALLED_HOLDER = b"""
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity JOIN pg_locks USING (pid)
     WHERE relation = 'lease'::regclass AND mode = 'RowExclusiveLock' AND granted
@@ -115,7 +115,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection whose calls end at `deadline` (monotonic), or soon after `is_aborted` is set.
 
     That is so whether the server is silent or sends an answer without end. It never cancels a statement on the server,
-    also not on Ctrl-C.
+    not even on Ctrl-C.
     """
 
     deadline = float("inf")
@@ -268,7 +268,7 @@ def failure_reason(url: str, error: psycopg.Error) -> str:
         except (psycopg.Error, ForewarnError):
             waits = False
         if waits:
-            return "it waits for its synchronous standby: start it, or change synchronous_standby_names"
+            return "it waits for its synchronous standby: start the standby, or change synchronous_standby_names"
     return failure_text(error)
 
 

@@ -182,7 +182,7 @@ class PostgresRecord(SharedRecord):
         """Take the lease under a new term; None if it has not expired, even if this holder has it.
 
         The server's clock decides. It lasts LEASE_S seconds without `renew_lease` or `commit`. Ends the session of a
-        holder that stood still while it wrote. After RecordUnavailable the lease may have been taken all the same. It
+        holder that was stopped while it wrote. After RecordUnavailable the lease may have been taken all the same. It
         is stored with `holder`, the name of this node, and `url`, where other nodes reach it.
         """
         self._call(lambda db: db.execute(END_STALLED_HOLDER))
@@ -252,7 +252,7 @@ class PostgresRecord(SharedRecord):
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
         """Return up to `limit` groups that follow this number, in order; [] if it is the last one.
 
-        Not more than a megabyte of them, or one that is larger. Raises LogPruned if the log does not continue after
+        They are at most a megabyte, or one group that is larger. Raises LogPruned if the log does not continue after
         this number (pruned, rewritten, or the record is not that far), and RecordUnavailable.
         """
 

@@ -236,10 +236,10 @@ class ReplicatedStore(SqliteStore):
         return self._replication.number
 
     async def close(self) -> None:
-        """Finish the writes under way, and close the copy and this store's connection. Twice is harmless.
+        """Finish the writes under way, and close the copy and this store's connection.
 
-        Waits as long as it is unknown whether the record has a write: `abandon` ends that. The next start finds it in
-        the log, if it was saved.
+        May be called again. Waits as long as it is unknown whether the record has a write: `abandon` ends the wait. The
+        next start finds the write in the log, if it was saved.
         """
         try:
             await super().close()

@@ -378,7 +378,7 @@ class SqliteStore(Store):
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
         """Return what `read` returns for a store to read, on its own connection and the reader thread.
 
-        A long read so blocks neither the event loop nor asyncio's threads; it waits for earlier ones. Raises
+        A long read thus blocks neither the event loop nor asyncio's threads; it waits for earlier ones. Raises
         Unavailable, and what `read` raises.
         """
         return await self._reader_thread.run(
@@ -442,9 +442,9 @@ class SqliteStore(Store):
         return self._subscribers.add(listener)
 
     async def close(self) -> None:
-        """Finish the writes and the long read under way, end both threads, close the file. Twice is harmless.
+        """Finish the writes and the long read under way, end both threads, and close the file.
 
-        Later writes raise Unavailable, and so do reads, other than of scopes and VMs that are in the cache.
+        Later writes raise Unavailable, and so do reads, except of scopes and VMs in the cache. May be called again.
         """
         await self._writer.finish()
         await self._reader_thread.close()

@@ -159,8 +159,8 @@ class WriterThread:
 
     def _limit_error(self) -> Unavailable:
         return Unavailable(
-            f"the store {self._name!r} has not confirmed a write for {self._limit_s:g} s, and may still save it: look "
-            "before you try again"
+            f"the store {self._name!r} has not confirmed a write for {self._limit_s:g} s, and may still save it: check "
+            "whether it did before you try again"
         )
 
     async def finish(self) -> None:
@@ -300,8 +300,8 @@ class WriterThread:
 def _write_failure_text(store: str, error: Exception) -> str:
     if isinstance(error, _DisplacedDuringWrite):
         return (
-            f"the store {store!r} has not confirmed a write, and may still save it, because {error}: put the file back "
-            "and look before you try again, or take a backup before the service stops, because the files that it has "
+            f"the store {store!r} has not confirmed a write, because {error}, and may still save it: put the file back "
+            "and check before you try again, or take a backup before the service stops, because the files that it has "
             "open may be the only copy"
         )
     if isinstance(error, StoreFileDisplaced):

@@ -115,7 +115,7 @@ class RequestContext:
         )
 
     def now(self) -> float:
-        """The service's time in POSIX seconds: lab time, or real time if it is no lab."""
+        """The service's time in POSIX seconds: lab time, or real time if it is not a lab."""
         return self.dependencies.control.clock.now()
 
     async def record_history(self, what: EntryKind, text: str) -> None:

@@ -19,7 +19,7 @@ def sign_in_link_identity(caller: Principal, sign_in: TokenService, store: Store
     """Whom a link that `caller` creates signs in: a client itself; for the service's owner, `admin`.
 
     For the owner it is the owner (`is_owner`) if callers sign in at an external issuer, or if the client `admin` does
-    not exist or is no administrator. Raises Refused for other callers (VMs, users of an external issuer), and
+    not exist or is not an administrator. Raises Refused for other callers (VMs, users of an external issuer), and
     Unauthenticated for a client that was removed.
     """
     if caller.id == _OWNER_ID:

@@ -194,7 +194,7 @@ def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tupl
 
 
 def read_table(raw: RawOptions, key: str) -> RawOptions:
-    """The table under `key`, its values not validated; {} if absent. Raises BadOption if it is no table."""
+    """The table under `key`, its values not validated; {} if absent. Raises BadOption if it is not one."""
     value = raw.get(key, {})
     if not isinstance(value, dict):
         raise BadOption(key, f"{key} = {value!r} is not a table", f"write {key} = {{ … }}")

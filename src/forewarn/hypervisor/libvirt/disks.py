@@ -18,7 +18,7 @@ def owned_disks(definition: str) -> list[str]:
     """Return where the disks are that belong to the VM of this domain XML alone, in its order.
 
     Paths, POOL/VOLUME, or names in network storage; without CD-ROMs and the like, and read-only and shareable ones.
-    Rejected if it is no domain XML.
+    Rejected if it is not a domain XML.
     """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_owned and disk.source]
 
@@ -26,7 +26,7 @@ def owned_disks(definition: str) -> list[str]:
 def ephemeral_disks(definition: str) -> list[str]:
     """Return where the disks are that our metadata in this domain XML calls ephemeral, in its order.
 
-    Paths, POOL/VOLUME, or names in network storage; [] if it calls none so. Rejected if it is no domain XML.
+    Paths, POOL/VOLUME, or names in network storage; [] if it calls none so. Rejected if it is not a domain XML.
     """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_ephemeral and disk.source]
 

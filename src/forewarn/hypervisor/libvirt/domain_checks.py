@@ -21,7 +21,7 @@ def state_of(session: LibvirtSession, vm: str) -> MachineState:
 def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
     """Raise Refused if a VM (its definition `xml`) needs more memory than the host has free.
 
-    Blocks; raises LibvirtFailure, and Rejected if it is no domain XML.
+    Blocks; raises LibvirtFailure, and Rejected if it is not a domain XML.
     """
     needed, free = parse_domain(xml).memory_mib, session.free_memory_mib()
     if needed > free:

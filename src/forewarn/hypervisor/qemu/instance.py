@@ -287,7 +287,7 @@ def require_defined(instance: QemuInstance) -> None:
 
 
 def require_files(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk exists and is no file, but a device: to delete its name would keep its data."""
+    """Raise Refused if a disk exists and is a device, not a file: to delete its name would keep its data."""
     for disk in definition.disks:
         path = instance.directory / disk
         if path.exists() and not path.is_file():
