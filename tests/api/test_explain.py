@@ -219,13 +219,13 @@ def test_only_an_operator_learns_which_scope_keeps_a_gate_closed(api: Any) -> No
 def test_an_unknown_name_cannot_be_explained(api: Any) -> None:
     status, code, message = api.refused("GET", "/explain/nothing")
     assert (status, code) == (404, "NotFound")
-    assert message.startswith("'nothing' is no VM, host, scope, event, rollout or request")
+    assert message.startswith("'nothing' is not a VM, host, scope, event, rollout or request")
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [("web0", "web-0"), ("h-1", "h1"), ("pol", "pool")])
 def test_an_unknown_name_gets_the_most_similar_one(api: Any, wrong: str, meant: str) -> None:
     _, _, message = api.refused("GET", f"/explain/{wrong}")
-    assert f"is no VM, host, scope, event, rollout or request: did you mean {meant!r}?" in message
+    assert f"is not a VM, host, scope, event, rollout or request: did you mean {meant!r}?" in message
 
 
 def test_performed_maintenance_is_explained_by_the_events_it_approved(api: Any) -> None:

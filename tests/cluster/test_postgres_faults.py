@@ -290,7 +290,7 @@ def test_a_server_that_stands_still_ends_a_call(
 
 
 def let_time_pass(record: PostgresRecord) -> None:
-    """Let the deadline of the last call pass, as if this process had done something else for long."""
+    """Let the deadline of the last call pass, as if this process had done something else for a long time."""
     assert record._db is not None
     record._db.deadline = 0.0
 

@@ -140,7 +140,7 @@ def test_a_vm_that_does_not_run_needs_no_budget_even_if_it_is_exceeded(facts: di
         ({"max_vms": 1, "tag": "app=wbe"}, "no VM has the tag 'app' with value 'wbe': did you mean 'web'?"),
         ({"max_vms": 1, "tag": "app"}, "'app' selects no VMs: write a tag and its value like team=shop"),
         ({"max_vms": 1, "location": "mars"}, "no VM is in location 'mars': known locations are 'northeurope'"),
-        ({"max_vms": 1, "name": "a b"}, "'a b' is no name for a budget: use up to 60 letters"),
+        ({"max_vms": 1, "name": "a b"}, "'a b' is not a name for a budget: use up to 60 letters"),
     ],
 )
 def test_a_wrong_budget_is_rejected_with_one_sentence(fields: dict[str, Any], message: str) -> None:

@@ -61,7 +61,7 @@ class SkippableTimeLoop(asyncio.SelectorEventLoop):
         return _START_TIME + self.ahead_s + runs_s
 
     def run_freely(self) -> None:
-        """Lets the time pass, as a server needs it to stop."""
+        """Lets time pass, which a server needs in order to stop."""
         self._runs_since = super().time()
 
 

@@ -45,7 +45,8 @@ async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
     if rollout is not None:
         return explain_request(context, rollout)
     suggestion = context.similar_name(thing)
-    raise NotFound(f"{thing!r} is no VM, host, scope, event, rollout or request{suggestion}", Remedy.LIST_EXPLAINABLE)
+    text = f"{thing!r} is not a VM, host, scope, event, rollout or request{suggestion}"
+    raise NotFound(text, Remedy.LIST_EXPLAINABLE)
 
 
 def _is_full_id(thing: str, event: Event) -> bool:

@@ -162,7 +162,7 @@ def _check_name(name: str) -> None:
     is_plain = all(char.isalnum() or char in "-_." for char in name)
     if not name or not is_plain or len(name) > _MAX_NAME_LENGTH:
         raise Rejected(
-            f"{name[:80]!r} is no name for a budget: use up to {_MAX_NAME_LENGTH} letters, digits, '-', '_' and '.'"
+            f"{name[:80]!r} is not a name for a budget: use up to {_MAX_NAME_LENGTH} letters, digits, '-', '_' and '.'"
         )
 
 

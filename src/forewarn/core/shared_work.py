@@ -44,7 +44,7 @@ def may_share_work(request: MaintenanceRequest, other: MaintenanceRequest) -> bo
     """Return whether events of another rollout could serve the rollout of `request`.
 
     They have the same impact, the other one is open or closed only after this one was requested, and, if both are over
-    hosts, they have one in common. False if one of the two is no rollout, or if they are the same request.
+    hosts, they have one in common. False if one of the two is not a rollout, or if they are the same request.
     """
     mine, others = request.rollout, other.rollout
     if mine is None or others is None or request.id == other.id or mine.cause is not others.cause:

@@ -42,8 +42,8 @@ _POLLS_HELP = (
     "(throttled: answered with 429, reset: a fault reset the connection)."
 )
 _REQUESTS_HELP = (
-    "Other requests, by what they are for and outcome; unknown_caller: all requests of callers that are no VM of the "
-    "fleet."
+    "Other requests, by what they are for and outcome; unknown_caller: all requests of callers that are not VMs of "
+    "the fleet."
 )
 _WAITING_HELP = "Requests that wait for their response: long polls, and delayed first answers."
 _CONNECTIONS_HELP = "Open connections of VMs."

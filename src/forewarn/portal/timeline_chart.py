@@ -83,7 +83,7 @@ class AxisTick(BaseView, frozen=True, kw_only=True):
     at: float  # lab time, seconds since 1970
     x: float  # percent of the width
     text: str  # the time of day in UTC; the date such as `05 Jan` if ticks are days apart
-    day: str = ""  # the date at the first tick of a day, mostly also at the very first, or the day of the week; "" else
+    day: str = ""  # the date at the first tick of a day, usually also at the first of all, or the weekday; "": none
     anchor: str = "middle"  # the SVG text-anchor of its text (start, middle or end), so that no edge cuts it off
 
 

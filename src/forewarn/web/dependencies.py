@@ -80,7 +80,7 @@ class ControlNodeView(Protocol):
     def clock_difference_s(self) -> float:
         """How far this machine's clock is ahead of that of PostgreSQL, in seconds; negative if it is behind.
 
-        As it was measured last, which an active node does not do.
+        As it was last measured; an active node does not measure it.
         """
 
     @property

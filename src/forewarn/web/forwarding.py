@@ -93,8 +93,8 @@ class ForwardingApp:
     ) -> None:
         """Forward one HTTP call and send the response; raises NodeUnreachable if it can be sent again.
 
-        That is if the active node cannot be connected to. If `can_repeat()` says that the same messages can be received
-        again, it also is if the node answers that it is not active, or a call that only reads fails. Any other failure
+        It can if the active node cannot be connected to. If `can_repeat()` says that the same messages can be received
+        again, it also can if the node answers that it is not active, or a call that only reads fails. Any other failure
         is answered with an error, as is a call while no node is active, and one that was forwarded already. An error
         after the beginning of the response is raised.
         """

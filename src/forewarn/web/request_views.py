@@ -74,7 +74,7 @@ def rollout_waits(
 
     They are settling, budgets and health checks (spec §13.1, §13.2, §13.5), and with a `snapshot` of the rollout other
     rollouts that do the same work (spec §13.6); a pause, a hold and windows are not named. Also () for a request that
-    is no rollout, and for a caller who does not see everything, because the clauses name VMs.
+    is not a rollout, and for a caller who does not see everything, because the clauses name VMs.
     """
     if not context.can_see_everything() or request.rollout is None:
         return ()
@@ -237,7 +237,7 @@ def next_update_domains(
 
     In each of its scopes that is the lowest with a VM, of any wave, that it still has to handle (see `remaining_vms`)
     and that no other rollout handles. Empty once the rollout has ended, stopped or been aborted, and for a request that
-    is no rollout. `snapshot` is that of the rollout.
+    is not a rollout. `snapshot` is that of the rollout.
     """
     rollout = request.rollout
     if rollout is None or not request.is_open or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):

@@ -55,8 +55,8 @@ class HostVisitView(BaseView, frozen=True, kw_only=True):
     """A host of a standing order, and its last visit. Times are lab time.
 
     Its state is late (its last visit is longer ago than the interval, also if one is under way), under way, due, failed
-    (never visited, and the next try is not due yet), or visited (and not due, also if a later visit failed). Only
-    visits with the order's impact that succeeded count.
+    (no visit has succeeded, and the next try is not due yet), or visited (and not due, also if a later visit failed).
+    Only visits with the order's impact that succeeded count.
     """
 
     host: str  # its name
