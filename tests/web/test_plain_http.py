@@ -68,7 +68,10 @@ def serve(request: Any, tls: Path) -> Callable[[Scenario], Any]:
         async with serve_tls(make_app(), sock, pair.certificate, pair.key):
             loop = asyncio.get_running_loop()
             assert isinstance(loop, SkippableTimeLoop)
-            return await scenario(loop, ("127.0.0.1", sock.getsockname()[1]))
+            try:
+                return await scenario(loop, ("127.0.0.1", sock.getsockname()[1]))
+            finally:
+                loop.run_freely()
 
     def run(scenario: Scenario) -> Any:
         with asyncio.Runner(loop_factory=SkippableTimeLoop) as runner:
