@@ -6,6 +6,7 @@ The driver can send lists, but it looks at each element several times to guess i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from struct import Struct
@@ -28,7 +29,7 @@ _FLOAT = Struct(">id").pack
 _NULL = _LENGTH(-1)
 
 
-class _EncodedArray:
+class _EncodedArray(ABC):
     """A parameter in PostgreSQL's binary format; each subclass is a type of array."""
 
     element_oid = 0  # of the type of the elements, in PostgreSQL's catalogue
@@ -40,9 +41,9 @@ class _EncodedArray:
         header = _HEADER(1, None in column, self.element_oid, len(column), 1)
         self.data = header + b"".join(self.elements(column))
 
+    @abstractmethod
     def elements(self, column: Sequence[Any]) -> list[bytes]:
         """Return the encoded elements, each after its length."""
-        raise NotImplementedError
 
 
 class _IntegerArray(_EncodedArray):
