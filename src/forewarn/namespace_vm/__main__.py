@@ -13,10 +13,12 @@ from forewarn.namespace_vm.run import VmRunOptions, run_vm
 
 
 def main(data: str, vm: str, *program: str) -> int:
-    """Run the VM; returns the exit code: that of `run_vm`, 3 if it raises Unavailable, 2 for other errors.
+    """Run a VM in the foreground without a terminal, and return the exit code for this process.
 
-    It is detached: its output goes to its log file, see `run_vm`. `data` is the service's data directory, `vm` a name
-    or key, `program` the command line. Errors are printed to stderr.
+    `data` is the service's data directory, `vm` the VM's name or key, ignoring letter case, `program` its command line.
+    Blocks until the VM ends. The exit code is that of `run_vm`, 3 if it raises Unavailable, 2 for other errors, which
+    are printed to stderr. The output of the program goes to `output.log` in the directory that the service names for
+    the VM.
     """
     try:
         return run_vm(VmRunOptions(vm=vm, program=program, data=Path(data), is_detached=True), _print_error)

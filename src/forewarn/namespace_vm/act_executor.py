@@ -26,10 +26,11 @@ SendMessage = Callable[[JsonMessage], Awaitable[None]]  # to the service; drops 
 
 
 def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
-    """Record acts that a killed supervisor left unfinished as successes, and empty the disk if they do so.
+    """Record every act that a killed supervisor left unfinished as a success in the journal.
 
-    The disk is the VM's ephemeral directory; WIPING_VERBS are the verbs that empty it. The VM died with that supervisor
-    and is about to start again. OSError if the journal or the disk cannot be written.
+    The VM died with that supervisor and is about to start again, so no act is repeated. If the verb of an act is one
+    that empties the ephemeral disk (WIPING_VERBS: redeploy, reimage, evict, delete, deallocate), empties the VM's
+    ephemeral directory first. OSError if the journal or the disk cannot be written.
     """
     for act, verb in journal.unfinished.items():
         if verb in WIPING_VERBS:
@@ -38,12 +39,13 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
 
 
 class VmActExecutor:
-    """Executes orders on one VM, one at a time in their order, and sends progress and outcomes.
+    """Executes the service's orders on one VM, one at a time in their order, and sends the outcomes.
 
-    `send` sends a message to the service; `default_duration_s` is the expected duration of acts that do not freeze the
-    VM, in real time. Acts wait until the owner sets `vm_started`. After the outcome of a successful eviction or
-    deletion was sent, it sets `vm_removed` and `removal_reason` (evicted or deleted). `machine` is the VM, `journal`
-    remembers its acts durably.
+    `machine` is the VM; `journal` remembers its acts durably; `send` sends a message to the service.
+    `default_duration_s` is how long an act other than freeze and migrate is announced to take, in seconds of real time.
+    Acts wait until the supervisor sets `vm_started`. After the outcome of a successful eviction or deletion was sent,
+    the executor sets `removal_reason` ("evicted" or "deleted") and the event `vm_removed`. It belongs to the event loop
+    that runs `execute`.
     """
 
     def __init__(
@@ -75,10 +77,13 @@ class VmActExecutor:
         }
 
     async def execute(self, order: VmActOrder) -> None:
-        """Start the act and send its progress; returns before it is over, and its outcome is sent then.
+        """Start an act in a task and send its progress; the outcome is sent when the act is over.
 
-        For an act that is over, sends the recorded outcome; for one in progress or waiting, only its progress. An act
-        that does not freeze ends all freezes. An act that fails or has an unknown verb has a failure as its outcome.
+        Returns before the act is over. An act of a known id is not started again: if it is over, its recorded outcome
+        is sent, otherwise the time it still needs. An act waits for those ordered before; one that does not freeze (all
+        verbs but freeze and migrate) ends all freezes at once. Its beginning is in the journal before it takes effect.
+        It fails if the journal cannot be written, the verb is unknown or the system refuses; the failure is sent as its
+        outcome.
         """
         if await self._answer_if_known(order.act):
             return
@@ -94,7 +99,7 @@ class VmActExecutor:
         task.add_done_callback(self._tasks.discard)
 
     async def thaw(self, act: str) -> None:
-        """End the freeze of this act now, or as soon as it begins; its outcome is sent then.
+        """End the freeze of the act with this id now, or as soon as it begins; its outcome is sent then.
 
         For an act that is over, sends its outcome again; for an act in progress that is no freeze, its progress; for an
         unknown act, a failure.

@@ -18,18 +18,18 @@ _MAX_OUTCOMES = 256  # kept when a journal is opened: the service asks only abou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmActOutcome:
-    """The outcome of an act; `note` explains it to people."""
+    """How an act on a VM ended: success or failure, with a note for people ("" for none)."""
 
     ok: bool  # whether it succeeded
-    note: str = ""
+    note: str = ""  # explains the outcome to people
 
 
 class VmActJournal:
     """The journal of the acts on one VM: which began, and how they ended; durable in the file `path`.
 
-    Making it reads the file, or creates it and its directory, and rewrites it with only the latest 256 outcomes; lines
-    that are incomplete or not JSON are dropped. OSError if it cannot be read or written. Only one process may have it
-    open.
+    Making it reads the file, or creates it and its directory, and rewrites it with all unfinished acts and the latest
+    256 outcomes; lines that are incomplete or not JSON are dropped. OSError if it cannot be read or written. Only one
+    process may have it open; `close` it at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,34 +41,40 @@ class VmActJournal:
 
     @property
     def outcomes(self) -> dict[str, VmActOutcome]:
-        """A copy of the outcomes of finished acts by act id, oldest first; 256 at most when it is opened."""
+        """The outcomes of finished acts by act id, oldest first; a copy.
+
+        The journal forgets all but the latest 256 when it is opened, and none while it is open.
+        """
         return dict(self._outcomes)
 
     @property
     def unfinished(self) -> dict[str, str]:
-        """A copy of the verbs, by act id, of acts that began, also in an earlier process, and have no outcome."""
+        """The verbs, by act id, of acts that began and have no outcome; a copy.
+
+        It includes acts that began in an earlier process.
+        """
         return dict(self._begun)
 
     def begin(self, act: str, verb: str) -> None:
-        """Record that an act (by its id) begins, durably. OSError if that fails: then the act must not begin.
+        """Record durably that the act with this id begins. OSError if that fails: then it must not begin.
 
-        `verb` is such as `reboot`.
+        `verb` says what the act does, such as `reboot`. Until `finish`, the act is `unfinished`.
         """
         entry = {"act": act, "verb": verb}
         self._write(entry)
         self._apply_entry(entry)
 
     def finish(self, act: str, outcome: VmActOutcome) -> None:
-        """Record the outcome of an act (by its id), durably; it is no longer `unfinished`.
+        """Record the outcome of the act with this id, durably; the act is no longer `unfinished`.
 
-        After an OSError the outcome is known only while this journal is open.
+        OSError if the file cannot be written: then this object knows the outcome, and a later process does not.
         """
         entry = {"act": act, **asdict(outcome)}
         self._apply_entry(entry)
         self._write(entry)
 
     def close(self) -> None:
-        """Close the file; call it only once."""
+        """Close the journal's file, after which nothing can be recorded; call it only once."""
         os.close(self._file)
 
     def _write(self, entry: dict[str, Any]) -> None:

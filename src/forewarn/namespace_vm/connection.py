@@ -15,10 +15,10 @@ _READ_BYTES = 65536
 
 
 class ServiceConnection:
-    """An open connection to the service, bound to no event loop: it can be used after a fork.
+    """A supervisor's open connection to the service, over the unix socket in the data directory.
 
-    Make it with `open`; the async methods use the event loop that runs them. `sock` is connected; it is closed with
-    this.
+    Make it with `open`. It is bound to no event loop, so it can be used after a fork: the async methods use the loop
+    that runs them. `sock` is connected and non-blocking, and `close` closes it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -43,7 +43,10 @@ class ServiceConnection:
         return cls(sock)
 
     async def send(self, message: JsonMessage, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message, with copies of these file descriptors. OSError if the service is gone."""
+        """Send a message, with copies of these open file descriptors. OSError if the service is gone.
+
+        The descriptors stay open in this process.
+        """
         data = encode_message(message)
         if descriptors:
             sent = socket.send_fds(self._sock, [data], descriptors)
@@ -51,9 +54,9 @@ class ServiceConnection:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def receive(self) -> JsonMessage | None:
-        """Wait for the next message and return it, decoded; None when the service is gone.
+        """Wait for the service's next message and return it, decoded; None when the service is gone.
 
-        It has one of the keys welcome, refused, listening, order and thaw, which names its kind.
+        The message has one of the keys welcome, refused, listening, order and thaw, which names its kind.
         """
         while b"\n" not in self._buffer:
             try:
@@ -70,8 +73,8 @@ class ServiceConnection:
     async def send_hello(self, hello: JsonMessage) -> VmDescription:
         """Send the hello (see `messages.hello_message`), and return the service's description of the VM.
 
-        Raises Refused with the service's message, Unavailable if no reply comes within 60 s, OSError if the hello
-        cannot be sent.
+        Raises Refused with the service's message if it refuses the VM, Unavailable if no reply comes within 60 s or the
+        service closes the connection, OSError if the hello cannot be sent.
         """
         await self.send(hello)
         try:
@@ -85,7 +88,7 @@ class ServiceConnection:
         return VmDescription.from_welcome(reply["welcome"])
 
     def close(self) -> None:
-        """Close the socket; may be called twice."""
+        """Close the connection's socket; may be called twice."""
         self._sock.close()
 
 

@@ -41,10 +41,10 @@ class DhcpLease:
 
 
 def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:
-    """The reply to a client's packet: an offer to DISCOVER, an acknowledgement to REQUEST and INFORM.
+    """Return the reply to a DHCP client's packet; None if the packet is malformed or gets no reply.
 
-    It offers the lease, regardless of what the client asked for, and names the endpoint in option 245. None if the
-    packet is malformed or of another type.
+    DISCOVER gets an offer, REQUEST and INFORM an acknowledgement, other messages nothing. The reply has the lease,
+    regardless of the address that the client asked for, and names the metadata endpoint in option 245. Sends nothing.
     """
     if len(packet) <= _OPTIONS_AT or packet[0] != 1 or packet[_COOKIE_AT:_OPTIONS_AT] != _MAGIC_COOKIE:
         return None
@@ -57,9 +57,9 @@ def dhcp_reply(packet: bytes, lease: DhcpLease) -> bytes | None:
 
 
 def parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields code and data of each option of a whole DHCP packet, without padding.
+    """Yield (code, data) of each option of a whole DHCP packet, in its order, without padding.
 
-    Stops at the end option, or where the packet is truncated.
+    Stops at the end option, or where the packet is truncated; never raises.
     """
     position = _OPTIONS_AT
     while position + 1 < len(packet) and packet[position] != _OPTION_END:

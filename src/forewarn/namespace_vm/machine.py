@@ -17,7 +17,10 @@ _INIT_KILLED = VmProgramExit(signal=signal.SIGKILL)
 
 
 def boot_id_file(vm: VmDescription) -> Path:
-    """The path of the file that the program reads as /proc/sys/kernel/random/boot_id."""
+    """Return the path of the file that the VM's program reads as /proc/sys/kernel/random/boot_id.
+
+    Does not create it.
+    """
     return vm.directory / "boot_id"
 
 
@@ -46,10 +49,11 @@ class Machine:
         self._no_processes_left = asyncio.Event()
 
     async def start(self, *, is_boot: bool = True) -> None:
-        """Boot: start the program, with a new boot id except the first time. The VM is running then.
+        """Boot: start the program, with a new boot id except the first time; then the VM is running.
 
-        Without `is_boot` the boot id stays: the program starts again in a VM that is up. Writes the boot id to its
-        file. OSError if the program cannot be executed: then the VM is down.
+        Without `is_boot` the boot id stays: the program starts again in a VM that is up. Returns once the program is
+        executed. Writes the boot id to its file first. OSError if that fails or the program cannot be executed; in the
+        latter case the VM is down.
         """
         if self._has_booted and is_boot:
             self.boot_id = str(uuid4())
@@ -61,9 +65,11 @@ class Machine:
         self.state = RUNNING
 
     async def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send the signal `number` to all processes, also frozen ones, and SIGKILL after the grace period.
+        """Send the signal `number` to all processes of the VM, also frozen ones, and wait for their end.
 
-        Returns when none is left, at once if there was none. The VM is down then; `exited_by_itself` is not set.
+        After the grace period (`grace_s` of the constructor), kills those that are left. Returns when none is left, at
+        once if there was none. The VM is down then; `exited_by_itself` is not set. OSError if init, the VM's first
+        process, is gone.
         """
         self._is_stopping = True
         self._no_processes_left.clear()
@@ -75,30 +81,46 @@ class Machine:
         self.state = DOWN
 
     async def kill(self) -> None:
-        """Kill all processes and wait until none is left, for use while `stop` waits: leaves `state` as it is."""
+        """Kill all processes of the VM and wait until none is left; for use while `stop` waits.
+
+        Leaves `state` as it is. OSError if init, the VM's first process, is gone.
+        """
         await self._namespaces.call("signal", signal.SIGKILL)
         await self._no_processes_left.wait()
 
     async def freeze(self) -> None:
-        """Pause all processes with SIGSTOP; does nothing unless the VM is running."""
+        """Pause all processes of the VM with SIGSTOP; does nothing unless the VM is running.
+
+        `state` is FROZEN then. Returns when they have stopped, or after about 0.2 s. OSError if init, the VM's first
+        process, is gone.
+        """
         if self.state == RUNNING:
             self.state = FROZEN  # set first: after a partial freeze, `thaw` must continue everything
             await self._namespaces.call("freeze")
 
     async def thaw(self) -> None:
-        """Continue the processes that `freeze` stopped; does nothing unless the VM is frozen."""
+        """Continue the processes that `freeze` stopped; does nothing unless the VM is frozen.
+
+        Processes that were stopped before the freeze stay stopped. `state` is RUNNING then. OSError if init, the VM's
+        first process, is gone.
+        """
         if self.state == FROZEN:
             await self._namespaces.call("thaw")
             self.state = RUNNING
 
     async def resume(self) -> None:
-        """Continue the program after the user suspended it from its terminal; nothing while the VM is frozen."""
+        """Send SIGCONT to the program's process group, after the user suspended it from the terminal.
+
+        Does nothing while the VM is frozen or no program runs. Leaves `state` as it is. OSError if init, the VM's first
+        process, is gone.
+        """
         await self._namespaces.call("continue")
 
     async def has_background_processes(self) -> bool:
         """Whether the program exited with code 0 and left other processes behind, as a daemon does.
 
-        Continues those that are stopped, unless the program exited otherwise.
+        Call it after the program ended. If it exited with code 0, sends SIGCONT to all processes that are left: stopped
+        ones continue. OSError if init, the VM's first process, is gone.
         """
         return self.last_exit.code == 0 and bool((await self._namespaces.call("signal", signal.SIGCONT)).value)
 
@@ -139,9 +161,10 @@ class Machine:
 
 
 def empty_directory(directory: Path) -> None:
-    """Create the directory if needed, and remove everything in it, symbolic links without their targets.
+    """Remove everything in a directory, and create the directory first if it is missing.
 
-    OSError if something cannot be removed.
+    Symbolic links are removed without their targets, read-only subdirectories too. OSError if something cannot be
+    removed.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for entry in directory.iterdir():

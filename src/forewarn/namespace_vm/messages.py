@@ -26,7 +26,7 @@ class VmDescription:
 
     @classmethod
     def from_welcome(cls, message: JsonMessage) -> VmDescription:
-        """Returns the description in the value of the service's `welcome` message.
+        """Return the description in the value of the service's `welcome` message, an object with the key `vm`.
 
         KeyError if a part other than the host is missing.
         """
@@ -42,17 +42,20 @@ class VmDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmActOrder:
-    """An order of the service to perform an act."""
+    """An order of the service to a VM's supervisor to perform one act on the VM."""
 
-    act: str  # its id
+    act: str  # the id of the act
     verb: str  # such as freeze, reboot or evict
     duration_s: float = 0.0  # of a freeze or migration, in seconds of real time; ignored for other verbs
-    host: str = ""  # the host of the VM after it; "": unchanged
+    host: str = ""  # the VM's host after a freeze, migration or redeploy; "": unchanged
     abrupt: bool = False  # the VM's host has failed: a reboot, redeploy or reimage kills without SIGTERM
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> VmActOrder:
-        """Returns the order in the value of the service's `order` message; KeyError without act or verb."""
+        """Return the order in the value of the service's `order` message; KeyError without act or verb.
+
+        Other parts that are missing get the defaults of the fields.
+        """
         return cls(
             act=message["act"],
             verb=message["verb"],
@@ -64,10 +67,10 @@ class VmActOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmProgramExit:
-    """How the program ended: with an exit code or by a signal. Neither: it has not ended yet."""
+    """How a VM's program ended: with an exit code or by a signal; both None if it has not ended yet."""
 
-    code: int | None = None  # 0 to 255
-    signal: int | None = None  # its number
+    code: int | None = None  # 0 to 255; None if a signal ended it
+    signal: int | None = None  # its number; None if it exited
 
     @property
     def status(self) -> int:
@@ -87,43 +90,46 @@ def hello_message(
 ) -> JsonMessage:
     """Make the supervisor's first message: the VM, the supervisor's process, and the outcomes it knows.
 
-    `vm` is the VM's name, `group/name` or key, in any case, `started` the start time of process `pid` in clock ticks
-    since boot, `program` the command line of the VM (None: none), `state` running, frozen or down; `known` has the
-    outcomes by act id. The result has the one key `hello`.
+    `vm` is the VM's name, `group/name` or key, ignoring letter case; `pid` is the supervisor's process and `started`
+    its start time in clock ticks since the machine booted, as text; `boot_id` is the VM's current one; `program` is the
+    command line of the VM, or None; `state` is running, frozen or down; `known` has the outcomes of acts by act id. The
+    result has the one key `hello`. Sends nothing.
     """
     fields = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
     return {"hello": {**fields, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
 
 
 def listener_message(address: str, port: int) -> JsonMessage:
-    """Make the message that offers a listening socket, whose file descriptor must be sent along.
+    """Make the message that offers the service a listening socket of the VM.
 
-    `address` and `port` are those that it listens on inside the VM. Its keys are `listener` (an object with these two)
-    and `fds`, the number of descriptors.
+    `address` and `port` are those that the socket listens on inside the VM. The message has the keys `listener` (an
+    object with `address` and `port`) and `fds`, the number of file descriptors, which is 1. Send the socket's
+    descriptor along.
     """
     return {"listener": {"address": address, "port": port}, "fds": 1}
 
 
 def progress_message(act: str, until_s: float) -> JsonMessage:
-    """Make the message that an act is under way for about `until_s` more seconds, at least 0.
+    """Make the message that the act with this id is under way for about `until_s` more seconds.
 
-    Its keys are `act`, the id, and `until`, these seconds.
+    Its keys are `act`, the id, and `until`, the seconds of real time, to milliseconds; 0 if `until_s` is negative.
     """
     return {"act": act, "until": round(max(0.0, until_s), 3)}
 
 
 def outcome_message(act: str, outcome: VmActOutcome, *, boot_id: str, state: str) -> JsonMessage:
-    """Make the message that an act (by its id) is over, with the VM's boot id and state after it.
+    """Make the message that the act with this id is over, with the VM's boot id and state after it.
 
-    Its keys are `act`, `ok`, `note`, `boot_id` and `state`.
+    Its keys are `act`, `ok`, `note`, `boot_id` and `state`, which is running, frozen or down.
     """
     return {"act": act, **asdict(outcome), "boot_id": boot_id, "state": state}
 
 
 def exit_message(program_exit: VmProgramExit, output: str) -> JsonMessage:
-    """Make the message that the program ended by itself, with the end of its output ("" if not recorded).
+    """Make the message that the VM's program ended by itself, with the end of its output.
 
-    Its one key is `exited`: an object with `code`, `signal` and `output`.
+    `output` is "" if the output was not recorded. The message's one key is `exited`: an object with `code`, `signal`
+    and `output`.
     """
     return {"exited": {**asdict(program_exit), "output": output}}
 

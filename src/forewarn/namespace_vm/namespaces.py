@@ -35,16 +35,17 @@ class InitReply:
     run is the pid, that of signal whether processes are left, that of other commands None.
     """
 
-    value: Any  # of JSON, as the command says
-    descriptors: list[int] = field(default_factory=list)  # [] for other commands
+    value: Any  # decoded JSON, depends on the command
+    descriptors: list[int] = field(default_factory=list)  # [] unless the command was `listen`
 
 
 class VmNamespaces:
-    """The namespaces of one VM and its init process. Create it outside of an event loop, because it forks.
+    """The namespaces of one VM and its init process, which holds them. Create it outside of an event loop.
 
-    Creating it starts init, but not yet the program, and waits until init is ready; raises Refused if this machine does
-    not allow it. This process adopts orphaned descendants from then on. `missing_features` describes, for people, what
-    this kernel refused and the VM runs without. `spec` describes the VM.
+    Creating it forks init, but does not yet start the program, and waits until init is ready, for up to 30 s per step;
+    raises Refused if this machine does not allow it. This process adopts orphaned descendants from then on. The VM ends
+    with `close` or with this process. `spec` describes the VM; `missing_features` describes, for people, what this
+    kernel refused and the VM runs without ([]: nothing).
     """
 
     def __init__(self, spec: VmSpec) -> None:
@@ -71,17 +72,18 @@ class VmNamespaces:
         """Receive from init on the running event loop: replies for `call`, and events for `on_event`.
 
         Call it once, before `call`. An event is a mapping whose key `event` is `exited` (with `code` and `signal` of
-        the program), `stopped`, `finished` (`pid`, `code` and `signal` of a command that `run` started), `empty` (no
-        process is left) or, as the last one, `gone` (init has ended).
+        the program), `stopped` (the program was stopped, but not by a freeze), `finished` (`pid`, `code` and `signal`
+        of a command that `run` started), `empty` (no process is left) or, as the last one, `gone` (init has ended).
         """
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._receive, on_event)
 
     async def call(self, command: str, argument: Any = None) -> InitReply:
-        """Send a command to init and wait for its reply. OSError if the command failed or init is gone.
+        """Send a command to the VM's init process and wait for its reply, however long that takes.
 
-        Commands are start (with environment changes), freeze, thaw, signal (with a number), continue, listen, run (with
-        an argument list, beside the program and without output) and kill (with the pid of such a run).
+        Commands are start (the program; the argument has environment changes), freeze, thaw, signal (all processes; a
+        number), continue (the program), listen (open the endpoint's sockets), run (an argument list, beside the program
+        and without output) and kill (the pid of such a run). OSError if the command failed or init is gone.
         """
         future: asyncio.Future[InitReply] = asyncio.get_running_loop().create_future()
         self._control.send(json.dumps([command, argument]).encode())
@@ -89,7 +91,10 @@ class VmNamespaces:
         return await future
 
     def close(self) -> None:
-        """End every process in the VM and wait for init, which restores a joined network; may be called twice."""
+        """End every process in the VM and wait for its init process; may be called twice.
+
+        In a joined network init restores the network first, and is not killed.
+        """
         self._control.close()
         if self._pid:
             if self._kill_on_close:

@@ -52,10 +52,10 @@ def remove_address(device: str, interface: IPv4Interface) -> None:
 
 
 def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
-    """Create a veth pair: `device` here, `peer` in the network namespace of an open file descriptor.
+    """Create a veth pair: `device` in the current network namespace, `peer` in another one.
 
-    Both are down at first, without addresses. OSError if a device of either name exists in its namespace, or the kernel
-    refuses.
+    `peer_namespace` is an open file descriptor of that namespace. Both devices are down at first, without addresses.
+    OSError if a device of either name exists in its namespace, or the kernel refuses.
     """
     peer_link = (
         _link_header(0)
@@ -68,9 +68,10 @@ def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
 
 
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
-    """Add a route to the network of `destination` through a device, through a gateway or (None) directly.
+    """Add a route to the network of `destination` through a device of the current namespace.
 
-    `device` is its name, in the current namespace. OSError if the route exists or the kernel refuses.
+    `device` is its name; `gateway` is the next hop, None for a network that is directly on the device. OSError if the
+    device does not exist, the route exists or the kernel refuses.
     """
     length, scope = destination.network.prefixlen, _SCOPE_UNIVERSE if gateway else _SCOPE_LINK
     parts = [

@@ -26,10 +26,11 @@ _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_UP = 0x8913, 0x8915, 1
 
 
 class VmNetwork(Protocol):
-    """The network of a VM. The constructors of implementations set it up from inside, or raise OSError.
+    """The network of a VM, as its init process holds it; constructors set it up, or raise OSError.
 
-    `address` is that of the metadata endpoint, on which `listen` opens sockets; DHCP requests arrive on `dhcp_socket`,
-    if it is not None; `restore` undoes changes to a network of the user.
+    There is one implementation per NetworkMode; get one from `set_up_network`. `address` is that of the metadata
+    endpoint, on which `listen` opens sockets; DHCP requests arrive on `dhcp_socket`, if it is not None; `restore`
+    undoes changes to a network of the user.
     """
 
     @property
@@ -41,9 +42,9 @@ class VmNetwork(Protocol):
         """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP."""
 
     def listen(self) -> list[socket.socket]:
-        """Open a new listening socket on each port of the endpoint; the caller closes them.
+        """Open a new listening socket on each port of the metadata endpoint; the caller closes them.
 
-        OSError if another socket listens there.
+        The socket of each port is in the list. OSError if another socket listens there.
         """
 
     def restore(self) -> None:
@@ -77,21 +78,21 @@ class OwnNetwork:
         netlink.add_address("lo", IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open one listening socket (a list of one), on the endpoint's port 80; the caller closes it.
+        """Open one socket that listens on port 80 of 169.254.169.254 (a list of one); the caller closes it.
 
         OSError if another socket listens there.
         """
         return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
-        """Nothing to do: the namespace ends with its last process."""
+        """Do nothing: the namespace is the VM's own and ends with its last process."""
 
 
 class JoinedNetwork:
-    """A namespace of the user: gets loopback and the endpoint's address if they are missing.
+    """A network namespace of the user: gets loopback and 169.254.169.254, the endpoint, if missing.
 
-    Creating it adds them to the current namespace, OSError if the kernel refuses; `restore` takes away again what was
-    added.
+    Creating it sets loopback up and adds the address to loopback in the current namespace, each only if needed; OSError
+    if the kernel refuses. `restore` takes away again what was added.
     """
 
     address = METADATA_ADDRESS
@@ -113,23 +114,27 @@ class JoinedNetwork:
         self._restore_actions.append(lambda: netlink.bring_down("lo"))
 
     def listen(self) -> list[socket.socket]:
-        """Open one listening socket (a list of one), on the endpoint's port 80; the caller closes it.
+        """Open one socket that listens on port 80 of 169.254.169.254 (a list of one); the caller closes it.
 
         OSError if another socket listens there.
         """
         return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
-        """Remove the addresses that were added, and set loopback down if it was; may be called twice."""
+        """Undo what the constructor changed: remove its addresses, and set loopback down if it was.
+
+        May be called twice. OSError if the kernel refuses.
+        """
         while self._restore_actions:
             self._restore_actions.pop()()
 
 
 class NoVnetNetwork:
-    """A veth pair to a second namespace, the platform's, which has the endpoint and the DHCP socket.
+    """A network outside a virtual network: the VM finds the endpoint, 168.63.129.16, by DHCP.
 
-    The owner answers that socket with `answer_dhcp_packet`. 169.254.169.254 is unreachable. Creating it sets up the
-    current namespace, which must be new, and creates the second; OSError if the kernel refuses.
+    A veth pair connects the VM (10.0.0.4 on eth0) to a second namespace, the platform's, which has the endpoint and the
+    DHCP socket. The owner answers that socket with `answer_dhcp_packet`. 169.254.169.254 is unreachable. Creating it
+    sets up the current namespace, which must be new, and creates the second; OSError if the kernel refuses.
     """
 
     address = PLATFORM_ENDPOINT
@@ -162,9 +167,9 @@ class NoVnetNetwork:
         netlink.add_unreachable_route(IPv4Interface(METADATA_ADDRESS))
 
     def listen(self) -> list[socket.socket]:
-        """Open listening sockets on both ports of the endpoint (PLATFORM_PORTS), in the platform's namespace.
+        """Open sockets that listen on ports 80 and 8080 of 168.63.129.16, in the platform's namespace.
 
-        The caller closes them. OSError if another socket listens there. In the order of PLATFORM_PORTS.
+        They are in this order (PLATFORM_PORTS), and the caller closes them. OSError if another socket listens there.
         """
         syscalls.enter_namespace(self._platform_netns)
         try:
@@ -173,11 +178,14 @@ class NoVnetNetwork:
             syscalls.enter_namespace(self._vm_netns)
 
     def restore(self) -> None:
-        """Nothing to do: both namespaces end with their last process."""
+        """Do nothing: the VM's and the platform's namespaces end with their last process."""
 
 
 def answer_dhcp_packet(dhcp_socket: socket.socket) -> None:
-    """Read one packet from the socket, and broadcast the reply, if any. OSError if no packet is there."""
+    """Read one packet from the VM's DHCP socket, and broadcast the reply, if it gets one.
+
+    Each client gets the same lease, 10.0.0.4. OSError if no packet is there or the reply cannot be sent.
+    """
     packet, _ = dhcp_socket.recvfrom(2048)
     reply = dhcp_reply(packet, _LEASE)
     if reply is not None:

@@ -40,13 +40,16 @@ class OutputLog:
             os.close(self.write_end)
 
     def watch(self) -> None:
-        """Copy output on the running event loop whenever there is some, until nobody can write any more."""
+        """Have the running event loop copy output to the file, until nobody can write any more.
+
+        Returns at once.
+        """
         asyncio.get_running_loop().add_reader(self._read_end, self._on_readable)
 
     def tail(self) -> str:
-        """Copy what is in the pipe to the file, and return the last 4096 bytes of this VM's output as text.
+        """Copy what is in the pipe to the file, and return the last 4096 bytes of the output as text.
 
-        Output of earlier runs of the VM does not count.
+        Output before this object was made, of earlier runs of the VM, does not count. "" if there is none.
         """
         self._copy_available()
         return self._tail.decode(errors="replace")

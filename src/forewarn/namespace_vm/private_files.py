@@ -24,10 +24,11 @@ class VmFiles:
 
 
 def mount_private_files(files: VmFiles) -> None:
-    """Mount the disk and the /tmp of the current mount namespace, and make the disk the working directory.
+    """Mount the VM's disk and its /tmp in the current mount namespace, and change into the disk.
 
-    The disk keeps its files for as long as the namespace lives, so also when the program is started again. OSError if
-    the kernel refuses a mount or the contents do not fit.
+    Copies the disk's first contents to it. The disk, a file system in memory, keeps its files for as long as the
+    namespace lives, so also when the program is started again. OSError if the kernel refuses a mount or the contents do
+    not fit.
     """
     syscalls.mount_tmpfs(str(files.disk), files.disk_bytes)
     shutil.copytree(files.disk_contents, files.disk, symlinks=True, dirs_exist_ok=True)
@@ -43,7 +44,7 @@ def mount_private_files(files: VmFiles) -> None:
 
 
 def empty_private_tmp(files: VmFiles) -> None:
-    """Remove everything from the VM's /tmp except for what the machine shares, as a boot does.
+    """Remove everything from the VM's /tmp except for the entries shared with the machine, as a boot does.
 
     Call it outside of the VM. Directories that cannot be removed stay; OSError if a file cannot be.
     """

@@ -38,24 +38,24 @@ _NAMED_NETNS_DIRECTORY = Path("/run/netns")
 class VmRunOptions:
     """The options of `forewarn vm run`: which VM of which service, its program, and its network."""
 
-    vm: str  # name, `group/name` or key, in any case
+    vm: str  # name, `group/name` or key, ignoring letter case
     program: tuple[str, ...]  # with its arguments
     data: Path  # the service's data directory
-    network_mode: NetworkMode = NetworkMode.OWN
+    network_mode: NetworkMode = NetworkMode.OWN  # which network the program has
     joined_netns: str | None = None  # a path, or a name below /run/netns; None unless the mode is JOINED
-    is_isolated: bool = False  # no outbound network
-    is_detached: bool = False  # no terminal: the program's output goes to a file beside its journal
-    grace_s: float = DEFAULT_GRACE_S  # real time between SIGTERM and SIGKILL
+    is_isolated: bool = False  # no outbound network; matters only in mode OWN
+    is_detached: bool = False  # no terminal: the output goes to a file in the VM's directory
+    grace_s: float = DEFAULT_GRACE_S  # real time between SIGTERM and SIGKILL, in seconds
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # of the program
 
 
 def run_vm(options: VmRunOptions, print_message: PrintMessage) -> int:
-    """Create the VM, run its program, and supervise it until the end; returns the program's exit code.
+    """Create the VM, run its program, and supervise it until it ends; return the program's exit code.
 
-    `print_message` prints remarks for the user. The exit code is 128 plus the number for a signal, 0 if the VM was
-    evicted or deleted, 127 or 126 if the program cannot be started. Blocks; call it in the main thread, without an
-    event loop. Raises Unavailable if no service answers or the system fails, such as for a full disk, Refused if the
-    service or this machine does not allow it, Rejected if `data` is too long a path.
+    `print_message` prints remarks for the user. The exit code is 128 plus the number if a signal ended the program, 0
+    if the VM was evicted or deleted, 127 if the program is not found, 126 if it cannot be executed. Blocks; call it in
+    the main thread, without an event loop. Raises Unavailable if no service answers or the system fails, such as for a
+    full disk, Refused if the service or this machine does not allow it, Rejected if `data` is too long a path.
     """
     try:
         return _run_vm(options, print_message)

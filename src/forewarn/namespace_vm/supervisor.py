@@ -44,9 +44,9 @@ def is_in_terminal_foreground() -> bool:
 
 
 class Terminal:
-    """The terminal on stdin, with the modes it had when this was made. Makes this process ignore SIGTTOU.
+    """The terminal on stdin, and its modes at the time this object was made, which `restore` sets again.
 
-    The constructor raises termios.error if stdin is no terminal.
+    Making it has this process ignore SIGTTOU from then on; termios.error if stdin is no terminal.
     """
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ class Terminal:
 class SupervisorConfig:
     """What a supervisor runs, and for which service."""
 
-    name: str  # the VM's name, `group/name` or key, in any case
+    name: str  # the VM's name, `group/name` or key, ignoring letter case
     program: tuple[str, ...]  # with its arguments
     data: Path  # the service's data directory
-    grace_s: float  # real time between SIGTERM and SIGKILL
+    grace_s: float  # real time between SIGTERM and SIGKILL, in seconds
     first_boot_id: str  # later boots have new ones
 
 
@@ -124,13 +124,14 @@ class VmSupervisor:
         )
 
     async def run(self, connection: ServiceConnection) -> int:
-        """Run the VM until its program ends, the VM is removed or a signal arrives; returns the exit code.
+        """Run the VM until its program ends, the VM is removed or a signal arrives; return the exit code.
 
         Starts the program once the service listens in the VM, and reconnects whenever the service is gone. SIGINT,
         SIGTERM and SIGHUP go to all processes of the VM; a second one kills them. Raises Refused if the endpoint cannot
-        be opened or a restarted service refuses the VM. Call it once, in the main thread. The exit code is that of the
-        program, 128 plus the number if a signal ended it, or this process before it began, 127 or 126 if it cannot be
-        started, and 0 if the VM was removed.
+        be opened or a restarted service refuses the VM. Call it once, in the main thread, with a connection that has
+        sent its hello. The exit code is that of the program; 128 plus the number if a signal ended the program, or
+        ended this process before the program began; 127 if the program is not found, 126 if it cannot be executed; 0 if
+        the VM was removed.
         """
         self._watch_signals()
         self._namespaces.watch_events(self._on_init_event)
@@ -225,7 +226,10 @@ class VmSupervisor:
             return connection
 
     def hello(self) -> JsonMessage:
-        """Returns the hello message with the current state of the VM and all outcomes of its journal."""
+        """Return the hello message with the current state of the VM and all outcomes of its journal.
+
+        Sends nothing.
+        """
         machine = self._machine
         return build_hello(self._config, boot_id=machine.boot_id, state=machine.state, known=self._journal.outcomes)
 
@@ -315,9 +319,10 @@ class VmSupervisor:
 def build_hello(
     config: SupervisorConfig, *, boot_id: str, state: str, known: Mapping[str, VmActOutcome]
 ) -> JsonMessage:
-    """Returns the hello message of this process as supervisor; `known` has outcomes of acts by act id.
+    """Return the hello message with which this process introduces itself as a VM's supervisor.
 
-    `state` is running, frozen or down. Sends nothing. `boot_id` is the VM's present one.
+    `boot_id` is the VM's current one, `state` is running, frozen or down, and `known` has outcomes of acts by act id.
+    Sends nothing.
     """
     return messages.hello_message(
         vm=config.name,

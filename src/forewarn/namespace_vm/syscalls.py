@@ -28,7 +28,7 @@ def unshare(flags: int) -> None:
 
 
 def enter_namespace(namespace: int) -> None:
-    """Enter the namespace of this open file descriptor. OSError if the kernel refuses."""
+    """Move this thread into the namespace of an open file descriptor. OSError if the kernel refuses."""
     _raise_on_error(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)), "setns")
 
 

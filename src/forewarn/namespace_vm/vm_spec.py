@@ -14,7 +14,11 @@ from forewarn.namespace_vm.private_files import VmFiles
 
 
 class NetworkMode(Enum):
-    """The network of the VM's program: one of its own, one outside a virtual network, or one of the user."""
+    """The network that a VM's program has: OWN, NO_VNET or JOINED.
+
+    OWN is a new network that has the metadata endpoint 169.254.169.254. NO_VNET is one outside a virtual network, where
+    DHCP names the endpoint. JOINED is an existing network namespace of the user.
+    """
 
     OWN = "own"  # a new network that has 169.254.169.254
     NO_VNET = "no-vnet"  # outside a virtual network: DHCP names the endpoint (spec §2.5)
