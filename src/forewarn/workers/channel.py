@@ -22,11 +22,14 @@ _MAX_BATCH_FDS = 64
 
 
 class WorkerChannel:
-    """One end of the channel: sends messages in batches, and calls `on_message` with each one received.
+    """One end of the channel between the owner process and a worker: sends and receives messages.
 
-    Create it inside a running event loop; it starts to read from `sock`, and owns that. `for_worker`: this is the
-    worker's end. An error that `on_message` raises makes the channel fail. `on_lost(reason)` is called once, when the
-    channel has failed and is closed, but not after `close`. `sent_count` counts the messages given to `send`.
+    Create it inside a running event loop. It starts to read from `sock` at once, owns that socket, and closes it at
+    `close` or when the channel fails. `for_worker`: this is the worker's end. `on_message(message)` is called with each
+    decoded message, in order; an error that it raises makes the channel fail. `on_lost(reason)` is called once, when
+    the channel has failed and is closed (a broken frame, a socket error, or `PEER_GONE`: the other process closed its
+    end), but not after `close`. Messages are sent in the background, in batches, and may carry sockets. `sent_count`
+    counts the messages given to `send`.
     """
 
     def __init__(
@@ -56,11 +59,12 @@ class WorkerChannel:
         return not self._queue and not self._unsent
 
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
-        """Send this payload, with a socket if given, in place of an unsent one with the same key.
+        """Queue an encoded message, in place of an unsent one with the same key, with a socket if given.
 
-        `key` is a text, or a pair of a text and a text or number. A payload is an encoded message; it takes the older
-        one's place in the order. Returns at once; does nothing after `close`. The caller keeps the socket: if it closes
-        that before the payload is sent, the payload is not sent either. `sock` None: no socket.
+        `key` is a text, or a pair of a text and a text or number. A message that replaces an unsent one takes its place
+        in the order; otherwise it goes last. Returns at once, and the event loop sends later; does nothing after
+        `close`. The other process gets a copy of the socket, and the caller keeps its own: if the caller closes that
+        before the message is sent, the message is not sent either. `sock` None: no socket.
         """
         if self._is_closed:
             return
@@ -68,24 +72,25 @@ class WorkerChannel:
         self._start_writing()
 
     def send(self, payload: bytes) -> None:
-        """Send this payload after those that wait; it replaces none and is never replaced.
+        """Queue an encoded message after those that wait; it replaces no other, and no other replaces it.
 
-        A payload is an encoded message. Returns at once; sends nothing after `close`.
+        Returns at once, and the event loop sends later. Sends nothing after `close`.
         """
         self.sent_count += 1
         self.send_latest(("message", self.sent_count), payload)
 
     def take_received_fd(self) -> int:
-        """Return the file descriptor that came with the message being handled; the caller owns it.
+        """Remove and return the oldest received file descriptor: that of the message being handled.
 
-        Each is returned once, in the order received. Raises IndexError if there is none.
+        The caller owns it and must close it. Call it once, from `on_message`, for each message that carries a socket.
+        Raises IndexError if no descriptor waits.
         """
         return self._received_fds.popleft()
 
     def close(self) -> None:
-        """Close the socket and the file descriptors that were not taken; unsent messages are lost.
+        """Close the channel: its socket and the received file descriptors that were not taken.
 
-        May be called twice.
+        Unsent messages are lost, and `on_lost` is not called. A second call does nothing.
         """
         if self._is_closed:
             return

@@ -37,28 +37,31 @@ from forewarn.workers.pool import WorkerPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
-    """The settings that a `MetadataFrontend` needs."""
+    """The settings that a `MetadataFrontend` needs: how VMs are answered, and on which listeners."""
 
     workers: int = 0  # worker processes; 0: this process answers the VMs
     first_answer_delay_s: float = 0.0  # how long responses are delayed after a scope was enabled (spec §8.1)
     requests_per_s: int | None = None  # per VM, in each process that answers VMs; None: no limit
     rules: EndpointRules = field(default_factory=EndpointRules)  # what the endpoint accepts
-    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # for locations that differ
-    listeners: tuple[ListenerSpec, ...] = ()  # on real networks
-    helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: open them here
+    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # only locations with their own
+    listeners: tuple[ListenerSpec, ...] = ()  # on real networks; empty in most labs
+    helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: this process opens them
 
     def rules_for(self, location: str) -> EndpointRules:
-        """Return the endpoint rules for VMs of this location; the general ones if it has none of its own."""
+        """Return the endpoint rules for VMs of this location: its own, or the general `rules`.
+
+        The location must be spelled as in the settings, also in its letter case.
+        """
         return self.rules_by_location.get(location, self.rules)
 
 
 class MetadataFrontend:
-    """The metadata server with its network listeners, in this process or in workers.
+    """The metadata server, which answers VMs, with its network listeners: in this process or in workers.
 
-    Call `network_listeners.bind`, `prepare`, `publish` for each scope, `serve`, and at the end `drain`. `callers` says
-    which VM calls from where; its owner changes it at any time. `clock` is passed on to workers if it is a lab's.
-    `real_time` returns POSIX seconds. `network_listeners`: those of the configuration, if they were made before; None:
-    make them.
+    Call `network_listeners.bind`, `prepare`, `publish` for each scope, `serve`, and at the end `drain`.
+    `config.workers` says how many worker processes answer VMs; with 0, this process does. `callers` says which VM calls
+    from where; its owner may change it at any time. `clock` is passed on to workers if it is a lab's. `real_time`
+    returns POSIX seconds. `network_listeners`: those of the configuration, if they were made before; None: make them.
     """
 
     def __init__(
@@ -95,10 +98,11 @@ class MetadataFrontend:
             self._server = self._new_server(backend, store_tag)
 
     async def serve(self, listeners: Sequence[VmListener] = ()) -> None:
-        """Wait until workers have all that was published, then accept on these and on the network listeners.
+        """Start to answer VMs, on these listeners and on the network listeners.
 
-        With workers, it returns before they accept: VMs can connect, and wait. Raises Unavailable if a worker fails to
-        start; without workers, OSError if a socket of `listeners` cannot listen.
+        With workers, first wait until all of them have what was published; then return before they accept: VMs can
+        connect, and wait. Raises Unavailable if a worker fails to start; without workers, OSError if a socket of
+        `listeners` cannot listen. A network listener that cannot be served is only logged. Only after `prepare`.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.complete_start()
@@ -114,18 +118,18 @@ class MetadataFrontend:
         self._documents.publish(scope)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults; those that are not transport faults are ignored.
+        """Replace the active faults that affect requests of VMs; faults of other categories are ignored.
 
-        With workers, it returns before they apply them. Only after `prepare`.
+        Only transport faults count. With workers, it returns before they apply them. Only after `prepare`.
         """
         self.server.set_faults(faults)
 
     async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
-        """Serve a VM (its key) on a listening socket inside its namespace, which no other VM can reach.
+        """Serve one VM (its key) on a listening socket inside its network namespace; return the listener.
 
-        Assigns its attachment to the VM in `callers`. The server then owns the socket. Returns the listener, for
-        `stop_listening`, which ends it; with workers, before they accept. Raises OSError, without workers, if the
-        socket cannot listen. Only after `prepare`.
+        No other VM can reach the socket, so every call on it is this VM's; `callers` learns that. The server then owns
+        the socket. Give the listener to `stop_listening` to end it. With workers, it returns before they accept. Raises
+        OSError, without workers, if the socket cannot listen. Only after `prepare`.
         """
         self.callers.assign(dedicated_attachment(vm_key), vm_key)
         listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
@@ -148,62 +152,74 @@ class MetadataFrontend:
         await self.server.drain(timeout_s)
 
     async def reload_workers(self, timeout_s: float) -> None:
-        """Replace every worker process, one after the other, without refusing a connection.
+        """Replace every worker process by a new one, one after the other, without refusing a connection.
 
-        Does nothing without workers. Each has `timeout_s` seconds for the requests in progress. A worker whose
-        successor does not start stays. Returns when that was done, or has failed, for each.
+        Does nothing without workers. Each old worker has `timeout_s` seconds (real time) to answer its requests in
+        progress. A worker whose successor does not start stays; that is logged, not raised. Returns when each was
+        tried.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
 
     async def collect_worker_reports(self) -> None:
-        """Ask the workers for what they observed, and merge it into `observations` and `faults`.
+        """Ask the workers for what they observed, and merge it into `observations`, `faults` and the totals.
 
-        Waits at most a second; reports that come later are merged then. Does nothing without workers.
+        Waits at most a second; reports that come later are merged when they arrive. Does nothing without workers.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.collect_reports()
 
     async def wait_until_published(self) -> None:
-        """Wait until the workers show all that was published, for at most a second; at once without workers."""
+        """Wait until the workers show VMs all that was published, for at most a second.
+
+        Does not say whether the second was enough. Returns at once without workers.
+        """
         if isinstance(self._server, WorkerPool):
             await self._server.wait_until_published()
 
     @property
     def server(self) -> MetadataServer | WorkerPool:
-        """The server, in this process or in workers. Only after `prepare`."""
+        """The metadata server of this process or, with workers, their pool. Fails before `prepare`."""
         assert self._server is not None
         return self._server
 
     @property
     def observations(self) -> GuestObservations:
-        """The polls and deliveries of VMs, from all processes; those of workers as of their last reports."""
+        """The live collection of VMs' polls and deliveries, from all processes; empty at first.
+
+        What workers observed is in it as of their last reports. Only after `prepare`.
+        """
         return self.server.observations
 
     @property
     def faults(self) -> FaultTable:
-        """The table of transport faults, with their hits: the requests that they affected in all processes.
+        """The live table of transport faults, with the requests that they affected in all processes (hits).
 
-        With workers no fault is set in it, and it has only the hits, as of their last reports.
+        With workers, the table has only the hits, as of the workers' last reports: the faults themselves are set in the
+        workers. Only after `prepare`.
         """
         return self.server.faults
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        """The state of each worker process, as in `GET /service`: "pid", "ready" and "behind_ms".
+        """Return a dictionary per worker process, as in `GET /service`: "pid", "ready" and "behind_ms".
 
-        "ready" says whether it serves, "behind_ms" how long its last answer took. A worker that is missing has None,
-        False and None. Empty without workers.
+        "ready" says whether the worker serves, "behind_ms" how many milliseconds it took to answer its last heartbeat
+        or report request. A worker that is missing has None, False and None. Empty without workers.
         """
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 
     def request_totals(self) -> RequestTotals:
-        """The counts of requests of VMs since the start, over all processes, as of the workers' last reports."""
+        """Return the counts of VMs' requests since the start, over all processes.
+
+        With workers they are as of the workers' last reports. Only after `prepare`.
+        """
         return self.server.request_totals()
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """For each worker, in seconds, how long its last answer took and how long it owes one now.
+        """Return a pair of seconds per worker: how long its last answer took, and how long it owes one now.
 
-        Both are infinite for a worker that is missing. Empty without workers.
+        Answers are those to heartbeats and report requests; the second is 0 if none is owed. Both are infinite for a
+        worker that is missing. Empty without workers.
         """
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 

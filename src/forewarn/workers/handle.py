@@ -22,15 +22,16 @@ _PAYLOADS_PER_ECHO = 250  # shows progress of a worker that receives a whole fle
 
 
 class WorkerHandle:
-    """The owner's handle of one worker process, which it starts when created.
+    """The owner's handle of one worker process; creating the handle starts the process.
 
     Create it inside a running event loop; OSError if the process cannot be started. `slot`: its position in the pool,
-    from 0. `fault_quota_fd`: the file of the shared counters of faults. `on_message(handle, message)` gets every
-    message of the worker; `on_lost(handle)` is called once, when the channel is gone. The pool sets `is_ready` and
-    `is_draining`, which are False at first. Events: `start_settled` (it is ready, or has failed), `stopped_accepting`
-    (its slot needs another worker), `disconnected` (the channel is gone; the process may still run). `lag_s` is how
-    long its last answer took, in seconds; `request_counts` are those of its last report. `missed_heartbeats` counts
-    those in a row without an answer; `socket_ids` are the ids of the sockets that it accepts on.
+    from 0. `fault_quota_fd`: the file of counters by which workers share the limits of faults. `on_message(handle,
+    message)` gets every message of the worker; `on_lost(handle)` is called once, when the channel is gone. The pool
+    sets `is_ready` and `is_draining`, which are False at first. Events: `start_settled` (the worker is ready, or its
+    channel is gone), `stopped_accepting` (the slot needs another worker), `disconnected` (the channel is gone; the
+    process may still run). `lag_s` is how many seconds its last answer to an echo or report request took;
+    `request_counts` are those of its last report. `missed_heartbeats` counts the heartbeats in a row without an answer;
+    `socket_ids` are the ids of the sockets that it accepts on.
     """
 
     def __init__(
@@ -66,15 +67,16 @@ class WorkerHandle:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the worker is ready, connected and not draining."""
+        """Whether the worker is ready (has the complete state), connected and not draining."""
         return self.is_ready and not self.is_draining and not self.disconnected.is_set()
 
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
-        """Send an encoded message in place of an unsent one with the same key, with a socket if given.
+        """Queue an encoded message for the worker, in place of an unsent one with the same key.
 
-        Returns at once; does nothing if the worker is gone. It takes the older one's place in the order. Every 250th
-        call also requests an echo, so that a worker that receives a whole fleet shows progress. `payload` is the
-        encoded message. The socket stays the caller's.
+        A message that replaces an unsent one takes its place in the order. The worker gets a copy of `sock`, if given;
+        the caller keeps its own, and must not close it before the message is sent. Returns at once; does nothing if the
+        worker is gone. Every 250th call also requests an echo, so that a worker that receives a whole fleet shows
+        progress.
         """
         self._channel.send_latest(key, payload, sock)
         self._latest_sent += 1
@@ -82,38 +84,39 @@ class WorkerHandle:
             self.request_echo()
 
     def send(self, message: messages.ToWorker) -> None:
-        """Send a message that no newer one replaces, after those that wait.
+        """Queue a message for the worker after those that wait; no newer message replaces it.
 
         Returns at once; does nothing if the worker is gone.
         """
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:
-        """Send an echo request that counts as missed until the worker answers an echo or report request.
+        """Send an echo request and add 1 to `missed_heartbeats`; return a future for the worker's answer.
 
-        Adds 1 to `missed_heartbeats`, which every reply to an echo or report request sets to 0. Returns a future, done
-        when the worker has applied everything sent so far, or is gone.
+        Every answer of the worker to an echo or report request sets `missed_heartbeats` back to 0. The future is done
+        when the worker has applied everything sent so far, or is gone; its result is None.
         """
         self.missed_heartbeats += 1
         return self.request_echo()
 
     def request_echo(self) -> asyncio.Future[None]:
-        """Send an echo request; returns a future, done when the worker has applied everything sent so far.
+        """Send an echo request; the returned future is done when the worker has applied all sent so far.
 
-        It is also done if the worker is gone. The answer sets `lag_s`.
+        The future is also done, without an error, if the worker is gone. The worker's answer sets `lag_s`.
         """
         return self._request(messages.EchoRequest)
 
     def request_report(self) -> asyncio.Future[None]:
-        """Ask for a report; returns a future that is done when the observations until now have arrived here.
+        """Ask the worker for its observations; return a future that is done when they have arrived here.
 
-        Of more than 5,000 VMs some may come later. It is also done if the worker is gone. The reports themselves go to
-        `on_message`. The last one sets `lag_s`.
+        The reports themselves go to `on_message`, before the future is done. They cover at most 5,000 VMs; the others
+        come with later reports. The future is also done, without an error, if the worker is gone. The last report sets
+        `lag_s`.
         """
         return self._request(messages.ReportRequest)
 
     def silent_s(self) -> float:
-        """How long the oldest unanswered echo or report request has waited, in seconds; 0 if there is none."""
+        """Return for how many seconds the oldest unanswered echo or report request has waited; 0 if none has."""
         requested_at = next((at for _, at in self._pending.values()), None)
         return 0.0 if requested_at is None else self._loop.time() - requested_at
 
@@ -123,7 +126,7 @@ class WorkerHandle:
             self._process.kill()
 
     async def wait_for_exit(self) -> None:
-        """Wait until the process has exited, and reap it; does not end it."""
+        """Wait, in a thread and without a time limit, until the process has exited; does not end it."""
         await asyncio.to_thread(self._process.wait)
 
     def _request(

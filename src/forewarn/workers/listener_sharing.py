@@ -79,9 +79,11 @@ class _SharedSocket:
 
 
 class SharedListeners:
-    """The open listeners of a pool, and which worker accepts on which of their sockets.
+    """The open listeners of a worker pool, and which worker accepts on which of their sockets.
 
-    `slots` is the number of workers. They learn of `add` and `remove` with the next `assign`. Empty at first.
+    The pool has one, empty at first. `slots` is the number of workers. This process keeps every socket open, so that
+    callers wait while a worker is missing. `add` and `remove` send nothing: workers learn of them with the next
+    `assign`.
     """
 
     def __init__(self, slots: int) -> None:
@@ -96,9 +98,10 @@ class SharedListeners:
         return tuple(self._ids_by_listener)
 
     def add(self, listener: VmListener) -> None:
-        """Add an open listener; if possible, open more sockets beside each of its own, one per worker.
+        """Add an open listener; where possible, open more sockets beside each of its own, one per worker.
 
-        Else all workers share that socket. `remove` closes all of them. Sends nothing.
+        Where that is not possible, as in another network namespace, all workers share the socket. `remove` closes all
+        of these sockets. Sends nothing to workers, and raises no error.
         """
         for sock in listener.sockets:
             siblings = _open_reuseport_sockets(sock, self._slots - 1)
@@ -109,18 +112,18 @@ class SharedListeners:
                 self._add_socket(listener, shared_sock, slot)
 
     def remove(self, listener: VmListener) -> None:
-        """Remove a listener and close its sockets in this process; does nothing if it was not added.
+        """Remove a listener and close all its sockets in this process; does nothing if it was not added.
 
-        Sends nothing.
+        Sends nothing to workers: they stop to accept on it with the next `assign`.
         """
         for number in self._ids_by_listener.pop(listener, ()):
             self._sockets.pop(number).sock.close()
 
     def assign(self, serving: Sequence[WorkerHandle]) -> None:
-        """Send each serving worker the sockets to accept on or to close, as far as that has changed.
+        """Send each serving worker the sockets that it must newly accept on or close, and nothing else.
 
         `serving` has all workers that serve, in the order of their slots; with none, nothing is sent. The sockets of a
-        slot without a serving worker go to another one. Updates `WorkerHandle.socket_ids`.
+        slot without a serving worker go to another worker. Updates `WorkerHandle.socket_ids`.
         """
         present_slots = {worker.slot for worker in serving}
         for worker in serving:

@@ -45,9 +45,10 @@ IDLE_GRACE_S = 2.0  # of a worker that is replaced, see `DrainWorker`; most clie
 
 
 class ChannelBroken(Exception):
-    """A frame is out of order, too large or unreadable, or a message wrong: the channel must be closed.
+    """Raised when the channel between owner and worker must be closed: a frame or message is wrong.
 
-    `FrameDecoder.feed` raises it, and a worker whose first message is not `BeginServing`.
+    `FrameDecoder.feed` raises it for a frame that is out of order, too large or unreadable, and a worker if the first
+    message is not `BeginServing`.
     """
 
 
@@ -56,7 +57,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BeginServing(_Message, frozen=True):
-    """To a worker: how to serve. The first message, sent once."""
+    """To a worker: the settings for serving VMs. The first message, sent once."""
 
     rules: EndpointRules  # for all other locations
     rules_by_location: dict[str, EndpointRules]  # for locations that differ from `rules`
@@ -66,9 +67,9 @@ class BeginServing(_Message, frozen=True):
 
 
 class ClockUpdate(_Message, frozen=True):
-    """To a worker: the new setting of the lab's clock; before the first one it uses the machine's clock."""
+    """To a worker: the new setting of the lab's clock; until the first one it uses the machine's clock."""
 
-    setting: ClockSetting
+    setting: ClockSetting  # what lab time is at which real time, and its speed
 
 
 class FaultsUpdate(_Message, frozen=True):
@@ -79,10 +80,10 @@ class FaultsUpdate(_Message, frozen=True):
 
 
 class VmPlacement(_Message, frozen=True):
-    """To a worker: which VM calls from this place; for its `CallerDirectory`."""
+    """To a worker: which VM calls from this attachment; the worker's `CallerDirectory` keeps it."""
 
-    place: str  # an attachment
-    vm: str | None  # key; None: no VM
+    place: str  # an attachment: where calls come in, such as an address, device or port
+    vm: str | None  # its key; None: no VM calls from there any more
 
 
 class ScopeUpdate(_Message, frozen=True):
@@ -98,7 +99,10 @@ class ScopeUpdate(_Message, frozen=True):
     is_narrow: bool = False  # each VM sees only the events that affect it
 
     def to_published_scope(self) -> PublishedScope:
-        """The scope that the worker publishes to its server; equal documents of scopes share one object."""
+        """Return the message's content as a `PublishedScope`, for the worker's metadata server.
+
+        Equal documents of several scopes become one object, to save memory. Publishes nothing.
+        """
         return PublishedScope(
             scope_id=self.scope_id,
             enabled=self.enabled,
@@ -111,7 +115,7 @@ class ScopeUpdate(_Message, frozen=True):
 
 
 class StateComplete(_Message, frozen=True):
-    """To a worker: all of the state was sent; reply `WorkerReady`, and listeners follow."""
+    """To a worker: the complete state was sent; reply `WorkerReady`. Listeners follow after that."""
 
 
 class OpenListenerRequest(_Message, frozen=True):
@@ -123,13 +127,13 @@ class OpenListenerRequest(_Message, frozen=True):
     is_loopback: bool  # only programs on this machine can connect
 
     def identity_strategy(self) -> IdentityStrategy:
-        """A new strategy, of this kind and with these arguments, that identifies the VMs of this listener."""
+        """Make the strategy that identifies the calling VMs, of the message's kind and with its arguments."""
         strategy: IdentityStrategy = _STRATEGIES[self.strategy](*self.arguments)
         return strategy
 
 
 class ServeMetrics(_Message, frozen=True):
-    """To a worker: serve your metrics on the socket that is sent along."""
+    """To a worker: serve your Prometheus metrics on the socket that is sent along with this message."""
 
 
 class CloseListener(_Message, frozen=True):
@@ -139,86 +143,97 @@ class CloseListener(_Message, frozen=True):
 
 
 class EchoRequest(_Message, frozen=True):
-    """To a worker: send `EchoReply` once every earlier message is applied. Also the owner's heartbeat."""
+    """To a worker: reply `EchoReply` once every earlier message is applied. Also the owner's heartbeat."""
 
     id: int  # the reply has the same one
 
 
 class ReportRequest(_Message, frozen=True):
-    """To a worker: send what you have observed, of at most 5,000 VMs; the last report has this id."""
+    """To a worker: send the observations that were not reported yet, of at most 5,000 VMs.
+
+    They come in one or more `ObservationReport`s, of which the last has this id.
+    """
 
     id: int  # unique per worker, from 1
 
 
 class ResumeAccepting(_Message, frozen=True):
-    """To a worker: you have everything that was sent while the owner was silent; accept again."""
+    """To a worker that had heard nothing from the owner for too long: accept connections again.
+
+    It is sent after every message that waited, so the worker then has the current state.
+    """
 
 
 class DrainWorker(_Message, frozen=True):
-    """To a worker: stop accepting, answer the requests in progress, send the last report, and end."""
+    """To a worker: stop accepting, answer the requests in progress, send the last report, and exit."""
 
-    timeout_s: float  # after it, connections that are left are aborted
-    idle_grace_s: float = 0.0  # how long idle connections may wait for one more request
+    timeout_s: float  # seconds of real time; after them, connections that are left are aborted
+    idle_grace_s: float = 0.0  # how long idle connections may wait for one more request; 0: close them now
 
 
 class RequestDone(_Message, frozen=True):
-    """To a worker: reply to `EnableRequest` or `ApproveRequest`: the request took effect, durably.
+    """To a worker: the reply to an `EnableRequest` or `ApproveRequest` that was carried out.
 
-    If `unknown` is set, nothing took effect, because the VM's scope does not have, or keep, the event with that id.
+    If `unknown` is None, the request took effect, durably. Otherwise nothing took effect, because the VM's scope does
+    not have, or no longer keeps, the event with that id.
     """
 
     id: int  # of the request
-    unknown: str | None = None  # an event id; None: the request took effect
+    unknown: str | None = None  # the id of the unknown event; None: the request took effect
 
 
 class TokenGranted(_Message, frozen=True):
-    """To a worker: the token that a `WorkerTokenRequest` asked for."""
+    """To a worker: the reply to a `WorkerTokenRequest`, with the token."""
 
     id: int  # of the request
     token: ManagedIdentityToken
 
 
 class TokenDenied(_Message, frozen=True):
-    """To a worker: there is no token for the requested resource; `accepted` lists the resources with one."""
+    """To a worker: the reply to a `WorkerTokenRequest`: no tokens are issued for its resource."""
 
     id: int  # of the request
-    accepted: tuple[str, ...]
+    accepted: tuple[str, ...]  # the resources for which it issues some; empty: it issues none at all
 
 
 class RequestFailed(_Message, frozen=True):
-    """To a worker: a request failed with an error of the class that `kind` names."""
+    """To a worker: the reply to a request of any kind that failed with an error."""
 
     id: int  # of the request
     text: str  # the error's message
-    kind: str = Unavailable.__name__  # NotFound, Rejected or Unavailable
+    kind: str = Unavailable.__name__  # the error's class: NotFound, Rejected or Unavailable
 
     def to_error(self) -> ForewarnError:
-        """A new error of that class with the text, to be raised where the request was made."""
+        """Make an error of the class that `kind` names, with the message's text, for the caller to raise."""
         return _ERRORS[self.kind](self.text)
 
 
 class WorkerReady(_Message, frozen=True):
-    """To the owner: the worker has the complete state, the reply to `StateComplete`; send it listeners."""
+    """To the owner: the reply to `StateComplete`: the worker has all of the state and takes listeners."""
 
 
 class EchoReply(_Message, frozen=True):
-    """To the owner: every message before the `EchoRequest` is applied."""
+    """To the owner: the reply to an `EchoRequest`: the worker has applied every message before that."""
 
-    id: int  # of that request
+    id: int  # of the `EchoRequest`
 
 
 class ObservationReport(_Message, frozen=True):
-    """To the owner: polls, deliveries and fault hits not reported yet; poll counts are increments."""
+    """To the owner: polls, deliveries and fault hits that the worker has not reported before.
+
+    Workers send it about every second, at once when a fault takes effect, and in reply to a `ReportRequest`. The counts
+    in `polls` and `hits` are increments since the worker's last report; those in `counted` are totals.
+    """
 
     polls: list[LastPoll] = []  # the last one of each VM that polled, of at most 500; others are in later reports
-    deliveries: list[EventDelivery] = []  # the first of each event, in each status, to a VM
-    hits: list[FaultHits] = []  # how many requests each transport fault affected
+    deliveries: list[EventDelivery] = []  # new ones: the first of each event, in each status, to a VM
+    hits: list[FaultHits] = []  # how many more requests each transport fault affected, by VM
     id: int = 0  # of the report request that this completes; 0: none
     counted: RequestTotals | None = None  # request counts since the worker started; None: as in the last report
 
 
 class EnableRequest(_Message, frozen=True):
-    """To the owner: enable the scope of this VM (its key).
+    """To the owner: enable scheduled events for the scope of this VM, because a VM of it called.
 
     The reply, with the same id, is `RequestDone` or `RequestFailed`.
     """
@@ -228,7 +243,7 @@ class EnableRequest(_Message, frozen=True):
 
 
 class ApproveRequest(_Message, frozen=True):
-    """To the owner: this VM (its key) approves these events.
+    """To the owner: approve these events of the VM's scope, all or none, on behalf of this VM.
 
     The reply, with the same id, is `RequestDone` or `RequestFailed`.
     """
@@ -239,22 +254,25 @@ class ApproveRequest(_Message, frozen=True):
 
 
 class WorkerTokenRequest(_Message, frozen=True):
-    """To the owner: issue a token of this identity for this resource (an audience).
+    """To the owner: issue an access token for a VM's managed identity and this resource (an audience).
 
     The reply, with the same id, is `TokenGranted`, `TokenDenied` or `RequestFailed`.
     """
 
     id: int  # unique per worker
-    identity: ManagedIdentity
+    identity: ManagedIdentity  # of the VM, with its key
     resource: str  # as the VM gave it
 
 
 class OwnerSilent(_Message, frozen=True):
-    """To the owner: the worker heard nothing for too long, and accepts nothing until `ResumeAccepting`."""
+    """To the owner: the worker has heard nothing from it for too long, and has stopped accepting.
+
+    The worker accepts connections again when it gets `ResumeAccepting`.
+    """
 
 
 class WorkerLeaving(_Message, frozen=True):
-    """To the owner: the worker stops; it accepts no connection, and ends when all requests are answered."""
+    """To the owner: the worker stops. It accepts nothing more, and exits when its requests are answered."""
 
 
 # Each request of a worker has an id, and the owner's reply has the same one.
@@ -303,10 +321,11 @@ def encode_message(message: ChannelMessage) -> bytes:
 
 
 def scope_message(scope: PublishedScope, *, only: Collection[str] | None = None) -> ScopeUpdate:
-    """Make the message that publishes this scope to a worker; only for `encode_message`.
+    """Make the message that publishes this scope to a worker; the result is only for `encode_message`.
 
-    The facts of its VMs are plain dictionaries without default values, to be short. Decoding gives a proper
-    `ScopeUpdate`. `only`: leave out all other VMs than these (keys); None: leave out none.
+    It is not a proper `ScopeUpdate` until it is encoded and decoded: the facts of its VMs are plain dictionaries
+    without default values, to be short. `only`: the keys of the VMs to include, of which those that are not in the
+    scope are ignored; None: all. The document stays whole.
     """
     shown = scope.vms.items() if only is None else ((vm, scope.vms[vm]) for vm in only if vm in scope.vms)
     facts: Any = {vm: _non_default_facts(result) for vm, result in shown}
@@ -333,9 +352,10 @@ def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) 
 
 
 def reply_message(number: int, result: str | ManagedIdentityToken | WrongResource | None) -> OwnerReply:
-    """Make the reply to request `number` from its result.
+    """Make the reply to the worker's request with this id (`number`) from the request's result.
 
-    TokenGranted for a token, TokenDenied for a wrong resource, else RequestDone with an unknown event's id or None.
+    A token gives TokenGranted, a WrongResource TokenDenied, an event id RequestDone with that id as unknown, and None
+    RequestDone. Sends nothing.
     """
     if isinstance(result, ManagedIdentityToken):
         return TokenGranted(number, result)
@@ -345,9 +365,10 @@ def reply_message(number: int, result: str | ManagedIdentityToken | WrongResourc
 
 
 def failure_message(number: int, error: ForewarnError) -> RequestFailed:
-    """Make the reply that lets request `number` fail with this error.
+    """Make the reply that lets the worker's request with this id (`number`) fail with this error.
 
-    NotFound stays NotFound, any other Rejected becomes Rejected, and any other error Unavailable. The text stays.
+    NotFound stays NotFound, any other Rejected becomes Rejected, and any other error Unavailable. The text stays. Sends
+    nothing.
     """
     kind = next((kind for kind in (NotFound, Rejected) if isinstance(error, kind)), Unavailable)
     return RequestFailed(number, str(error), kind.__name__)
@@ -359,9 +380,10 @@ def encode_frame(number: int, payload: bytes) -> bytes:
 
 
 class FrameDecoder:
-    """Decodes the bytes of a channel to messages, and checks that frame numbers follow each other, from 1.
+    """Decodes the bytes that come over a channel into messages, and checks that no frame is missing.
 
-    `for_worker`: the messages are those to a worker, else those to the owner.
+    One for each end of a channel. Frames must be numbered 1, 2, 3 and so on. `for_worker`: expect the messages that a
+    worker gets; otherwise those that the owner gets.
     """
 
     def __init__(self, *, for_worker: bool) -> None:
@@ -370,9 +392,10 @@ class FrameDecoder:
         self._number = 0  # of the last frame
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Append `data`, and yield each message that is complete now; the other bytes wait for the next call.
+        """Take more bytes, and yield each message that is complete now; other bytes wait for the next call.
 
-        Does nothing before the iteration. Raises ChannelBroken if a frame is out of order, too large or unreadable.
+        It is a generator: it takes `data` only when it is iterated, which must be to the end. Raises ChannelBroken if a
+        frame is out of order, too large or unreadable.
         """
         self._buffer += data
         position = 0

@@ -28,27 +28,27 @@ log = logging.getLogger(__name__)
 
 
 class ListenerHost(Protocol):
-    """What accepts connections of VMs on listeners: a `MetadataServer` or a `WorkerPool`."""
+    """Accepts connections of VMs on listeners: a `MetadataServer` or a `WorkerPool`."""
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Start accepting on these listeners, in addition to those already open, and own their sockets.
+        """Start accepting on these listeners, besides those already open, and own their sockets.
 
         A `MetadataServer` raises OSError if a socket cannot listen, such as one whose device is gone; a `WorkerPool`
-        returns before its workers know of them, and raises none.
+        returns before its workers know of the listeners, and raises nothing.
         """
 
     async def stop(self, listener: VmListener) -> None:
         """Stop accepting on this listener and close its sockets; open connections stay.
 
-        A `WorkerPool` returns before its workers know. Does nothing if it was not started.
+        A `WorkerPool` returns before its workers know. Does nothing if the listener was not started.
         """
 
 
 class NetworkListeners:
     """The listeners on real networks that the settings define, opened and closed with their devices.
 
-    `helper_socket`: where `forewarn sockets` passes the open sockets; None: this process opens them. Call `assign_vms`,
-    `bind` and `start`, in this order, and `stop` at the end. `specs` are the configured listeners.
+    `specs` are the configured listeners. `helper_socket`: where `forewarn sockets` passes the open sockets; None: this
+    process opens them. Call `assign_vms`, `bind` and `start`, in this order, and `stop` at the end.
     """
 
     def __init__(self, specs: Sequence[ListenerSpec], *, helper_socket: Path | None = None) -> None:
@@ -61,14 +61,15 @@ class NetworkListeners:
 
     @property
     def names_vms(self) -> bool:
-        """Whether a listener names the VM that it is for, so that `assign_vms` has something to do."""
+        """Whether a configured listener names the VM that calls on it; if not, `assign_vms` does nothing."""
         return any(spec.assignments for spec in self._specs_by_name.values())
 
     def assign_vms(self, callers: CallerDirectory, find_key: Callable[[str], str]) -> None:
-        """Assign in `callers` the attachments for which the listeners name a VM, also a removed VM.
+        """Record in `callers` which VM calls on which listener, where the settings name the VM.
 
-        `find_key` returns the key of a VM by its name, `group/name` or key, in any case; it raises NotFound, or
-        Rejected for a name that several VMs have. Raises Rejected if it does.
+        A removed VM counts too. `find_key` returns the key of a VM by its name, `group/name` or key, ignoring letter
+        case; it raises NotFound, or Rejected for a name that several VMs have. Raises Rejected in both cases, with the
+        listener's name; earlier listeners stay recorded.
         """
         for spec in self._specs_by_name.values():
             for place, name in spec.assignments:
@@ -92,7 +93,7 @@ class NetworkListeners:
         """Let `host` serve the sockets that are bound, then follow changes in the background until `stop`.
 
         Changes are those of devices and namespaces, or the sockets that the helper passes. Returns once the bound
-        sockets are served; a socket that cannot be served is logged. Does nothing without listeners.
+        sockets are served; a socket that cannot be served is only logged. Does nothing without configured listeners.
         """
         if not self._specs_by_name:
             return  # there is nothing to follow
@@ -102,15 +103,15 @@ class NetworkListeners:
         self._tasks = [asyncio.create_task(watching), asyncio.create_task(self._apply_changes(host))]
 
     async def stop(self) -> None:
-        """Follow no more changes. The host still serves the listeners that are open."""
+        """Stop following changes of devices, or of the helper's sockets. Open listeners are still served."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def describe(self) -> list[dict[str, Any]]:
-        """One dictionary for each listener, as in `GET /service`, in the order of the settings.
+        """Return a dictionary for each configured listener, as in `GET /service`, in the settings' order.
 
-        Its keys: "address", "port", "identity" (an `IdentityKind`), "name", and "open" (it is served now).
+        Its keys: "address", "port", "identity" (an `IdentityKind`), "name", and "open" (whether it is served now).
         """
         return [
             {

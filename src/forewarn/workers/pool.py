@@ -103,8 +103,8 @@ class WorkerPool:
     async def complete_start(self) -> None:
         """Tell all workers that the state is complete, and wait until each has it and is ready for listeners.
 
-        Raises Unavailable if one ended before, was killed because it did not answer, or could not be started; then all
-        are killed and the pool is of no more use.
+        Raises Unavailable if one ended before that, was killed because it did not answer, or could not be started; then
+        all are killed and the pool cannot be used any more.
         """
         self._is_state_complete = True
         for worker in self._live_workers:
@@ -127,9 +127,10 @@ class WorkerPool:
             self._broadcast(key, payload)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults in every worker; those that are not transport faults are ignored.
+        """Replace the active transport faults in every worker; faults of other categories are ignored.
 
-        Returns at once. A limit on requests counts over all workers.
+        Returns at once; workers that start later get the faults too. A fault's limit on requests counts over all
+        workers.
         """
         transport_faults = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         offsets = self._fault_quota.assign_offsets(transport_faults)
@@ -147,7 +148,8 @@ class WorkerPool:
     async def stop(self, listener: VmListener) -> None:
         """Close the listener's sockets here, and tell the workers to stop accepting on it.
 
-        Returns before the workers have received that. Open connections stay. Does nothing if it was not started.
+        Returns before the workers have received that. Open connections stay. Does nothing if the listener was not
+        started.
         """
         self._shared_listeners.remove(listener)
         self._assign_listeners()
@@ -155,15 +157,15 @@ class WorkerPool:
     async def wait_until_published(self) -> None:
         """Wait until every serving worker has applied everything sent so far, but at most a second.
 
-        Does not say whether that second was enough.
+        Returns None also if the second was not enough. Workers that do not serve are not waited for.
         """
         await self._wait_for_all(worker.request_echo() for worker in self._serving_workers)
 
     async def collect_reports(self) -> None:
         """Ask the serving workers for what they observed, and merge it into `observations` and `faults`.
 
-        That is polls, deliveries, fault hits and request counts. Waits for their reports at most a second, and for at
-        most 5,000 VMs of each. Those that come later are merged too.
+        That is polls, deliveries, fault hits and request counts, each worker's of at most 5,000 VMs. Waits at most a
+        second; reports that come later are merged when they arrive.
         """
         await self._wait_for_all(worker.request_report() for worker in self._serving_workers)
 
@@ -184,7 +186,8 @@ class WorkerPool:
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, let workers answer the requests in progress within `timeout_s`, and end them.
 
-        Kills those that still run a second later. The pool cannot start again. Times are in seconds of real time.
+        `timeout_s` is in seconds of real time. Workers that still run a second later are killed. The pool cannot start
+        again.
         """
         self._is_stopping = True
         for listener in self._shared_listeners.listeners:
@@ -197,9 +200,10 @@ class WorkerPool:
         await self._terminate()
 
     def describe(self) -> list[dict[str, Any]]:
-        """The worker of each slot, as in `GET /service`: "pid", "ready" (it serves) and "behind_ms".
+        """Return a dictionary per slot, as in `GET /service`: "pid", "ready" (it serves) and "behind_ms".
 
-        The last one is how many milliseconds its last answer took. An empty slot has None, False and None.
+        "behind_ms" is how many milliseconds the worker's last answer to a heartbeat or report request took. A slot
+        without a worker has None, False and None.
         """
         return [
             {
@@ -211,13 +215,17 @@ class WorkerPool:
         ]
 
     def request_totals(self) -> RequestTotals:
-        """The sum of the request counts of all workers, also of those that are gone, from their last reports."""
+        """Return the sum of the request counts of all workers, as of their last reports.
+
+        Workers that are gone count too, except for what is not a count, such as open connections.
+        """
         return sum_totals(self._counts_of_gone_workers, *(worker.request_counts for worker in self._live_workers))
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """For each slot, in seconds: how long its worker's last answer took, and how long it owes one now.
+        """Return a pair of seconds per slot: how long its worker's last answer took, and how long one is owed.
 
-        Both are infinite for an empty slot. See `WorkerHandle.lag_s` and `silent_s`.
+        Answers are those to heartbeats and report requests; the second is 0 if none is owed. Both are infinite for a
+        slot without a worker.
         """
         return [(m.lag_s, m.silent_s()) if m else (math.inf, math.inf) for m in self._workers]
 

@@ -18,10 +18,11 @@ _MAX_WAIT_S = 30.0
 
 
 class PublishQueue:
-    """Publishes scopes by calling `publish(scope_id)` on the event loop: few at once, many in turns.
+    """Calls `publish(scope_id)` for changed scopes on the event loop: few at once, many in short turns.
 
-    `publish` publishes the current state of the scope. Those that wait are published once, in the order they were
-    added.
+    `publish` must publish the current state of that scope. A scope that is added again while it waits is published
+    once. Waiting scopes are published in the order they were added; one that fails goes to the end. Between turns the
+    event loop can answer VMs. `close` ends it.
     """
 
     def __init__(self, publish: Callable[[str], None]) -> None:
@@ -30,11 +31,11 @@ class PublishQueue:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, scope_ids: Collection[str]) -> None:
-        """Publish the scopes with these ids: before it returns if they are at most 100, otherwise soon.
+        """Publish the scopes with these ids: up to 100 before it returns, more than 100 in the background.
 
-        A few do not wait for many that were added before. Call it from the event loop. If the scopes are few, an error
-        of `publish` is raised, and the scopes after it are not published; otherwise it is logged, and the scope is
-        tried again.
+        A few do not wait for many that were added before. Call it from the event loop. With at most 100 scopes, an
+        error of `publish` is raised, and the scopes after it are not published; otherwise the error is logged, and the
+        scope is tried again after a second.
         """
         if len(scope_ids) <= _MAX_AT_ONCE:
             for scope_id in scope_ids:
@@ -46,7 +47,7 @@ class PublishQueue:
             self._task = asyncio.get_running_loop().create_task(self._publish_waiting())
 
     async def wait_until_empty(self) -> None:
-        """Wait until no scope waits, but at most 30 s (real time); returns at once if none does.
+        """Wait until no scope waits any more, but at most 30 s (real time); returns at once if none does.
 
         Does not say whether that time was enough.
         """

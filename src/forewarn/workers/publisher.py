@@ -47,7 +47,7 @@ PublishedVersion: TypeAlias = tuple[int, int, bool]  # epoch, incarnation, wheth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherConfig(FrontendConfig):
-    """The settings that a `MetadataPublisher` and its frontend need; see `publisher_config`."""
+    """The settings that a `MetadataPublisher` and its frontend need; `publisher_config` makes it."""
 
     is_lab: bool = False  # serve each VM on a loopback address or port of its own
     port: int = 8254  # in a lab: of the loopback addresses, or the first of the VMs' ports; 0: any free port
@@ -57,8 +57,9 @@ class PublisherConfig(FrontendConfig):
 class GuestBackend:
     """The `MetadataBackend` of the owner process: enables scopes, approves events and issues tokens.
 
-    It does so through `control` and `tokens`; without `tokens` it issues none. Its methods are the attributes `enable`,
-    `approve`, `token` and `now`, the time of control's clock.
+    The metadata server calls it for what memory cannot answer. Its methods are attributes: `enable` and `approve` of
+    `control`, `token` of `tokens`, and `now`, the time of control's clock. Without `tokens`, every resource is refused
+    a token (WrongResource).
     """
 
     def __init__(self, control: ControlPlane, tokens: VmTokens | None = None) -> None:
@@ -69,28 +70,28 @@ class GuestBackend:
 
 
 class ScopeSink(Protocol):
-    """What gets published scopes in place of the frontend in this process: the streams of host nodes."""
+    """Receives published scopes in place of the frontend in this process: the streams of host nodes."""
 
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
-        """Show `published`, what the VMs of `scope` (as stored) see now, to them, in place of what they saw.
+        """Show the VMs of `scope` (as stored) what `published` contains, in place of what they saw before.
 
-        VMs that it no longer has become unknown, unless another scope has them. Called with all scopes at the start,
-        then at each change.
+        VMs that the scope no longer has become unknown, unless another scope has them. Called with all scopes at the
+        start, then with each scope that changed. Must return at once.
         """
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults; those that are not transport faults are ignored."""
+        """Replace the active faults that affect requests of VMs; only transport faults count."""
 
     async def wait_until_published(self) -> None:
-        """Wait until all that was published is on its way, for at most a second."""
+        """Wait until all that was published has been handed over for sending, for at most a second."""
 
 
 class MetadataPublisher:
-    """Keeps what VMs see, and where they call from, equal to the store: store in, facts out.
+    """Keeps what VMs see, and where they call from, equal to the store of the owner process.
 
-    A VM's place is the attachment from which it calls. `frontend` answers the VMs. `open` makes the publisher and binds
-    the sockets, `start` begins serving, `drain` ends it. `lab` has the loopback listeners of a lab, None outside a lab.
-    `config` has its settings, `control` the control plane whose store it follows.
+    `open` makes the publisher and binds the sockets, `start` begins serving, `drain` ends it. It follows the store of
+    `control`, and gives each changed scope to `frontend`, which answers the VMs (or to a `ScopeSink`, if host nodes
+    do). `lab` has the loopback listeners of a lab; None outside a lab.
     """
 
     def __init__(
@@ -115,11 +116,12 @@ class MetadataPublisher:
 
     @classmethod
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
-        """Make a publisher with its sockets bound: a port in use stops the start before anything is served.
+        """Make a publisher and bind its sockets; it accepts no connection yet.
 
-        Sockets that the helper passes, or whose device does not exist yet, come later. Accepts nothing yet. Raises
-        Rejected if a socket cannot be bound, or a listener names a VM that never existed or has a name that several VMs
-        have; Unavailable if the system has no socket left. Then none stays bound.
+        So a port in use stops the start before anything is served. Sockets that the helper passes, or whose device does
+        not exist yet, come later. Raises Rejected if a socket cannot be bound, or a listener names a VM that never
+        existed or has a name that several VMs have; Unavailable if the system has no socket left. Then none stays
+        bound.
         """
         frontend = MetadataFrontend(
             config, callers=CallerDirectory(), clock=control.clock, real_time=control.faults.real_time
@@ -147,10 +149,10 @@ class MetadataPublisher:
     ) -> None:
         """Publish all scopes, follow every commit and fault change, and serve; returns when VMs can connect.
 
-        Continues the stored poll counts. `backend` carries out what VMs ask for. `metrics_sockets`: one per worker, or
-        none. If other processes answer the VMs, `make_sink` makes, from the store's tag, what gets the scopes. Raises
-        Unavailable if a worker fails to start or the store cannot be written. Most other methods work only after
-        `start`.
+        The counts of polls continue from the store. `backend` carries out what VMs ask for. `metrics_sockets`: one per
+        worker, or none. If host nodes answer the VMs, `make_sink` makes the sink that gets the scopes, from the store's
+        tag (part of every ETag). Raises Unavailable if a worker fails to start or the store cannot be written, OSError
+        if a socket of the lab cannot listen. Call the other methods only after `start`, except `published`.
         """
         store_tag = await load_store_tag(self._store)
         await self.frontend.prepare(backend, store_tag=store_tag, metrics_sockets=metrics_sockets)
@@ -168,8 +170,8 @@ class MetadataPublisher:
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
 
-        Scopes that still wait in the publish queue are not published. Only after `start`. `timeout_s` is in seconds of
-        real time.
+        `timeout_s` is in seconds of real time. Scopes that still wait in the publish queue are not published. Only
+        after `start`.
         """
         await self._publish_queue.close()
         await self.frontend.drain(timeout_s)
@@ -177,16 +179,17 @@ class MetadataPublisher:
     async def wait_until_published(self) -> None:
         """Wait until VMs are shown what is committed now: at most 30 s, and then a second for the workers.
 
-        With a sink, until it is on its way there. Does not say whether that was enough.
+        If a sink gets the scopes, wait until they were handed over for sending to host nodes. Does not say whether the
+        time was enough.
         """
         await self._publish_queue.wait_until_empty()
         await (self._sink or self.frontend).wait_until_published()
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """One dictionary for each listener, as in `GET /service`; those inside VMs are left out.
+        """Return one dictionary for each listener, as in `GET /service`; listeners inside VMs are left out.
 
         Its keys: "address" (`127.0.0.0/8` if one socket serves a whole lab), "port" and "identity" (an `IdentityKind`).
-        First the open sockets of a lab, then the configured listeners on real networks, which also have "name" and
+        First come the open sockets of a lab, then the configured listeners on real networks, which also have "name" and
         "open" (False: not served now).
         """
         described = []
@@ -199,10 +202,10 @@ class MetadataPublisher:
         return described + self.frontend.network_listeners.describe()
 
     def lab_endpoint(self, vm: Vm) -> str:
-        """The base URL, `http://ADDRESS:PORT`, under which a program on this machine can poll as this VM.
+        """Return the base URL `http://ADDRESS:PORT` at which a program on this machine polls as this VM.
 
-        "" outside a lab, or if the VM is not served on loopback. A VM that was removed since the start keeps its URL,
-        where it is unknown.
+        Returns "" outside a lab, or if the VM is not served on loopback by this process. A VM that was removed since
+        the start keeps its URL, but polls there are answered as those of an unknown VM.
         """
         if self._lab is None or not self._places.get(vm.key, ("",))[0]:
             return ""
@@ -210,7 +213,10 @@ class MetadataPublisher:
         return f"http://{address}:{port}"
 
     def published(self, scope: Scope) -> PublishedScope:
-        """Return the scope as its VMs see it: with its own document, or what a running replay answers."""
+        """Return the scope as its VMs see it: with its own document, or what a running replay answers.
+
+        Only the VMs that are not removed are in it. Publishes nothing.
+        """
         vms = {vm.key: vm for vm in scope.present_vms}
         return _published_scope(scope, vms, self._replays.current_answer(scope))
 

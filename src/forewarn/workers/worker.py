@@ -42,7 +42,10 @@ _DRAIN_TIMEOUT_S = 5.0
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The factory of uvloop event loops, for `asyncio.Runner`; None, for asyncio's own, without uvloop."""
+    """Return the factory of uvloop's event loops, for `asyncio.Runner`; None if uvloop is not installed.
+
+    With None, `asyncio.Runner` uses asyncio's own event loop.
+    """
     try:
         import uvloop
     except ImportError:  # not on every platform
@@ -135,10 +138,12 @@ class _PausableSocket(socket.socket):
 
 
 class Worker:
-    """The worker process: receives the state, then serves until `run` returns.
+    """The worker process: receives the state from the owner process, then answers VMs until it ends.
 
-    Create it inside a running event loop. `sock` is its end of the channel to the owner; `fault_quota` is the file of
-    counters that all workers share. The owner counts as silent when nothing came from it for `silence_timeout_s`.
+    Create it inside a running event loop, and call `run`. `sock` is its end of the channel to the owner; `fault_quota`
+    is the file of counters that all workers share. If nothing comes from the owner for `silence_timeout_s` seconds
+    (real time), the worker accepts no new connections and rejects what must be stored, until the owner answers again;
+    polls on open connections still get the last known document.
     """
 
     def __init__(
@@ -179,10 +184,10 @@ class Worker:
         }
 
     async def run(self) -> str:
-        """Serve until the channel ends, the owner drains this worker or a signal stops it.
+        """Serve until the channel ends, the owner drains this worker or `stop` was called; return why.
 
         Returns DRAINED if it stopped in order, PEER_GONE if the owner is gone, else another reason in words. Closes
-        everything before it returns.
+        everything before it returns. Raises no error if the channel fails.
         """
         background = [self._loop.create_task(self._watch_owner()), self._loop.create_task(self._report_forever())]
         try:
@@ -202,10 +207,10 @@ class Worker:
     def stop(self, timeout_s: float = _DRAIN_TIMEOUT_S, *, idle_grace_s: float = messages.IDLE_GRACE_S) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, send the last report, and end.
 
-        Idle connections wait for one more request, for up to `idle_grace_s`: another worker serves their clients next.
-        Returns at once; `run` returns when it is done. A second call only ends the wait of idle connections, if its
-        `idle_grace_s` is 0: the whole service stops. Before the first message of the owner, `run` just returns. Times
-        are in seconds of real time.
+        Returns at once; `run` returns when that is done. Idle connections wait for one more request, for up to
+        `idle_grace_s`; after that, their clients reach another worker. Both times are in seconds of real time. A second
+        call does nothing, except with `idle_grace_s` 0, when idle connections are closed without waiting: the whole
+        service stops. Before the first message of the owner, `run` just returns.
         """
         if self._server is None:
             self._finish("stopped before it began to serve")
@@ -220,9 +225,10 @@ class Worker:
             self._spawn(self._drain(timeout_s, idle_grace_s))
 
     def stop_when_complete(self) -> None:
-        """Call `stop` now or, if the state is not complete yet, when it is; the handler of SIGTERM.
+        """Call `stop` now or, if the worker has not got the complete state yet, once it has.
 
-        Until the state is complete the owner waits for this worker, and takes its end for a failed start.
+        It handles SIGTERM. While a worker receives the state the owner waits for it, and would take its end for a
+        failed start.
         """
         if self._is_complete:
             self.stop()
@@ -444,8 +450,9 @@ async def _run_worker(sock: socket.socket, fault_quota: SharedFaultQuota) -> Non
 def main() -> None:
     """Run the worker process until it ends: `python -m forewarn.workers.worker CHANNEL_FD FAULT_QUOTA_FD`.
 
-    The owner starts it with these inherited descriptors: the channel's socket and the file of fault counters. Returns,
-    for exit status 0, also if the channel failed, which is logged.
+    The owner process starts it. Both arguments are inherited file descriptors: the channel's socket and the file of
+    fault counters. Ignores SIGINT, which the owner handles. Returns, for exit status 0, also if the channel failed,
+    which is logged.
     """
     # Ctrl-C reaches every process of the terminal; the owner handles it and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
