@@ -18,8 +18,9 @@ ADMIN_CLIENT_ID = "admin"  # the client that a service has from its first start
 class Right(StrEnum):
     """A permission that an operation requires over a resource.
 
-    READ; OPERATE VMs and their settings; APPROVE events; PLATFORM for hosts, the fleet, rollouts and the service;
-    ADMINISTER clients, grants, webhooks, backups, and programs on the service's machine, which could read its secrets.
+    READ shows VMs and their events. OPERATE requests maintenance of VMs and changes their settings. APPROVE approves
+    events. PLATFORM is for hosts, the fleet, rollouts, faults, the clock and the service. ADMINISTER is for clients,
+    grants, webhooks, backups, and programs on the service's machine, which could read its secrets.
     """
 
     READ = "read"  # see VMs and their events
@@ -30,7 +31,11 @@ class Right(StrEnum):
 
 
 class Role(StrEnum):
-    """A named set of rights; ROLE_RIGHTS lists them. The values are the names that people type."""
+    """A named set of rights; ROLE_RIGHTS lists them. The values are the names that people type.
+
+    Reader has READ, Operator also OPERATE, ScheduledEventContributor READ and APPROVE, Platform READ and PLATFORM,
+    and Administrator every right.
+    """
 
     READER = "Reader"  # may read
     OPERATOR = "Operator"  # may read and operate
@@ -60,7 +65,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str  # a GUID, lower case; "owner" for that of the service's owner, which is not stored
     role: Role
     to: str  # the id of a principal: `client:…` and `vm:…` in lower case, or `oidc:…`, the id that its issuer gives
-    over: str  # a resource id, in any case, or ROOT_RESOURCE
+    over: str  # a resource id, whose letter case does not matter, or ROOT_RESOURCE (`/`: everything)
     by: str = ""  # the name of who granted it
     at: float = 0  # when, in lab time
 
@@ -81,7 +86,10 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 def client_principal(client_id: str) -> str:
-    """Return the principal id of the client with this id (in any case): `client:<id>` in lower case."""
+    """Return the principal id of the client with this id, which may have any letter case.
+
+    It is `client:<id>` in lower case. Whether such a client is registered is not checked.
+    """
     return f"client:{client_id.casefold()}"
 
 
@@ -101,7 +109,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     grants: tuple[Grant, ...] = ()
 
     def may(self, right: Right, over: str) -> bool:
-        """Return whether a grant over this resource id or one above it, in any case, includes the right."""
+        """Return whether a grant to this principal includes the right over the resource with the id `over`.
+
+        A grant holds for its resource and everything below it. Ids are compared ignoring letter case.
+        """
         return any(right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.over, over) for grant in self.grants)
 
     def may_all(self, right: Right, resources: Iterable[str]) -> bool:
@@ -109,7 +120,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return all(self.may(right, resource) for resource in resources)
 
     def may_anywhere(self, right: Right) -> bool:
-        """Return whether the principal has the right over at least one resource."""
+        """Return whether any grant to the principal includes the right, over any resource."""
         return any(right in ROLE_RIGHTS[grant.role] for grant in self.grants)
 
 

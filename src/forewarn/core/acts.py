@@ -33,10 +33,11 @@ def can_act_on(vm: Vm, verb: Verb) -> bool:
 
 
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
-    """Return the event's VMs that still exist and that its verb can be performed on, in its order.
+    """Return the VMs that the event would act on now, as they are now, in the order of `event.vms`.
 
-    Planned maintenance of a host affects only the VMs that are still on it, or are being moved to it and will be in a
-    fitting power state on arrival (spec §6.4). They are returned as they are now.
+    A VM is left out if it was removed, if its power state does not allow the event's verb (`can_act_on`), or if the
+    event is planned maintenance of a host that the VM is neither on nor being moved to (spec §6.4). Of a VM that is
+    being moved to that host, the power state on arrival counts.
     """
     rules, affected = event.rules, []
     for name in event.vms:
@@ -49,10 +50,11 @@ def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
 
 
 def is_concerned(scope: Scope, vm: Vm, rules: CauseRules, host: str) -> bool:
-    """Return False if this is planned maintenance of a host that the VM is not on or moving to, else True.
+    """Return whether work on `host` still concerns the VM: False only if the VM has left that host.
 
-    `host` is the name of the host, "" if the work is not about one: then it is True. The VM is one of the scope. True
-    for all causes that are not planned maintenance (`rules.planned`), such as the failure of a host.
+    `rules` are those of the work's cause, `host` is the exact name of the host that the work is about. False means:
+    planned maintenance (`rules.planned`) of a host that the VM is neither on nor being moved to. True for any other
+    cause, such as the failure of a host, and for work that is not about a host (""). The VM is one of the scope.
     """
     return not (host and rules.planned) or vm.host == host or vm_on_arrival(scope, vm, host) is not None
 
@@ -73,9 +75,10 @@ def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
 
 
 def move_in_progress(scope: Scope, event: Event) -> Act | None:
-    """Return an unfinished act of another started event that brings a VM of this one to a host, or None.
+    """Return an unfinished act of another event that brings a VM of this event to a host; None without one.
 
-    Such an act migrates or redeploys the VM, or starts it on a host. Of several, the one of the oldest event.
+    The other event is a started one of the scope, and the act migrates or redeploys the VM, or starts it on a host. Of
+    several such acts it is one of the oldest event.
     """
     for other in scope.live_events(EventState.STARTED):
         for act in other.unfinished_acts if other.id != event.id else ():
@@ -85,11 +88,12 @@ def move_in_progress(scope: Scope, event: Event) -> Act | None:
 
 
 def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
-    """Return one new act per affected VM of the event, in its order; the scope stays as it is.
+    """Return one new act (operation on one VM) per VM that the event affects now, in its order.
 
-    A VM that moves, or that starts without a host, gets its destination from `context.destinations`. An act without the
-    destination it needs has a failed outcome from the beginning, and so has one on a VM whose host has failed, unless
-    it redeploys, evicts, deletes or deallocates the VM.
+    Only makes the acts: nothing is stored or performed. `affected_vms` says which VMs are affected. A VM that moves, or
+    that starts without a host, gets its destination from `context.destinations`. An act without the destination it
+    needs has a failed outcome from the beginning, and so has one on a VM whose host has failed, unless it redeploys,
+    evicts, deletes or deallocates the VM.
     """
     return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 
@@ -125,19 +129,21 @@ def _needs_destination(vm: Vm, rules: CauseRules) -> bool:
 
 
 def vms_needing_destination(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> list[Vm]:
-    """Return the VMs of the scope that a decision may send to another host now.
+    """Return the VMs of the scope for which a decision at `now` (lab time) may need a destination host.
 
-    These are VMs of scheduled events that are approved or at their NotBefore at `now` (lab time), and of `planned`, the
-    planned events that it may start, if the event moves its VMs or starts one that is on no host. Each VM is returned
-    once, in the order of these events; removed ones are left out.
+    The decision may start the scheduled events that are approved or at their NotBefore, and the events in `planned`.
+    Such an event needs destinations if it migrates or redeploys its VMs, or starts one that is on no host. Whether the
+    event still waits for something else is not checked. Each VM is returned once, in the order of the events; removed
+    ones are left out.
     """
     return list({vm.key: vm for vm, _rules in _moving_vms(scope, planned, now)}.values())
 
 
 def live_migrations(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> frozenset[str]:
-    """Return the keys of the VMs that would now be migrated with their memory, and so need a destination.
+    """Return the keys of the VMs that may now be migrated live, that is with their memory.
 
-    They are those of `vms_needing_destination` (same arguments) for which at least one of the events migrates.
+    Of the VMs that `vms_needing_destination` returns for the same arguments, these are the ones that at least one of
+    the events migrates; others are redeployed or started.
     """
     return frozenset(vm.key for vm, rules in _moving_vms(scope, planned, now) if rules.verb is Verb.MIGRATE)
 
@@ -153,14 +159,15 @@ def _moving_vms(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> It
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
-    """Return the VM as it is after an act on it succeeded at lab time `at`.
+    """Return the VM as it is after an act on it succeeded at lab time `at`; `act.outcome` is not looked at.
 
     A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; another
     eviction and a deallocation make it deallocated; all four leave it without a host. A power-off stops it. A start
-    makes it run on its new or old host; without any, it stays as it is. If its hosts are observed (it has `seen`), that
-    is reset for the next comparison (a VM that crashed and still is stopped stays crashed, except after a power-off),
-    and a reboot, redeploy or reimage makes it run, unless it was stopped on purpose when the act was made. The outcome
-    in `act` is not looked at.
+    makes it run on its new or old host; without any, it stays as it is. Other verbs change nothing by themselves.
+
+    A VM whose hosts are observed (it has `seen`) also gets a new `seen` for the next comparison: NORMAL, or CRASHED if
+    it had crashed and is still stopped, and the act was no power-off. A reboot, redeploy or reimage makes such a VM
+    run, unless it was stopped on purpose when the act was made.
     """
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:

@@ -28,7 +28,11 @@ _RECURRENCE_EXAMPLES = "'Day', '2Weeks Saturday,Sunday', 'Month day1,day15' or '
 
 
 class MaintenanceScope(StrEnum):
-    """What a maintenance configuration is about. Azure's names; the others of Azure are refused."""
+    """What a maintenance configuration is about, in Azure's names; Azure's other scopes are not supported.
+
+    `Host` is maintenance of the platform, as rollouts do it. `OSImage` (upgrades of OS images) and `InGuestPatch`
+    (patches in the guest) can be stored, but never happen here.
+    """
 
     HOST = "Host"  # maintenance of the platform: what rollouts do
     OS_IMAGE = "OSImage"  # automatic upgrades of OS images, which never happen here
@@ -47,7 +51,7 @@ class AzureWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A maintenance window in Azure's words, as a user wrote it. Stored, and shown to Azure's clients."""
 
     start: str  # local time, such as `2026-12-05 02:00`
-    time_zone: str  # a name of Windows, such as `W. Europe Standard Time`
+    time_zone: str  # as Windows calls it, such as `W. Europe Standard Time`
     duration: str = ""  # hours and minutes, such as `02:00`; "": the default of its scope
     recur_every: str = ""  # such as `Week Saturday`; "": opens once
     expires: str = ""  # local time; "", or any year from 9000 on: never
@@ -65,10 +69,12 @@ def with_default_duration(window: AzureWindow, scope: MaintenanceScope) -> Azure
 
 
 def parse_azure_window(window: AzureWindow, scope: MaintenanceScope) -> MaintenanceWindow:
-    """Return the window that these words mean; ValueError with a sentence that names the wrong member.
+    """Return the window that Azure's words describe, in the form that decisions use.
 
-    Checks Azure's limits of the scope: how long a window lasts, and how rarely one opens. Whether it lies in the past
-    is not checked.
+    Without a duration it has the default of the scope; without a recurrence it opens once. Raises ValueError, with a
+    sentence that names the wrong member, for words that have no meaning, beyond Azure's limits of the scope (how long
+    a window lasts, how rarely it opens), and for an expiration that is not after the start. Whether the window lies in
+    the past is not checked.
     """
     start, at = _parse_date_time("startDateTime", window.start)
     length_s = _parse_duration(with_default_duration(window, scope).duration, scope)

@@ -30,7 +30,11 @@ _VERBS_WITHOUT_OUTAGE = frozenset({Verb.START, Verb.REAPPLY})
 
 
 class BudgetGrouping(StrEnum):
-    """Which VMs a budget counts together. The values are stored, and users type them."""
+    """Which VMs a budget counts together, as a group with a limit of its own. Users type the values; stored.
+
+    The groups are all VMs (`everything`), the VMs of each `location`, of each `fault-domain` of a scope, of each
+    `scope`, or with the same value of a `tag`.
+    """
 
     EVERYTHING = "everything"  # all its VMs
     LOCATION = "location"  # those of each location, ignoring case
@@ -40,10 +44,11 @@ class BudgetGrouping(StrEnum):
 
 
 class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A limit on the VMs out of service at once, in each of its groups. Stored.
+    """A limit on how many VMs of a group may be out of service at once while rollouts publish. Stored.
 
-    A percentage is rounded down to whole VMs, but is at least one VM, so that every group can be maintained.
-    `check_budget` says what is possible.
+    Only rollouts wait for it: failures and operations of users may exceed it. The limit holds in each group that `per`
+    makes. A percentage is rounded down to whole VMs, but is at least one VM, so that every group can be maintained.
+    `make_budget` makes one from a user's words, and `check_budget` says whether it can be set.
     """
 
     name: str  # unique, ignoring case
@@ -57,38 +62,48 @@ class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
     @property
     def key(self) -> str:
-        """Its name in lower case, by which it is found."""
+        """The budget's name in lower case: the key by which it is found."""
         return self.name.casefold()
 
 
 class BudgetGroup(NamedTuple):
-    """One group of VMs of a budget: the budget's key, and the value that its VMs share, "" if it is all."""
+    """One group of VMs that a budget counts together: the budget's key and the value that its VMs share.
+
+    The value is "" for a budget over everything, which has a single group.
+    """
 
     budget: str  # the budget's key, its name in lower case
     value: str  # a location in lower case, `NUMBER SCOPE_ID` of a fault domain, a scope id, a tag's value, or ""
 
 
 class BudgetShortage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Why VMs that a rollout would publish together have to wait: a group of a budget is used up."""
+    """Why VMs that a rollout would publish together have to wait: they do not fit in a group of a budget.
+
+    `BudgetLedger.reserve` returns it.
+    """
 
     group: BudgetGroup  # the first one that is used up
     vms: tuple[str, ...]  # names of the VMs that go together
     needed: int  # how many of them are in the group and neither out of service nor reserved yet
-    host: str = ""  # that they are on, if several go together because of it
+    host: str = ""  # the name of the host because of which the VMs go together; "": another reason
 
     def exceeds(self, limit: int) -> bool:
-        """Return whether the VMs never fit, even if no other VM of the group is out, within `limit` VMs."""
+        """Return whether more VMs go together than `limit`, the number that may be out of the group at once.
+
+        Then they never fit, even if no other VM of the group is out of service.
+        """
         return self.needed > limit
 
 
 def make_budget(
     name: str, *, max_vms: int = 0, max_percent: int = 0, per: str = "everything", location: str = "", tag: str = ""
 ) -> Budget:
-    """Return the budget that a user described; raises Rejected for another grouping or tag than these.
+    """Return the budget that a user described; it is neither stored nor fully checked yet.
 
-    `per` is a value of BudgetGrouping, and for a tag `tag:NAME`; `tag`, which selects the VMs to count, is
-    `NAME=VALUE`, or "" for all VMs. `max_vms` and `max_percent` are limits (0: not given), `location` selects VMs too
-    ("": all). Blanks around texts are removed. Only the form is checked here; `check_budget` checks the rest.
+    `per` is a value of BudgetGrouping in lower case, and for a tag `tag:NAME`; `tag`, which selects the VMs to count,
+    is `NAME=VALUE`, or "" for all VMs. `max_vms` and `max_percent` are limits (0: not given), `location` selects VMs
+    too ("": all). Blanks around texts are removed. Raises Rejected for a `per` or `tag` of another form;
+    `check_budget` checks the rest.
     """
     grouping, _, per_tag = per.strip().partition(":")
     try:
@@ -112,9 +127,10 @@ def make_budget(
 
 
 def parse_limit(text: str) -> tuple[int, int]:
-    """Return the number of VMs and the percentage of a limit such as `2` or `10%`; one of the two is 0.
+    """Return a limit such as `2` or `10%` as (number of VMs, percentage); the one that is not given is 0.
 
-    Both are for `0` and `0%`, which `check_budget` rejects. Raises Rejected for other text.
+    For `0` and `0%` both are 0, which `check_budget` rejects. Raises Rejected for any other text, and for a number
+    with more than nine digits. Percentages above 100 are not checked here.
     """
     number = text.strip().removesuffix("%").strip()
     if not number.isdecimal() or len(number) > _MAX_LIMIT_DIGITS:
@@ -241,7 +257,8 @@ def group_limit(budget: Budget, size: int) -> int:
 def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
     """Return whether a VM is out of service by its own state or that of its host, for any cause.
 
-    It is if it does not run, is paused, has crashed or is missing, or is on one of `down_hosts` (names).
+    That is so if the VM does not run, is paused, has crashed or is missing, or is on one of `down_hosts` (exact names).
+    Events that act on the VM do not count here.
     """
     return vm.power is not PowerState.RUNNING or vm.condition in _OUT_CONDITIONS or vm.host in down_hosts
 
@@ -249,9 +266,9 @@ def is_down(vm: Vm, down_hosts: Collection[str]) -> bool:
 def vms_out_by_event(event: Event) -> tuple[str, ...]:
     """Return the keys of the VMs that count as out of service because of this event; () once it is over.
 
-    A scheduled event counts only if it has the cause of a rollout, which reserves budgets; a Freeze that a fault made
-    has it too. A started one of any cause, unless it only starts a VM or applies its configuration again, counts for
-    the VMs that it acts on.
+    A scheduled event counts, for all its VMs, only if it has the cause of a rollout, which reserves budgets; a Freeze
+    that a fault made has such a cause too. A started event of any cause counts for the VMs that it acts on, also those
+    whose act has ended; starting a VM or applying its configuration again is no outage.
     """
     if event.status is EventState.STARTED:
         return tuple(act.vm for act in event.acts if act.verb not in _VERBS_WITHOUT_OUTAGE)
@@ -261,9 +278,9 @@ def vms_out_by_event(event: Event) -> tuple[str, ...]:
 
 
 def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
-    """Return the keys of the VMs for which a planned event reserves budgets, in its order.
+    """Return the keys of the VMs that a planned event counts as out of service in budgets, in its order.
 
-    () if it has not the cause of a rollout; a Freeze that a fault makes has it.
+    That is all its VMs if it has the cause of a rollout, as a Freeze that a fault makes has too; otherwise ().
     """
     if planned.cause not in ROLLOUT_CAUSES:
         return ()
@@ -271,11 +288,12 @@ def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
 
 
 class BudgetLedger:
-    """What is out of service in each group of the budgets, and what one decision reserves in addition.
+    """Which VMs are out of service in each group of the budgets, and which one decision reserves in addition.
 
-    `sizes` counts the present VMs of each group; `out` has for each group the names of its VMs out of service, by VM
-    key; `down_hosts` are names of hosts whose VMs do not run. None is changed: what is reserved here is only known to
-    this ledger, and counts for others once its events are committed as planned.
+    Made for one decision about a rollout, and used once. `sizes` counts the present VMs of each group; `out` has for
+    each group the names of its VMs out of service, by VM key; `down_hosts` are names of hosts whose VMs do not run.
+    None of the arguments is changed. Reservations are only in memory here, and count for other decisions once the
+    events are committed as planned.
     """
 
     def __init__(
@@ -292,12 +310,13 @@ class BudgetLedger:
         self._reserved: dict[BudgetGroup, set[str]] = defaultdict(set)
 
     def reserve(self, vms: Sequence[Vm], host: str = "") -> BudgetShortage | None:
-        """Reserve these VMs in all their groups and return None; or reserve none and return what is used up.
+        """Reserve all these VMs in all their groups and return None, or reserve none and return why not.
 
-        A VM that does not run (`is_down`) needs nothing, so maintenance of a failed or stopped VM is never held back.
-        One that is out because an event acts on it comes back when that event ends, so it waits while its group is
-        over the limit; within the limit it takes no further place. `host` is the name of the host because of which they
-        go together; "": none.
+        They are not reserved if a group would have more VMs out of service than its limit; the result is about the
+        first such group. A VM that does not run (`is_down`) needs nothing, so maintenance of a failed or stopped VM is
+        never held back. A VM that is out because an event acts on it, or reserved already, takes no further place, but
+        it waits too while its group is over the limit. `host`, the name of the host because of which the VMs go
+        together ("": none), is only copied into the result.
         """
         needed: dict[BudgetGroup, set[str]] = defaultdict(set)
         for vm in vms:
@@ -315,11 +334,14 @@ class BudgetLedger:
         return None
 
     def used(self, group: BudgetGroup) -> int:
-        """Return how many VMs of the group are out of service or reserved."""
+        """Return how many VMs of the group are out of service or reserved in this ledger; 0 if unknown."""
         return len(self._out.get(group, ())) + len(self._reserved.get(group, ()))
 
     def limit(self, group: BudgetGroup) -> int:
-        """Return how many VMs of the group may be out at once; KeyError for the group of an unknown budget."""
+        """Return how many VMs of the group may be out of service at once.
+
+        Raises KeyError for a group of a budget that this ledger was not made with.
+        """
         return group_limit(self._budgets[group.budget], self._sizes.get(group, 0))
 
 
@@ -364,8 +386,8 @@ def group_title(budget: Budget, value: str) -> str:
 def shortage_text(budget: Budget, shortage: BudgetShortage, size: int, out: Sequence[str]) -> str:
     """Return why VMs wait for a budget, for people, without a full stop.
 
-    `size` counts the VMs of the group, `out` are the names of those that are out of service now. If the VMs can never
-    fit, it says what to do instead.
+    `size` counts the present VMs of the group of `shortage`, `out` are the names of those that are out of service now.
+    If the VMs can never fit, the text says what to do instead; otherwise it names the first of those in `out`.
     """
     limit = group_limit(budget, size)
     title = group_title(budget, shortage.group.value)

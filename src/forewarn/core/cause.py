@@ -11,7 +11,9 @@ from forewarn.protocol.document import EventSource, Kind
 class Verb(StrEnum):
     """What an act does to its VM; an act is one operation on one VM. The values are stored: keep them.
 
-    A VM that was stopped on purpose stays off, unless the act starts it.
+    An act freezes, migrates (live, to another host), reboots, redeploys (to another host), evicts (a Spot VM), deletes,
+    powers off, starts, deallocates, reapplies (its configuration) or reimages the VM. A VM that was stopped on purpose
+    stays off, unless the act starts it.
     """
 
     FREEZE = "freeze"  # pause the VM for some seconds
@@ -33,7 +35,12 @@ def verb_noun(verb: str) -> str:
 
 
 class Cause(StrEnum):
-    """Why an event exists. CAUSE_RULES says what follows from each cause. The values are stored."""
+    """Why an event exists. CAUSE_RULES says what follows from each cause. The values are stored.
+
+    Causes of the platform are a host update, a live migration, a platform reboot, a predicted or actual failure of a
+    host, an eviction or rebalance recommendation of a Spot VM, and a scale-in. The others are operations of users:
+    restart, redeploy, delete, power off, start, deallocate, reapply, and a reimage with or without notice.
+    """
 
     HOST_UPDATE = "host update"  # which freezes the VMs on the host
     LIVE_MIGRATION = "live migration"  # VMs move, running, to other hosts
@@ -56,23 +63,26 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRules:
-    """The rules of one cause: what VMs see of the event, what is done to them, and when it may start."""
+    """The rules of one cause: what VMs see of the event, what is done to them, and when it may start.
+
+    CAUSE_RULES has one for each cause; they never change.
+    """
 
     kind: Kind | None  # None: performed at once, without an event that VMs see
-    source: EventSource
-    verb: Verb  # of a cause without impact: what it warns of
+    source: EventSource  # Platform or User, as documents show it
+    verb: Verb  # what its acts do to the VMs; of a cause without impact: what it warns of
     description: str = ""  # as documents show it
     duration_s: int = -1  # of the interruption, as documents show it; -1: not known
     minimum_notice_s: int = 0  # spec §6.3; for a Terminate and an announced reimage, the VM's setting counts instead
     planned: bool = False  # planned maintenance: one update domain of a scope at a time (spec §6.2)
     whole_host: bool = False  # waits for the other scopes on its host (spec §6.2), unless its rollout is over one scope
     by_user: bool = False  # an operation of the user: performed at once while the scope is disabled (spec §8.2)
-    has_impact: bool = True  # False: it never starts, and is gone after RECOMMENDATION_S or when what it warns of comes
+    has_impact: bool = True  # False: it never starts, and is gone after 10 minutes or when what it warns of comes
     limited: bool = False  # counts towards the limit of user operations (spec §8.4)
 
     @property
     def moves_vm(self) -> bool:
-        """Whether the act moves a VM from its host to another one: a migration or a redeploy."""
+        """Whether events of this cause move their VMs to another host: the verb is migrate or redeploy."""
         return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
 
 

@@ -23,12 +23,12 @@ from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 class SavedValue(msgspec.Struct, frozen=True, gc=False):
     """A value that a commit writes under a name, as `Store.save` does; `Store.load` returns its bytes."""
 
-    name: str
+    name: str  # the key; an earlier value of the same name is replaced
     value: bytes
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Everything that one store transaction writes: all of it, or nothing.
+    """Everything that one store transaction writes: all of it, or nothing. `Store.commit` takes it.
 
     Scopes, hosts, gates and requests carry the version they were decided on (0: must not exist yet). If one of them has
     changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version. Changed and
@@ -51,21 +51,21 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     clients: tuple[RegisteredClient, ...] = ()  # new and changed ones
     removed_clients: tuple[str, ...] = ()  # ids; unknown ones are ignored
     grants: tuple[Grant, ...] = ()  # new ones
-    removed_grants: tuple[str, ...] = ()  # likewise
+    removed_grants: tuple[str, ...] = ()  # ids; unknown ones are ignored
     webhooks: tuple[WebhookSubscription, ...] = ()  # new ones
-    removed_webhooks: tuple[str, ...] = ()  # likewise
+    removed_webhooks: tuple[str, ...] = ()  # ids; unknown ones are ignored
     cursors: tuple[WebhookCursor, ...] = ()  # new positions of webhooks; none moves back
     measurements: tuple[Measurement, ...] = ()  # of health checks, in this order; those of open rollouts only
     configurations: tuple[MaintenanceConfiguration, ...] = ()  # new and changed ones
     removed_configurations: tuple[str, ...] = ()  # keys; unknown ones are ignored
     assignments: tuple[ConfigurationAssignment, ...] = ()  # new and changed ones
-    removed_assignments: tuple[str, ...] = ()  # likewise
+    removed_assignments: tuple[str, ...] = ()  # keys; unknown ones are ignored
     saved: tuple[SavedValue, ...] = ()  # in place of earlier values of the same names
     entries: tuple[HistoryEntry, ...] = ()  # appended to the history, in this order
 
     @property
     def changes_configurations(self) -> bool:
-        """Whether it adds, changes or removes maintenance configurations or assignments of them."""
+        """Whether the commit adds, changes or removes maintenance configurations or their assignments."""
         changed = (self.configurations, self.removed_configurations, self.assignments, self.removed_assignments)
         return any(changed)
 
@@ -120,6 +120,6 @@ def _arrivals(before: Event, after: Event) -> tuple[Act, ...]:
 
 
 def merge_commits(*commits: Commit) -> Commit:
-    """Return one commit with the contents of all of these, in this order; duplicates stay."""
+    """Return one commit with the contents of all of these, each field in their order; duplicates stay."""
     fields = {name: tuple(x for c in commits for x in getattr(c, name)) for name in Commit.__struct_fields__}
     return Commit(**fields)

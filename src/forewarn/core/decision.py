@@ -12,7 +12,11 @@ from forewarn.core.faults import EventFault
 
 
 class EnablementMode(StrEnum):
-    """When scheduled events are enabled for a scope: while its VMs poll, or always."""
+    """When scheduled events are enabled for a scope: while its VMs poll, or always.
+
+    `on-request`: from the first poll of a VM until no VM has polled for `Policy.idle_s` (by default a day). `always` is
+    for labs.
+    """
 
     ON_REQUEST = "on-request"  # from the first poll until `Policy.idle_s` (a day) without polls (spec §8.1, §8.2)
     ALWAYS = "always"  # spec §8.3: in a lab, where even the first restart must publish an event
@@ -38,17 +42,20 @@ class Policy:
 
 
 class HostSilence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A time in which the VMs of a host could not poll, because the node of the host was silent. Lab time."""
+    """A time in which the VMs of a host could not poll, because the node of the host was silent. Lab time.
 
-    since: float  # when the node was last heard before
+    The node is the process on the host that answers its VMs.
+    """
+
+    since: float  # when the node was last heard before the silence
     until: float | None = None  # when it was heard again; None: it is silent
 
 
 class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Inputs of a decision from outside its scope, all of them read before it begins.
+    """Inputs of a decision about one scope that come from outside the scope, read before the decision begins.
 
-    Nothing here changes while a decision uses it, so a decision can be repeated or discarded. By default no gate is
-    released, no host has failed, no VM can move, and no fault is active.
+    Nothing here changes while a decision uses it, so a decision can be repeated or discarded. By default no gate (which
+    starts the events of one host together) is released, no host has failed, no VM can move, and no fault is active.
     """
 
     now: float  # lab time
@@ -60,4 +67,4 @@ class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     destination_problems: Mapping[str, str] = {}  # VM key → for people: why there is no host that it could move to
     faults: tuple[EventFault, ...] = ()  # active faults on events, oldest first
     hold: str = ""  # why all rollouts are on hold; "": they are not
-    host_silences: Mapping[str, HostSilence] = {}  # host → its latest silence, if that matters; names
+    host_silences: Mapping[str, HostSilence] = {}  # name of a host → its latest silence, if starts depend on that

@@ -102,40 +102,51 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def rules(self) -> CauseRules:
-        """The rules of its cause: type, source, verb, notice and so on."""
+        """The rules of the event's cause: type, source, verb, notice and so on."""
         return CAUSE_RULES[self.cause]
 
     @property
     def is_live(self) -> bool:
-        """Whether it is scheduled or started."""
+        """Whether the event is scheduled or started, so not over."""
         return self.status is not EventState.OVER
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether it ended without having started, for any reason."""
+        """Whether the event ended without having started: its ending is WITHDRAWN or NOT_NEEDED."""
         return self.ending in (Ending.WITHDRAWN, Ending.NOT_NEEDED)
 
     @property
     def starts_at_deadline(self) -> bool:
-        """Whether its NotBefore is outside of its maintenance windows, because of the deadline (spec §13.3)."""
+        """Whether the event may start outside of its maintenance windows, because of a deadline (spec §13.3).
+
+        That is so if its NotBefore is at or after the deadline of its calendar, and no window is open then. False
+        without a calendar or deadline.
+        """
         if self.calendar is None or self.calendar.deadline is None or self.not_before < self.calendar.deadline:
             return False
         return not is_open(self.calendar, self.not_before)
 
     @property
     def unfinished_acts(self) -> tuple[Act, ...]:
-        """The acts whose outcome is not known yet, in their order; () before the start."""
+        """The acts (operations on one VM each) of the event without an outcome so far; () before the start.
+
+        They are in the order of `acts`.
+        """
         return tuple(act for act in self.acts if act.outcome is None)
 
     @property
     def failed_acts(self) -> tuple[Act, ...]:
-        """The acts (one operation on one VM each) that failed so far, in their order; () before the start."""
+        """The acts (operations on one VM each) of the event that failed so far; () before the start.
+
+        They are in the order of `acts`.
+        """
         return tuple(act for act in self.acts if act.outcome is not None and not act.outcome.ok)
 
     def is_ready(self, now: float) -> bool:
-        """Return whether it is approved, or lab time `now` has reached its NotBefore (spec §6.2).
+        """Return whether the event is approved, or lab time `now` has reached its NotBefore (spec §6.2).
 
-        Its state is not checked. It may still wait for other events: `release.start_wait` says whether it starts.
+        The state of the event is not checked. A ready event may still wait for others, for a gate or for a hold:
+        `release.start_wait` says whether it starts.
         """
         return self.approved_at is not None or now >= self.not_before
 
@@ -148,8 +159,9 @@ def act_id(event_id: str, vm_name: str) -> str:
 class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Starts the events of all scopes on one host together: released when all of them are ready.
 
-    A release counts from the first start on; one after which nothing started is void, for example because the service
-    ended at that moment. Rollouts that work on whole hosts make gates. Times are lab time.
+    Rollouts that work on whole hosts make gates, and events name theirs in `gate_id`. The release is final once an
+    event behind it has started; if none starts, for example because the service ended at that moment, the release is
+    void. Stored. Times are lab time.
     """
 
     id: str  # GUID, upper case

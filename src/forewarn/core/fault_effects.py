@@ -31,10 +31,11 @@ _FREEZE_CAUSE = Cause.HOST_UPDATE
 def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -> Scope:
     """Return the scope with a new event published; a fault may start it at once or shorten its notice.
 
-    A fault NO_NOTICE of `context.faults` starts it with its acts, unless it would have to wait for more than its gate.
-    Else a fault SHORT_NOTICE makes its NotBefore earlier, never later. Of each kind, the oldest fault that covers the
-    event and is not used up counts; the fault that changes it is added to `event.faults`, and a note replaces its own.
-    Without one, the event is only published.
+    A NO_NOTICE fault of `context.faults` starts the event with its acts, unless it would have to wait for more than its
+    gate even if it was approved. Otherwise a SHORT_NOTICE fault makes its NotBefore earlier, never later. Of each kind,
+    the oldest fault that covers the event and is neither over nor used up applies. The id of the fault that changes the
+    event is added to `event.faults`, and a text about it replaces `event.note`. Without such a fault the event is only
+    published.
     """
     if (
         _may_start_without_notice(scope, event, context)
@@ -48,8 +49,9 @@ def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -
 def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext) -> Scope | None:
     """Return the scope with an approved, scheduled event withdrawn by a fault; None if no fault does that.
 
-    None also if the event is not approved. `context.faults` has the faults. Refused if one applies, but the event is
-    not scheduled.
+    The oldest WITHDRAWN_AFTER_APPROVAL fault of `context.faults` that covers the event and is neither over nor used up
+    does; its id is added to the event's `faults`. None also if the event is not approved. Raises Refused if a fault
+    applies, but the event is not scheduled.
     """
     if event.approved_at is None:
         return None
@@ -78,10 +80,11 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Return one planned Freeze per event id, each of one VM of the scope in turn, from the fault's VM on.
+    """Return one planned Freeze per event id, each of one running VM of the scope in turn.
 
-    After the last VM the first is next, so a VM may get several. Each has the usual notice of a host update, and the
-    fault as its request. VMs that are not running are left out. Refused if none is running. The caller applies them.
+    The first is of the fault's VM, or of the scope's first VM for a fault on a scope; after the last VM the first is
+    next, so a VM may get several. Each has the usual notice of a host update, and the fault's id as its request id.
+    Raises Refused if no VM of the scope is running. Nothing is published: the caller applies the planned events.
     """
     vms = _vms_from_target(fault, scope)
     if not vms:
@@ -94,8 +97,8 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
     """Return a planned Freeze, with this event id, of one running VM that is not the fault's VM.
 
-    It is the next VM of the scope after the fault's, or after the first that runs for a fault on a scope. Refused if no
-    other one runs. The caller applies the planned event.
+    It is the next running VM of the scope after the fault's VM; for a fault on a scope, the second that runs. It has
+    the usual notice of a host update. Raises Refused if no other VM runs. The caller applies the planned event.
     """
     running = _vms_from_target(fault, scope)
     spared = fault.vm or (running[0].key if running else "")
@@ -111,9 +114,10 @@ def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedE
 def plan_freeze_of_several_update_domains(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
     """Return a planned Freeze, with this event id, of running VMs that are in different update domains.
 
-    It is one VM of each of up to `domains` (a parameter of the fault) update domains, the fault's VM first if it runs.
+    It has one VM of each of up to `domains` (a parameter of the fault) update domains, the fault's VM first if it runs.
     A fault on a scope begins with the scope's first running VM. The event is no work on a host, because its VMs may be
-    on several. Refused if the running VMs of the scope have fewer than two update domains. The caller applies it.
+    on several. Raises Refused if the running VMs of the scope are in fewer than two update domains. The caller applies
+    the planned event.
     """
     by_domain: dict[int, Vm] = {}
     for vm in _vms_from_target(fault, scope):
@@ -150,9 +154,10 @@ def _planned_freeze(fault: Fault, vm: Vm, event_id: str) -> PlannedEvent:
 
 
 def mark_events_with_fault(scope: Scope, fault: Fault, ids: Sequence[str]) -> Scope:
-    """Return the scope with the fault's id and a note on the events with these ids, which the fault made.
+    """Return the scope with the fault's id added to `faults` of the events with these ids, which it made.
 
-    Ids that the scope does not have, and events that have the fault's id already, are skipped.
+    A text that names the fault is put before each event's `note`. Ids that the scope does not have, and events that
+    have the fault's id already, are skipped. Incarnation and history stay.
     """
     for event_id in ids:
         event = scope.event(event_id)

@@ -33,7 +33,7 @@ class StormTarget:
     """A VM that faults of a storm may be set on, and whether its scope has other VMs (`has_neighbour`)."""
 
     vm: str  # its key
-    has_neighbour: bool
+    has_neighbour: bool  # without one, it gets no fault that needs a neighbour
 
 
 class _SeededRandom:
@@ -53,12 +53,13 @@ class _SeededRandom:
 
 
 def plan_storm(seed: int, targets: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
-    """Return the faults of a storm that begin within `for_s` seconds, by time, each on one target.
+    """Return the faults of a storm that begin within `for_s` seconds, in order of time, each on one target.
 
-    The first begins at once, the others 5 to 30 seconds (lab time) after the one before. VM, kind and
-    parameter of each are pseudorandom, from `seed`, and so are count and duration of a fault on requests; one on events
-    has the count 1 and 300 seconds. Equal arguments give equal storms, in every release; the order of
-    the targets does not matter. Without targets there are no faults. The caller sets them.
+    Only plans: the caller sets the faults. The first begins at once, the others 5 to 30 seconds (lab time) after the
+    one before. VM, kind and parameter of each are pseudorandom, from `seed`, and so are count (1 to 8) and duration (5
+    to 30 seconds) of a fault on requests. A fault on events has the count 1 and 300 seconds, and one that happens at
+    once has neither. Equal arguments give equal storms, in every release, so kinds that were added later are never in a
+    storm; the order of the targets does not matter. Without targets the result is ().
     """
     return tuple(_storm_faults(_SeededRandom(seed), sorted(targets, key=lambda each: each.vm), for_s))
 

@@ -19,7 +19,12 @@ from forewarn.errors import Rejected, Remedy
 
 
 class FaultKind(StrEnum):
-    """The faults that can be injected; FAULT_DEFINITIONS describes each. Users type the values."""
+    """The faults that can be injected; FAULT_DEFINITIONS describes each. Users type the values.
+
+    On requests: late-first-answer, empty-body, gone (410), throttled (429), internal-error (500), reset, slow-body,
+    stale, unknown-version-404, unsigned-401. On events: short-notice, no-notice, withdrawn-after-approval. At once:
+    several-at-once, neighbour-only, incarnation-reset, several-update-domains.
+    """
 
     LATE_FIRST_ANSWER = "late-first-answer"  # answers wait until some time after the VM's first request
     EMPTY_BODY = "empty-body"  # 200 without a document
@@ -41,7 +46,11 @@ class FaultKind(StrEnum):
 
 
 class FaultCategory(StrEnum):
-    """What a fault affects: requests (expires in real time), events (in lab time), or it happens at once."""
+    """What a fault affects: requests of VMs, events, or a scope once.
+
+    A fault on requests (TRANSPORT) spoils HTTP answers and expires in real time; one on events (EVENTS) changes events
+    and expires in lab time; one AT_ONCE happens when it is set, and has no duration.
+    """
 
     TRANSPORT = "requests"  # spoils HTTP answers; real time
     EVENTS = "events"  # changes events; lab time
@@ -62,7 +71,10 @@ class FaultParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDefinition:
-    """The definition of one fault kind: category, symptom, parameters, and longest (and default) duration."""
+    """The definition of one fault kind: category, symptom, parameters, and longest (and default) duration.
+
+    FAULT_DEFINITIONS has one for each kind.
+    """
 
     category: FaultCategory
     symptom: str  # what a client observes
@@ -131,7 +143,10 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One active fault: on a VM (it then names its scope too), on a scope, or on everything."""
+    """One injected fault: on a VM (it then names its scope too), on a scope, or on everything.
+
+    It is active from `set_at` until it is cleared or `is_over`. Stored as part of ActiveFaults.
+    """
 
     id: str  # `f1`
     kind: FaultKind
@@ -150,50 +165,58 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def category(self) -> FaultCategory:
-        """The category of its kind: whether it affects requests or events, or happens at once."""
+        """The category of the fault's kind: whether it affects requests or events, or happens at once."""
         return FAULT_DEFINITIONS[self.kind].category
 
     @property
     def title(self) -> str:
-        """Its id and kind in words: `fault f1 (gone)`."""
+        """The fault's id and kind in words, such as `fault f1 (gone)`."""
         return f"fault {self.id} ({self.kind})"
 
     @property
     def remaining(self) -> int | None:
-        """How many more requests or events it may affect, by `touched`; 0 or more; None: no limit."""
+        """How many more requests or events the fault may affect: `count` less `touched`, at least 0.
+
+        None if it has no limit.
+        """
         return None if self.count is None else max(0, self.count - self.touched)
 
     @property
     def without_counts(self) -> Fault:
-        """A copy with all `touched…` counts reset: the fault as it was when it was set."""
+        """A copy of the fault with all `touched…` fields reset, as it was when it was set."""
         return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
 
     def parameter(self, name: str) -> float:
-        """Return the value of a parameter, or its default if it was not given. KeyError if the kind lacks it."""
+        """Return the value of a parameter of the fault, or its default if it was not given.
+
+        Raises KeyError if the fault's kind has no parameter of this name.
+        """
         return self.parameters.get(name, FAULT_DEFINITIONS[self.kind].parameters[name].default)
 
     def covers_request(self, *, scope_id: str, vm: str) -> bool:
-        """Return whether its target includes a request of the VM with the key `vm` in this scope.
+        """Return whether the fault's target includes a request of the VM with the key `vm` in this scope.
 
-        A fault on a VM ignores the scope. Neither the category nor `is_over` is checked.
+        A fault on a VM looks at the key alone, one on a scope at the scope id, and one on everything covers all.
+        Neither the category of the fault nor `is_over` is checked.
         """
         if self.vm:
             return self.vm == vm
         return not self.scope_id or self.scope_id == scope_id
 
     def covers_event(self, *, scope_id: str, names: tuple[str, ...]) -> bool:
-        """Return whether its target includes an event of this scope that lists VMs with these names.
+        """Return whether the fault's target includes an event of this scope that lists VMs with these names.
 
-        A fault on a VM needs its scope and its name, in any case. Neither the category nor `is_over` is checked.
+        A fault on a VM covers the events of the VM's scope that list its name, ignoring letter case. Neither the
+        category of the fault nor `is_over` is checked.
         """
         if self.scope_id and self.scope_id != scope_id:
             return False
         return not self.vm or self.vm_name.casefold() in map(str.casefold, names)
 
     def is_over(self, now: float) -> bool:
-        """Return whether its count or its time is used up.
+        """Return whether the count or the time of the fault is used up, so that it affects nothing more.
 
-        `now` is real time for faults on requests, lab time for faults on events.
+        `now` is real time for faults on requests, lab time for faults on events. The count is that of `touched`.
         """
         return self.remaining == 0 or (self.until is not None and now >= self.until)
 
@@ -213,7 +236,10 @@ def hide_faults(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFault:
-    """An active fault on events, with the events that count towards its limit, as a decision gets it."""
+    """An active fault on events, with the events that count towards its limit.
+
+    Decisions get it in `DecisionContext.faults`.
+    """
 
     fault: Fault
     used_by: frozenset[str] = frozenset()  # ids of the events that count towards its limit; empty without a limit
@@ -221,7 +247,7 @@ class EventFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultHits:
-    """How many requests of one VM (by its key) a fault has spoiled since the last report."""
+    """How many requests of one VM (by its key) a fault has spoiled since the last report of such hits."""
 
     fault_id: str  # such as `f1`
     vm: str  # its key
@@ -230,7 +256,10 @@ class FaultHits:
 
 
 def parse_fault_kind(name: str) -> FaultKind:
-    """Return the kind with this name, ignoring case and blanks around it. Rejected if there is none."""
+    """Return the fault kind with this name, ignoring letter case and blanks around it.
+
+    Raises Rejected if there is none; the message suggests a similar name, if any.
+    """
     try:
         return FaultKind(name.strip().lower())
     except ValueError:
@@ -241,9 +270,10 @@ def parse_fault_kind(name: str) -> FaultKind:
 
 
 def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
-    """Return a copy of the given parameters, without defaults. Rejected if one is unknown or out of range.
+    """Return a copy of the given parameters of a fault, by name, without adding defaults.
 
-    The parameters `events` and `domains` must be whole numbers.
+    Raises Rejected if the kind has no such parameter, if a value is out of range, or if a parameter that is a count
+    (its name does not end with `_s`) is not a whole number.
     """
     known = FAULT_DEFINITIONS[kind].parameters
     for name, value in given.items():
@@ -287,11 +317,14 @@ def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) ->
 
 
 class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault of a storm on a VM (by its key), and how long after the storm's beginning it is set."""
+    """One fault of a storm: what is set, on which VM, and how long after the storm's beginning.
 
-    after_s: float  # seconds of lab time
+    It is a plan: the fault itself is set when its time comes.
+    """
+
+    after_s: float  # seconds of lab time from the storm's beginning until it is set
     kind: FaultKind
-    vm: str  # a key
+    vm: str  # the key of the VM
     count: int | None = None  # of requests or events; None: it happens at once
     for_s: float | None = None  # real time for requests, lab time for events; None: it happens at once
     parameters: dict[str, float] = {}  # others of its kind have their defaults
@@ -310,7 +343,7 @@ class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def next_at(self) -> float | None:
-        """When its next fault is due, in lab time, maybe in the past; None after the last."""
+        """The lab time, maybe past, at which the next fault of the storm is due; None after the last."""
         return self.set_at + self.gusts[self.gone].after_s if self.gone < len(self.gusts) else None
 
 

@@ -27,7 +27,11 @@ class PowerState(StrEnum):
 
 
 class VmCondition(StrEnum):
-    """What is unusual about a VM beside its host and power state, as its hosts report it. Stored."""
+    """What is unusual about a VM beside its host and power state, as its hosts report it. Stored.
+
+    NORMAL: nothing. PAUSED: not by an act. CRASHED: off although nobody is known to have asked for that, or halted in
+    memory. MISSING: no host has it. DUPLICATE: several hosts have it in memory.
+    """
 
     NORMAL = "normal"
     PAUSED = "paused"  # not by an act
@@ -37,10 +41,13 @@ class VmCondition(StrEnum):
 
 
 class LastSeen(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What is kept of the last report of hosts about a VM, to compare the next one with. Acts reset it."""
+    """What is kept of the last report of hosts about a VM, to compare the next one with. Stored with the VM.
+
+    An act that succeeds replaces it by what its VM should be afterwards; one that fails marks it as uncertain.
+    """
 
     condition: VmCondition = VmCondition.NORMAL
-    instance: str = ""  # of `ObservedMachine`; "": not known, as after an act; the next comparison sets it
+    instance: str = ""  # the host's id of the VM's current start; "": not known, as after an act, until the next report
     is_uncertain: bool = False  # an act on it has failed since then: what hosts report now may be its effect
 
 
@@ -52,14 +59,21 @@ class Priority(StrEnum):
 
 
 class EvictionPolicy(StrEnum):
-    """What an eviction does to a Spot VM: Deallocate or Delete, in Azure's words."""
+    """What an eviction does to a Spot VM: Deallocate or Delete, in Azure's words.
+
+    A deallocated VM stays in the fleet, on no host, and can be started again; a deleted one is removed.
+    """
 
     DEALLOCATE = "Deallocate"  # it stays in the fleet, on no host, and can be started again
     DELETE = "Delete"  # it is removed
 
 
 class Orchestration(StrEnum):
-    """How a scale set manages its VMs: Uniform or Flexible, in Azure's words (spec §14.5)."""
+    """How a scale set manages its VMs: Uniform or Flexible, in Azure's words (spec §14.5).
+
+    A uniform set has numbered instances in placement groups, each of them a scope. A flexible set is one scope of
+    ordinary VM resources that belong to the set.
+    """
 
     UNIFORM = "Uniform"  # numbered instances below the scale set, in placement groups, each of them a scope
     FLEXIBLE = "Flexible"  # VM resources that belong to the set, which is one scope
@@ -83,24 +97,24 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Its key in the store: its name in lower case, so that no two names differ only in case."""
+        """The host's key in the store: its name in lower case, so that no two names differ only in case."""
         return self.name.casefold()
 
     @property
     def can_take_vms(self) -> bool:
-        """Whether VMs may come to it: it is healthy, and not confirmed down."""
+        """Whether VMs may come to the host: it is healthy, and not confirmed down."""
         return self.health is HostHealth.HEALTHY and not self.confirmed_down
 
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which operations of users on a VM its policy approves, so that they start without notice (spec §9).
+    """Which operations of users on a VM are approved in advance, so that they start without notice (spec §9).
 
-    `Vm.approves_all_down` may exclude what stops the last running VM of the scope. Maintenance of the platform is never
-    approved this way.
+    By default none. It is the policy of one VM (`Vm.auto_approve`). `Vm.approves_all_down` may exclude what stops the
+    last running VM of the scope. Maintenance of the platform is never approved this way.
     """
 
-    restart: bool = False  # by a user
-    redeploy: bool = False  # by a user
+    restart: bool = False  # True: restarts by users are approved
+    redeploy: bool = False  # True: redeploys by users are approved
 
 
 class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -109,7 +123,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     A removed VM stays stored, with `removed_at` set.
     """
 
-    name: str  # unique in its resource group, ignoring case
+    name: str  # unique in its resource group, ignoring letter case
     vm_id: str  # a GUID, given when the VM is added; "" before that
     subscription_id: str  # a GUID, or another text that the fleet file declares as an id
     resource_group: str  # its name
@@ -149,7 +163,7 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def key(self) -> str:
-        """Its unique key: `subscription id/resource group/name` in lower case.
+        """The VM's unique key: `subscription id/resource group/name` in lower case.
 
         A VM that is added again after its removal has the same key.
         """
@@ -157,22 +171,25 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def scope_id(self) -> str:
-        """The id of its scope, the VMs that share one document (spec §7.1); `scope_id_for` has the form."""
+        """The id of the VM's scope, the VMs that share one document (spec §7.1).
+
+        Such as `set:SUBSCRIPTION/GROUP/NAME`, in lower case; `scope_id_for` lists the forms.
+        """
         return scope_id_for(self)
 
     @property
     def is_flexible(self) -> bool:
-        """Whether it belongs to a scale set with flexible orchestration, and so is a VM resource of its own."""
+        """Whether the VM belongs to a flexible scale set, and so is a VM resource of its own."""
         return bool(self.scale_set) and self.orchestration is Orchestration.FLEXIBLE
 
     @property
     def is_uniform_instance(self) -> bool:
-        """Whether it is a numbered instance of a scale set, whose resource id is below that of the set."""
+        """Whether the VM is an instance of a uniform scale set, with a resource id below that of the set."""
         return bool(self.scale_set) and self.orchestration is Orchestration.UNIFORM
 
     @property
     def condition(self) -> VmCondition:
-        """What is unusual about it, as its hosts last reported it; NORMAL before they were first compared.
+        """What is unusual about the VM, as its hosts last reported it; NORMAL before they were first compared.
 
         An act that succeeds makes it NORMAL again, unless the VM has crashed and is still off.
         """
@@ -180,9 +197,9 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
 
     @property
     def is_stopped_on_purpose(self) -> bool:
-        """Whether it is stopped and its condition is NORMAL; then it stays off during maintenance.
+        """Whether the VM is stopped and its condition is NORMAL; then it stays off during maintenance.
 
-        A VM that crashed is not: a reboot or redeployment boots it.
+        False for a VM that crashed: a reboot or redeployment boots it. False also for a deallocated VM.
         """
         return self.power is PowerState.STOPPED and self.condition is VmCondition.NORMAL
 
@@ -193,28 +210,30 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
 
 
 def vm_key_in_scope(scope_id: str, name: str) -> str:
-    """Return the key of the VM with this name, in any case, of a scope. ValueError if that is no scope id.
+    """Return the key of the VM with this name, in any letter case, in the scope with this id.
 
-    Whether such a VM exists is not checked.
+    The key is `subscription id/resource group/name` in lower case. Whether such a VM exists is not checked. Raises
+    ValueError if `scope_id` has not the form of a scope id.
     """
     return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
 
 def resource_group_of_scope(scope_id: str) -> str:
-    """Return `subscription/group` of a scope id, in lower case: with a slash, the prefix of its VMs' keys.
+    """Return `subscription/group` of a scope id, in lower case as ids are.
 
-    ValueError if it is not a scope id.
+    With a slash at the end, that is how the keys of the scope's VMs begin. Raises ValueError if `scope_id` has not the
+    form of a scope id.
     """
     subscription, group, _ = scope_id[scope_id.index(":") + 1 :].split("/", 2)
     return f"{subscription}/{group}"
 
 
 def scope_id_for(vm: Vm) -> str:
-    """Return the scope id of a VM: of its service, placement group or set, else its own (spec §7.1).
+    """Return the id of the scope that a VM belongs to: of its service, scale set or set, else its own.
 
-    It is `service:GROUP/name`, `placement:GROUP/scale set/placement group`, `flexible:GROUP/scale set`,
-    `set:GROUP/availability set` or `vm:GROUP/name`, where GROUP is `subscription id/resource group`; all after the
-    colon is in lower case.
+    The first that applies is it (spec §7.1): `service:GROUP/name` of a cloud service, `flexible:GROUP/scale set`,
+    `placement:GROUP/scale set/placement group`, `set:GROUP/availability set`, or `vm:GROUP/name`, where GROUP is
+    `subscription id/resource group`. All after the colon is in lower case.
     """
     group = f"{vm.subscription_id}/{vm.resource_group}".casefold()
     if vm.cloud_service:
