@@ -19,10 +19,10 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECAS
 
 
 def duration_seconds(duration: DurationLike) -> float:
-    """The seconds of a duration; a number is seconds, text has units (w, d, h, m, s) in any case.
+    """Return a duration in seconds; a number is seconds already, text has units (w, d, h, m, s).
 
-    Text may have several parts and spaces, as "1h 30m". Raises Rejected for other text, also for a number as text. A
-    negative number stays negative.
+    Text such as "1h 30m" may have several parts, spaces and fractions, and ignores letter case. Raises Rejected for
+    other text, also for a number as text. A negative number or timedelta stays negative.
     """
     if isinstance(duration, timedelta):
         return duration.total_seconds()
@@ -35,7 +35,7 @@ def duration_seconds(duration: DurationLike) -> float:
 
 
 def utc_datetime(at: float) -> datetime:
-    """A time in POSIX seconds as a datetime with the time zone UTC."""
+    """Convert a time in seconds since 1970 to a datetime with the time zone UTC."""
     return datetime.fromtimestamp(at, UTC)
 
 
@@ -44,9 +44,9 @@ _TERMINATE_NOTICE_MIN = 5
 
 
 def load_fleet(path: str | Path) -> DeclaredFleet:
-    """Read a fleet file and return the fleet that it declares; the path is its source in messages.
+    """Read a fleet file and return the fleet that it declares; errors in it name the path.
 
-    Raises Rejected if it cannot be read or is not UTF-8, InvalidFleetFile if its content has problems.
+    Raises Rejected if the file cannot be read or is not UTF-8, InvalidFleetFile if its content has problems.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -58,12 +58,12 @@ def load_fleet(path: str | Path) -> DeclaredFleet:
 
 
 def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:
-    """The TOML text of a fleet file with the VMs of both lists, each on its own host, and one spare host.
+    """Return the TOML text of a fleet file with the VMs of both lists, each on its own host.
 
-    Maintenance of a host therefore affects one VM. The hosts are `host-0` and so on, in the order of the VMs. `spot`
-    are more VMs, which are Spot; only `vms` have a terminate notification (5 minutes), and only they are in the
-    availability set, if its name is not "". It has as many update domains as `vms`, at most 20 (MAX_UPDATE_DOMAINS).
-    Raises Rejected for no names at all, or for a text instead of a list; names are not checked.
+    Maintenance of a host therefore affects one VM. The hosts are `host-0` and so on, in the order of the VMs, and one
+    spare host. `spot` are more VMs, which are Spot; only `vms` have a terminate notification (5 minutes), and only they
+    are in the availability set, if its name is not "". It has as many update domains as `vms`, at most 20
+    (MAX_UPDATE_DOMAINS). Raises Rejected for no names at all, or for a text instead of a list; names are not checked.
     """
     names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:

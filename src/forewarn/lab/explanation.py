@@ -21,27 +21,28 @@ _MAX_EVENTS = 10  # the newest
 
 
 class LabReader(Protocol):
-    """The part of a `Lab` that its events, VMs and faults use: reading its service."""
+    """The part of a `Lab` that its events, VMs and faults use to read the service; `Lab` implements it."""
 
     def read(self, query: Callable[[LabService], T]) -> T:
-        """The result of `query`, called on the service after everything due is done; also on a closed lab.
+        """Do everything that is due in the lab, then call `query` with its service and return the result.
 
         Blocks. `query` runs on the service's thread, where it must not wait; on a closed lab, at once in this thread.
         """
 
 
 def history_lines(service: LabService, after: int = 0) -> tuple[str, ...]:
-    """The history entries with a sequence number above `after`, oldest first, one line each.
+    """Return the history entries with a sequence number above `after`, oldest first, one line each.
 
-    A line has the time since the start of the lab (`+0:15:00` or `+7d 0:10:00`), the entry's kind and its text.
+    A line has the lab time since the start of the lab (`+0:15:00` or `+7d 0:10:00`), the entry's kind and its text.
     """
     return tuple(_entry_line(service, entry) for entry in service.store.history(after=after))
 
 
 def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
-    """What happened to an event, or to a VM, why, and what it waits for.
+    """Explain what happened to an event or a VM, why, and what it waits for, from the lab's store.
 
-    The lines are the event's timeline, oldest first; of a VM, one for each of its events, newest first.
+    The lines of the explanation are the event's timeline, oldest first; of a VM, one for each of its events, newest
+    first.
     """
     if isinstance(thing, Event):
         return event_explanation(thing, _explanation_input(service, thing.scope_id, [thing]))
@@ -50,9 +51,9 @@ def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
 
 
 def format_explanation(service: LabService, explanation: Explanation) -> str:
-    """An explanation as text: its title, a line for each thing that happened, and lines about now.
+    """Format an explanation as text: its title, a line for each thing that happened, and lines about now.
 
-    Times count from the start of the lab: `+0:15:00` or `+7d 0:10:00`.
+    Times count from the start of the lab: `+0:15:00` or `+7d 0:10:00`. The text does not end with a line break.
     """
     lines = (
         f"  {_format_offset(service.started_at, line.at)}  {line.text}{_in_parentheses(line.detail)}"
@@ -62,16 +63,20 @@ def format_explanation(service: LabService, explanation: Explanation) -> str:
 
 
 def format_in_one_line(service: LabService, explanation: Explanation) -> str:
-    """An explanation in one line for a `repr`: title, what happened, and the first sentence about now.
+    """Format an explanation in one line for a `repr`: title, what happened, first sentence about now.
 
-    It leaves out details, because test runners cut the middle of a long line.
+    Leaves out the details of each line, because test runners cut the middle of a long line. Times count from the start
+    of the lab.
     """
     lines = (f"{_format_offset(service.started_at, line.at)} {line.text}" for line in explanation.lines)
     return f"{explanation.title} · {' · '.join((*lines, *explanation.now[:1]))}"
 
 
 def full_report(service: LabService) -> str:
-    """The whole history of the lab, then the explanations of the ten newest events, oldest first."""
+    """Return the whole history of the lab, then the explanations of the ten newest events, as text.
+
+    Both are oldest first.
+    """
     events = service.store.events(limit=_MAX_EVENTS)
     return "\n".join(
         (

@@ -100,20 +100,22 @@ class Lab:
         enablement: str = "always",
         simulate: Sequence[Mapping[str, object]] = (),
     ) -> Self:
-        """A lab, not open yet, with the fleet of this text of a fleet file; the options are those of `Lab()`.
+        """Make a lab, not open yet, with the fleet that this text of a fleet file (TOML) declares.
 
-        Raises InvalidFleetFile if the text has problems, Rejected for options that cannot be used. `at` is the lab time
-        at the start (None: now), `enablement` `always` or `on-request`, `simulate` rules of the simulated hypervisor,
-        as in the settings.
+        `at` is the lab time at the start, with a time zone (None: the current second); `enablement` is "always" or
+        "on-request", with which operations of users happen at once, without notice, in a scope that has not polled for
+        a day; `simulate` has rules of the simulated hypervisor that make acts slow or fail, as in the settings. Raises
+        InvalidFleetFile if the text has problems, Rejected for options that cannot be used.
         """
         lab = cls(at=at, enablement=enablement, simulate=simulate)
         lab._proposal = read_fleet_file(text, source="the text")
         return lab
 
     def open(self) -> Self:
-        """Start the service on loopback and return the lab.
+        """Start the service on loopback, in a thread of its own, and return this lab; a lab opens only once.
 
-        Raises Refused if it was opened before, and the error with which the service could not start.
+        Raises Refused if the lab was opened before, also if it is closed; and the error with which the service could
+        not start.
         """
         if self._loop_thread is not None:
             raise Refused("the lab was opened before and cannot be reopened: create another")
@@ -125,7 +127,7 @@ class Lab:
         return self
 
     def close(self) -> None:
-        """Stop the service; events and history can still be read. Closing again is harmless.
+        """Stop the lab's service; events and history can still be read. Closing again is harmless.
 
         Raises the error with which the service failed in the background, if it did.
         """
@@ -147,23 +149,26 @@ class Lab:
 
     @property
     def now(self) -> datetime:
-        """The lab's time, with the time zone UTC; stays the same until `advance` or `run_until`."""
+        """The lab's time, with the time zone UTC; stays the same until `advance` or `run_until`.
+
+        Also of a closed lab; Refused before `open`.
+        """
         return utc_datetime(self.read(LabService.now))
 
     def advance(self, by: DurationLike, *, without_polls: bool = False) -> tuple[str, ...]:
-        """Move the clock ahead, doing everything that becomes due on the way; returns the new history lines.
+        """Move the clock ahead, doing everything that becomes due on the way; return the new history lines.
 
-        They are as in `history`, oldest first. VMs that poll now count as polling throughout, unless `without_polls`:
-        then, with the enablement "on-request", their scopes are disabled after a day. Raises Rejected unless `by` is
-        above 0 and at most 366 days.
+        The lines are as in `history`, oldest first. VMs that polled within the last 330 seconds count as polling
+        throughout, unless `without_polls`: then, with the enablement "on-request", their scopes are disabled after a
+        day. Raises Rejected unless `by` ("15m", seconds or a timedelta) is above 0 and at most 366 days.
         """
         return self._advance(duration_seconds(by), without_polls=without_polls)
 
     def run_until(self, condition: Callable[[], T], *, within: DurationLike = "30d") -> T:
-        """Move the clock ahead, from one due time to the next, until the condition holds; returns its value.
+        """Move the clock ahead, from one due time to the next, until `condition` holds; return its value.
 
-        Calls `condition` in this thread, first before the clock moves; any true value holds. Raises AssertionError
-        with `story` if it does not hold within this lab time.
+        Calls `condition` in this thread, first before the clock moves; any true value holds. Raises AssertionError with
+        `story`, the report of the lab, if it does not hold within `within` of lab time.
         """
         end = self.read(LabService.now) + duration_seconds(within)
         for _ in range(_MAX_STEPS):
@@ -176,10 +181,10 @@ class Lab:
         raise AssertionError(f"it did not happen within {within} of lab time:\n{self.story}")
 
     def wait_for(self, condition: Callable[[], T], *, within: DurationLike = "10s") -> T:
-        """Wait in real time, with the lab's clock stopped, until the condition holds; returns its value.
+        """Wait in real time, with the lab's clock stopped, until `condition` holds; return its value.
 
         For a handler that runs beside the test. Calls `condition` every 10 ms in this thread; any true value holds.
-        Raises AssertionError with `story` after `within` of real time.
+        Raises AssertionError with `story`, the report of the lab, after `within` of real time.
         """
         deadline = time.monotonic() + duration_seconds(within)
         while not (value := condition()):
@@ -226,12 +231,13 @@ class Lab:
     delete = terminate
 
     def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Update the VM's host: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
+        """Update the host of this VM: a Freeze of nine seconds for every VM on it, with 15 minutes of notice.
 
         `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter; Rejected
-        if it is no duration. Returns the event of this VM. Raises NotFound for an unknown VM or one that is on no host,
-        Refused if several VMs have the name, and if this call has published no event of the VM: because another update
-        domain on the host comes first (then it follows later), or an earlier update of the host serves it.
+        if it is no duration. Returns the event of this VM. Raises NotFound for an unknown VM or one that is on no host;
+        Refused if several VMs have the name. Also raises Refused if this call has published no event of the VM: because
+        another update domain on the host comes first (then it follows later), or an earlier update of the host serves
+        it.
         """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
@@ -273,21 +279,20 @@ class Lab:
     def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
         """Predict that a host fails after `in_`, which is the notice: a Redeploy event for each of its VMs.
 
-        `in_` is a text such as "7d", seconds or a timedelta; 0 means ten minutes. Returns the events; deallocated VMs
-        have none, VMs being moved to the host have one. Raises NotFound for an unknown host (its name may be in any
-        case), Refused if it is not healthy or no other healthy host can take a VM. The events are in order of
-        publication.
+        `in_` is a text such as "7d", seconds or a timedelta; 0 means ten minutes. Returns the events in order of
+        publication; deallocated VMs have none, VMs being moved to the host have one. Raises NotFound for an unknown
+        host (its name ignores letter case), Refused if it is not healthy or no other healthy host can take a VM.
         """
         return self._lab_events(
             self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
         )
 
     def fail_host(self, host: str) -> tuple[LabEvent, ...]:
-        """Make a host fail now: its VMs are redeployed to other hosts without notice. Returns their events.
+        """Make a host fail now: its VMs are redeployed to other hosts without notice; return their events.
 
-        VMs that were being redeployed to it are among them, deallocated ones are not. Raises NotFound for an unknown
-        host (its name may be in any case), Refused if it has failed already or no other healthy host can take a VM. The
-        events are in order of publication.
+        The events are in order of publication, and have started. VMs that were being redeployed to the host are among
+        them, deallocated ones are not. Raises NotFound for an unknown host (its name ignores letter case), Refused if
+        it has failed already or no other healthy host can take a VM.
         """
         return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
@@ -300,17 +305,17 @@ class Lab:
         return self._request(RequestedOperation.POWER_OFF, vm, None)
 
     def start(self, vm: str) -> LabEvent:
-        """Start a stopped or deallocated VM without notice; returns an event that documents never show.
+        """Start a stopped or deallocated VM without notice; return an event that documents never show.
 
-        The act takes lab time, as that of `power_off`. Raises NotFound for an unknown VM, Refused if it is running or
-        another operation of its user is pending.
+        The act takes lab time: the VM is `running` once the clock has moved. Raises NotFound for an unknown VM, Refused
+        if it is running or another operation of its user is pending.
         """
         return self._request(RequestedOperation.START, vm, None)
 
     def approve(self, event: LabEvent) -> None:
         """Approve an event as an operator, not as a VM; without effect if it is approved or has started.
 
-        It starts now, unless it waits for other events too. Raises Refused if it is over.
+        The event starts before this returns, unless it waits for other events too. Raises Refused if it is over.
         """
         self._run_and_settle(lambda service: service.control.requests.approve(event.id, who=TEST_ACTOR))
 
@@ -330,23 +335,23 @@ class Lab:
         lasts: DurationLike | None = None,
         **parameters: DurationLike,
     ) -> LabFault:
-        """Inject a fault for one VM, or for all; docs/reference/faults.md lists the kinds.
+        """Inject a fault for one VM, or for all, and return it; docs/reference/faults.md lists the kinds.
 
-        `vm` None means all. A parameter in seconds is given with or without `_s`, as `notice="8s"`. The fault affects
-        at most `times` requests or events in total, and ends after `lasts`: real time for faults of requests, lab time
-        for faults of events. Without both it stays until `clear_faults`, unless its kind has a longest duration. A
-        fault that happens at once takes neither. Raises Rejected for bad values, NotFound for an unknown VM, Refused if
-        the fault cannot happen now.
+        `vm` None means all VMs. A parameter in seconds is given with or without `_s`, as `notice="8s"`. The fault
+        affects at most `times` requests or events in total, and ends after `lasts`: real time for faults of requests,
+        lab time for faults of events. Without both it stays until `clear_faults`, unless its kind has a longest
+        duration. A fault that happens at once takes neither. Raises Rejected for bad values, NotFound for an unknown
+        VM, Refused if the fault cannot happen now.
         """
         spec = self.read(lambda service: request.fault_request(service, kind, vm, times, lasts, parameters))
         fault = self._run_and_settle(lambda service: service.control.faults.set(spec, who=TEST_ACTOR))
         return LabFault(self, fault.id, str(fault.kind))
 
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
-        """Answer the next `times` polls and approvals with status 500, of this VM or of all VMs in total.
+        """Answer the next `times` polls and approvals with status 500, of one VM or of all VMs in total.
 
-        Returns the fault, whose `touched` counts them. Raises Rejected unless `times` is above 0, NotFound for an
-        unknown VM. `vm` is a name; None: all VMs.
+        `vm` is a name; None means all VMs. Returns the fault, whose `touched` counts the requests. Raises Rejected
+        unless `times` is above 0, NotFound for an unknown VM.
         """
         return self.fault("internal-error", vm=vm, times=times)
 
@@ -360,7 +365,7 @@ class Lab:
         return self.read(lambda service: tuple(self._lab_vm(service, vm) for vm in service.store.vms(removed=True)))
 
     def vm(self, name: str) -> LabVm:
-        """The VM with this NAME or RESOURCE_GROUP/NAME in any case, also a deleted one.
+        """Return the VM with this NAME or RESOURCE_GROUP/NAME, ignoring letter case, also a deleted one.
 
         Raises NotFound if there is none, Refused if several fit.
         """
@@ -373,7 +378,10 @@ class Lab:
 
     @property
     def history(self) -> tuple[str, ...]:
-        """All history entries, oldest first, one line each: lab time since the start, kind and text."""
+        """All history entries of the lab, oldest first, one line each, also of a closed lab.
+
+        A line has the lab time since the start (`+0:15:00` or `+7d 0:10:00`), the entry's kind and its text.
+        """
         return self.read(history_lines)
 
     @property
@@ -382,9 +390,9 @@ class Lab:
         return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
-        """What happened to an event or VM, why, and what it waits for, in several lines; a text names a VM.
+        """Return several lines about what happened to an event or VM, why, and what it waits for.
 
-        Raises NotFound if no VM has this name, Refused if several have.
+        A text names a VM: NotFound if no VM has this name, Refused if several have.
         """
         return str(self.vm(thing) if isinstance(thing, str) else thing)
 
@@ -393,10 +401,10 @@ class Lab:
         return f"<lab of {names}, {'open' if self._is_open else 'not open'}>"
 
     def read(self, query: Callable[[LabService], T]) -> T:
-        """The result of `query`, called on the service after everything due is done; also on a closed lab.
+        """Do everything that is due, then call `query` with the lab's service and return the result.
 
-        It runs on the service's thread, where it must not wait; on a closed lab, in this thread. Raises Refused before
-        `open`.
+        Blocks. `query` runs on the service's thread, where it must not wait; on a closed lab, in this thread, and
+        nothing more is done. Raises Refused before `open`.
         """
         if not self._is_open and self._service is not None:
             return query(self._service)

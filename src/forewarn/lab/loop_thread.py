@@ -19,8 +19,8 @@ TIMEOUT_S = 60.0  # real time, for opening, each piece of work, and closing; a l
 class LoopThread(Generic[S]):
     """Runs an async context manager on an event loop in its own thread, from `open` to `close`.
 
-    `open_service` makes the context manager, which yields the service. Other threads call its methods, also several at
-    once. It can be opened once.
+    `open_service` makes the context manager, which yields the service. Other threads call the methods of this object,
+    also several at once. It can be opened once.
     """
 
     def __init__(self, open_service: Callable[[], AbstractAsyncContextManager[S]]) -> None:
@@ -34,9 +34,9 @@ class LoopThread(Generic[S]):
         self._thread = threading.Thread(target=self._run, name="forewarn lab", daemon=True)
 
     def open(self) -> S:
-        """Start the thread and enter the context manager; returns what that yields, raises what it raises.
+        """Start the thread, enter the context manager there, and return the service that it yields.
 
-        Raises TimeoutError after TIMEOUT_S (60 s), and RuntimeError if it was opened before.
+        Raises what the context manager raises, TimeoutError after TIMEOUT_S (60 s), and RuntimeError if called before.
         """
         self._thread.start()
         try:

@@ -19,9 +19,9 @@ from forewarn.lab.service import TEST_ACTOR, LabService
 
 
 def find_vm(service: LabService, name: str) -> Vm:
-    """The VM with this NAME, RESOURCE_GROUP/NAME or key in any case, also a removed one.
+    """Return the VM with this NAME, RESOURCE_GROUP/NAME or key, also one that was removed.
 
-    Blanks around the name are ignored. Raises NotFound if none fits, Refused if several do.
+    Letter case and blanks around the name are ignored. Raises NotFound if none fits, Refused if several do.
     """
     known = service.store.vms(removed=True)
     wanted = name.strip().casefold()
@@ -37,7 +37,7 @@ def find_vm(service: LabService, name: str) -> Vm:
 class RequestedNotice:
     """The notice that a test asked for; None and 0 mean the usual notice of the event's kind."""
 
-    duration: DurationLike | None  # "15m", seconds or a timedelta
+    duration: DurationLike | None  # "15m", seconds or a timedelta; None: the usual notice
 
     @property
     def seconds(self) -> float:
@@ -54,10 +54,11 @@ class RequestedNotice:
 
 
 async def request_for_vm(service: LabService, what: RequestedOperation, name: str, notice: RequestedNotice) -> Event:
-    """Request an operation on the VM `name`; returns its event, which may have started already.
+    """Request an operation on the VM `name`, and return its event, which may have started already.
 
-    `name` is as for `find_vm`. Does everything due. Raises NotFound for an unknown VM, Rejected for a bad notice,
-    Refused if several VMs have the name, or if the state of the VM or another pending operation forbids it.
+    `name` is NAME, RESOURCE_GROUP/NAME or a key. Everything due is done when this returns. Raises NotFound for an
+    unknown VM, Rejected for a bad notice, Refused if several VMs have the name, or if the state of the VM or another
+    pending operation forbids it.
     """
     vm = find_vm(service, name)
     receipt = await service.control.requests.request_for_vms(
@@ -70,11 +71,11 @@ async def request_for_vm(service: LabService, what: RequestedOperation, name: st
 async def request_host_maintenance(
     service: LabService, impact: RolloutImpact, name: str, notice: RequestedNotice
 ) -> Event:
-    """Start a rollout over the host of VM `name`, which affects every VM there; returns this VM's event.
+    """Start a rollout over the host of VM `name`, which affects every VM there; return this VM's event.
 
-    Does everything due. Raises NotFound for an unknown VM or one that is on no host, Refused if several VMs have the
-    name or no host can take a VM, Rejected for a bad notice. Also raises Refused if this VM's event is not published
-    yet, such as when another update domain comes first; the rollout continues all the same.
+    Everything due is done when this returns. Raises NotFound for an unknown VM or one that is on no host, Refused if
+    several VMs have the name or no host can take a VM, Rejected for a bad notice. Also raises Refused if this VM's
+    event is not published yet, such as when another update domain comes first; the rollout continues all the same.
     """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)
@@ -88,9 +89,9 @@ async def request_host_maintenance(
 
 
 async def start_rollout(service: LabService, rollout: Rollout, notice: RequestedNotice) -> list[Event]:
-    """Start a rollout and do everything due; returns the events published by then, oldest first.
+    """Start a rollout, do everything due, and return the events published by then, oldest first.
 
-    The next ones follow when these are over. Raises Rejected for a bad notice, NotFound for an unknown host or scope,
+    The next events follow when these are over. Raises Rejected for a bad notice, NotFound for an unknown host or scope,
     Refused if VMs must move and no host can take them.
     """
     request = await service.control.rollout_requests.start(
@@ -101,11 +102,11 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
 
 
 async def degrade_host(service: LabService, host: str, notice: RequestedNotice) -> list[Event]:
-    """Predict that a host fails after this notice; returns a Redeploy event per VM on it or moving to it.
+    """Predict that a host fails after this notice; return a Redeploy event per VM on it or moving to it.
 
-    The usual notice is ten minutes. Does everything due. Deallocated VMs get no event. Raises NotFound for an unknown
-    host (its name may be in any case), Rejected for a bad notice, Refused if the host is not healthy or no other host
-    can take a VM. Oldest first.
+    The events are oldest first; deallocated VMs get none. Without a notice it is ten minutes. Everything due is done
+    when this returns. Raises NotFound for an unknown host (its name ignores letter case), Rejected for a bad notice,
+    Refused if the host is not healthy or no other host can take a VM.
     """
     receipt = await service.control.requests.degrade_host(
         host, who=TEST_ACTOR, notice_s=notice.seconds, short_notice=notice._is_short
@@ -115,10 +116,10 @@ async def degrade_host(service: LabService, host: str, notice: RequestedNotice) 
 
 
 async def fail_host(service: LabService, host: str) -> list[Event]:
-    """Make a host fail now; returns the Redeploy events of its VMs and of those being redeployed to it.
+    """Make a host fail now; return the Redeploy events of its VMs and of those being redeployed to it.
 
-    Does everything due, so the events have started. Deallocated VMs get no event. Raises NotFound for an unknown host
-    (its name may be in any case), Refused if it has failed already or no other host can take a VM. Oldest first.
+    The events are oldest first, and have started; deallocated VMs get none. Raises NotFound for an unknown host (its
+    name ignores letter case), Refused if it has failed already or no other host can take a VM.
     """
     receipt = await service.control.requests.fail_host(host, who=TEST_ACTOR)
     await service.settle()
@@ -126,7 +127,7 @@ async def fail_host(service: LabService, host: str) -> list[Event]:
 
 
 def parse_impact(name: str) -> RolloutImpact:
-    """The rollout impact of this name: `update`, `migrate` or `reboot`. Raises Rejected for another."""
+    """Return the rollout impact of this exact name: `update`, `migrate` or `reboot`; else Rejected."""
     try:
         return RolloutImpact(name)
     except ValueError:
@@ -141,11 +142,12 @@ def fault_request(
     lasts: DurationLike | None,
     parameters: dict[str, DurationLike],
 ) -> FaultSpec:
-    """The description of the fault that a test asked for, which is not set yet; `vm` None means all VMs.
+    """Describe the fault that a test asked for, without setting it; `vm` None means all VMs.
 
     It affects at most `times` requests or events and ends after `lasts`; None: no limit but that of its kind. A
     parameter in seconds is named with or without `_s`. Raises Rejected for an unknown kind or a bad duration, NotFound
-    or Refused as `find_vm`; whether limits and parameters suit the kind is checked when it is set.
+    if no VM has the name, Refused if several have; whether limits and parameters suit the kind is checked when the
+    fault is set.
     """
     fault_kind = parse_fault_kind(kind)
     target = None if vm is None else find_vm(service, vm)

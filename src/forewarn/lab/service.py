@@ -33,14 +33,13 @@ TEST_ACTOR = "the test"  # who requests everything in the history of a lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabService:
-    """The running parts of a lab: control plane, store and metadata publisher.
+    """The running parts of a lab: control plane, store and metadata publisher; see `open_lab_service`.
 
-    Use it on its event loop only; after it was closed, any thread may read the store. `requests_touched` counts, by
-    fault id, the requests that a fault affected.
+    Use it on its event loop only; after it was closed, any thread may read the store.
     """
 
     control: ControlPlane  # takes requests, faults and approvals, and moves the clock
-    store: MemoryStore
+    store: MemoryStore  # all state of the lab: fleet, events, history
     publisher: MetadataPublisher  # answers the VMs on loopback
     started_at: float  # lab time at the start, in seconds since 1970
     requests_touched: Counter[str] = field(default_factory=Counter)  # fault id → requests that it affected
@@ -48,7 +47,7 @@ class LabService:
     async def settle(self) -> None:
         """Store the observed polls and fault hits, then do everything that is due; does not move the clock.
 
-        Adds the hits to `requests_touched`.
+        Adds the hits, the requests that faults affected, to `requests_touched`.
         """
         await write_observation_batches(self.publisher.frontend.observations, self.store)
         hits = self.publisher.frontend.faults.take_hits()
@@ -59,13 +58,13 @@ class LabService:
             await self.control.reconciler.run_until_settled()
 
     def now(self) -> float:
-        """The lab's time, in seconds since 1970."""
+        """Return the lab's time, in seconds since 1970."""
         return self.control.clock.now()
 
     def events_touched_by(self, fault_id: str) -> list[Event]:
-        """The events that the fault with exactly this id has changed or added, live or over, oldest first.
+        """Return the events that the fault with exactly this id has changed or added, oldest first.
 
-        Empty if there are none, also for an unknown id.
+        Live events and those that are over count. Empty if there are none, also for an unknown id.
         """
         return [event for event in self.store.events() if fault_id in event.faults]
 
@@ -84,12 +83,12 @@ async def open_lab_service(
     """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block.
 
     An async context manager. `at` is lab time in seconds since 1970, `policy` has the settings of decisions such as the
-    enablement, `behaviour` makes acts on VMs slow or fail. Each VM has its own port on loopback. Lets requests in
-    progress finish when it closes, for up to a second.
+    enablement, `behaviour` makes acts on VMs slow or fail. The store is in memory. Each VM has its own port on
+    loopback. Lets requests in progress finish when it closes, for up to a second.
 
     With a `running_clock`, which shows `at` or later, the caller also runs `control.reconciler.run()`, and ends it
-    before the block ends; nothing more is carried out then. A `hypervisor` takes the place of the simulated one, and
-    is closed with the service. `rules` say what the metadata endpoint accepts, such as long polls.
+    before the block ends; nothing more is carried out then. A `hypervisor` takes the place of the simulated one, and is
+    closed with the service. `rules` say what the metadata endpoint accepts, such as long polls.
     """
     async with AsyncExitStack() as stack:
         store = MemoryStore()

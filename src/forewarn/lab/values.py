@@ -24,8 +24,8 @@ from forewarn.protocol.versions import NEWEST_VERSION
 class LabEvent:
     """An event of the lab: maintenance of some VMs. `repr` explains it in one line, `str` in full.
 
-    Requests of `Lab` return it. Properties read the event's current state. Two are equal if they are the same event of
-    the same lab. Times are lab time. `id` is its id, a GUID in upper case.
+    Requests of `Lab` return it. Properties read the event's current state, also after the lab was closed. Two are equal
+    if they are the same event of the same lab. Times are lab time. `id` is the event's id, a GUID in upper case.
     """
 
     def __init__(self, lab: LabReader, event_id: str) -> None:
@@ -34,7 +34,7 @@ class LabEvent:
 
     @property
     def kind(self) -> str:
-        """`Freeze`, `Reboot`, `Redeploy`, `Preempt` or `Terminate`.
+        """The event's kind: `Freeze`, `Reboot`, `Redeploy`, `Preempt` or `Terminate`.
 
         If the event is not `listed`, what is done to the VMs, such as `Power-off` or `Delete`.
         """
@@ -42,12 +42,12 @@ class LabEvent:
 
     @property
     def vms(self) -> tuple[str, ...]:
-        """The names of the VMs that it affects, as documents list them."""
+        """The names of the VMs that the event affects, as documents list them."""
         return self._event.vms
 
     @property
     def status(self) -> str:
-        """`scheduled` (published, not started), `started`, or `over`, however it ended."""
+        """The event's state: `scheduled` (published, not started), `started`, or `over`, however it ended."""
         return str(self._event.status)
 
     @property
@@ -57,7 +57,7 @@ class LabEvent:
 
     @property
     def not_before(self) -> datetime:
-        """When it may start without an approval: lab time in UTC, rounded up to a whole second.
+        """When the event may start without an approval: lab time in UTC, rounded up to a whole second.
 
         It stays the same after the start. An event that is not `listed` has started at once all the same.
         """
@@ -65,19 +65,25 @@ class LabEvent:
 
     @property
     def notice(self) -> timedelta:
-        """The promised notice: from publication to `not_before`; if it is not `listed`, nobody got it."""
+        """The promised notice of the event: the lab time from its publication to `not_before`.
+
+        If the event is not `listed`, nobody got this notice.
+        """
         event = self._event
         return timedelta(seconds=event.not_before - event.published_at)
 
     @property
     def notice_got(self) -> timedelta | None:
-        """The notice that VMs got: from publication to start; None if it has not started."""
+        """The notice that VMs got: the lab time from the event's publication to its start.
+
+        None if it has not started. An early approval makes it shorter than `notice`.
+        """
         event = self._event
         return None if event.started_at is None else timedelta(seconds=event.started_at - event.published_at)
 
     @property
     def seen_by(self) -> tuple[str, ...]:
-        """The names of the VMs that received it in a document, each once, the first to receive it first.
+        """The names of the VMs that received the event in a document, each once, the first one first.
 
         Every VM of the scope that polls receives it, also one that it does not affect, unless delivery is narrow there.
         """
@@ -91,12 +97,12 @@ class LabEvent:
 
     @property
     def approved(self) -> bool:
-        """Whether it was approved, by a VM or other caller (see `approved_by`)."""
+        """Whether the event was approved, by a VM or other caller (see `approved_by`); stays true at its end."""
         return self._event.approved_at is not None
 
     @property
     def approved_by(self) -> str:
-        """The name of the VM that approved it; "" if it was not approved.
+        """The name of the VM that approved the event; "" if it was not approved.
 
         `the test` for `Lab.approve`, `policy` if a fleet file lets the VM's restarts or redeploys start at once.
         """
@@ -104,39 +110,39 @@ class LabEvent:
 
     @property
     def started(self) -> bool:
-        """Whether it has ever started; it may be over by now."""
+        """Whether the event has ever started; it may be over by now."""
         return self._event.started_at is not None
 
     @property
     def started_at(self) -> datetime | None:
-        """When it started, in UTC; None if it has not."""
+        """When the event started: lab time in UTC; None if it has not started."""
         at = self._event.started_at
         return None if at is None else utc_datetime(at)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended: finished, failed, or without a start (see `withdrawn`)."""
+        """Whether the event has ended: finished, failed, or without a start (see `withdrawn`)."""
         return self._event.status is EventState.OVER
 
     @property
     def over_at(self) -> datetime | None:
-        """When it ended, in UTC; None if it has not."""
+        """When the event ended: lab time in UTC; None if it has not ended."""
         at = self._event.over_at
         return None if at is None else utc_datetime(at)
 
     @property
     def finished(self) -> bool:
-        """Whether it ended with every act performed."""
+        """Whether the event ended with every act performed; False while it lasts, and if it failed."""
         return self._event.ending is Ending.FINISHED
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with at least one act on a VM that failed."""
+        """Whether the event ended with at least one act on a VM that failed."""
         return self._event.ending is Ending.FAILED
 
     @property
     def withdrawn(self) -> bool:
-        """Whether it ended without having started: withdrawn, not needed, or replaced by another event."""
+        """Whether the event ended without having started: withdrawn, not needed, or replaced by another."""
         return self._event.is_withdrawn
 
     def __eq__(self, other: object) -> bool:
@@ -183,38 +189,38 @@ class LabVm:
 
     @property
     def url(self) -> str:
-        """The URL of its events, without the query `?api-version=…`."""
+        """The URL from which a VM's handler gets the VM's events, without the query `?api-version=…`."""
         return f"{self.endpoint}/metadata/scheduledevents"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that give a handler's process the endpoint, as a new dict.
+        """Environment variables that tell a handler's process the VM's endpoint, as a new dict.
 
-        FOREWARN_ENDPOINT is its URL, SCHEDULEDEVENTSIP its address and port.
+        FOREWARN_ENDPOINT is the URL of the endpoint, SCHEDULEDEVENTSIP its address and port (`127.0.0.1:PORT`).
         """
         return {"FOREWARN_ENDPOINT": self.endpoint, "SCHEDULEDEVENTSIP": self.endpoint.removeprefix("http://")}
 
     @property
     def power(self) -> str:
-        """`running`, `stopped`, `deallocated` or `deleted`."""
+        """The VM's current state: `running`, `stopped`, `deallocated` or `deleted`."""
         vm = self._vm
         return "deleted" if vm.removed_at is not None else str(vm.power)
 
     @property
     def host(self) -> str:
-        """The name of the host that it is on; "" if it is deallocated or deleted."""
+        """The name of the host that the VM is on; "" if the VM is deallocated or deleted."""
         return self._vm.host
 
     @property
     def reboots(self) -> int:
-        """How often a Reboot was performed on it; redeploys and failed reboots do not count."""
+        """How often a reboot act was performed on the VM; redeploys and failed reboots do not count."""
         return self.performed.count(Verb.REBOOT)
 
     @property
     def performed(self) -> tuple[str, ...]:
-        """The verbs of the acts that were performed on it with success: `("freeze", "reboot")`.
+        """The verbs of the acts that were performed on the VM with success, such as `("freeze", "reboot")`.
 
-        In the order in which they ended.
+        They are in the order in which the acts ended.
         """
 
         def query(service: LabService) -> tuple[str, ...]:
@@ -226,16 +232,16 @@ class LabVm:
 
     @property
     def polls(self) -> int:
-        """How many valid polls and approvals it has sent."""
+        """How many valid polls and approvals the VM has sent since the lab was opened."""
         return self._lab.read(lambda service: sum(p.count for p in service.store.last_polls() if p.vm == self._key))
 
     def document(self, version: str = NEWEST_VERSION) -> dict[str, Any]:
-        """The document of its scope now, decoded from JSON, as it would receive it without faults.
+        """Return the document of the VM's scope now, decoded from JSON, as the VM would get it without faults.
 
         Its keys are those of the api-version, such as DocumentIncarnation and Events. This does not count as a poll. It
         has all events of the scope, but with narrow delivery only those that affect the VM. With the enablement
-        "on-request", its incarnation is 0 before the first poll, which would receive 1.
-        Raises KeyError for an unknown api-version.
+        "on-request", its incarnation is 0 before the first poll, which would receive 1. Raises KeyError for an unknown
+        api-version.
         """
 
         def query(service: LabService) -> bytes:
@@ -262,7 +268,10 @@ class LabVm:
 
 
 class LabFault:
-    """A fault that `Lab.fault` injected; it may be over by now. `id` is such as f1, `kind` internal-error."""
+    """A fault that `Lab.fault` injected; it may be over by now.
+
+    `id` is the fault's id, such as f1, and `kind` its kind, such as internal-error.
+    """
 
     def __init__(self, lab: LabReader, fault_id: str, kind: str) -> None:
         self._lab = lab
@@ -271,7 +280,10 @@ class LabFault:
 
     @property
     def touched(self) -> int:
-        """How many requests it has affected, or events it has changed or added; 0 for `incarnation-reset`."""
+        """How many requests the fault has affected, or events it has changed or added, so far.
+
+        0 for `incarnation-reset`, which affects neither.
+        """
         return self._lab.read(
             lambda service: service.requests_touched[self.id] + len(service.events_touched_by(self.id))
         )

@@ -15,10 +15,11 @@ import sys
 
 
 def main() -> None:
-    """Copy bytes between standard input and output and a TCP server, until one side closes.
+    """Connect to a TCP server and copy bytes between it and standard input and output.
 
-    The process's arguments are SOURCE, ADDRESS and PORT. If the server does not accept the connection within 10 s,
-    returns without a word.
+    The process's arguments are SOURCE, the local address to call from, and the server's ADDRESS and PORT. Returns when
+    standard input ends or the server closes. If the server does not accept the connection within 10 s, returns without
+    a word.
     """
     source, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     try:

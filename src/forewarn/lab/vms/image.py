@@ -27,9 +27,9 @@ _KERNEL, _INITRAMFS = "vmlinux", "initramfs"
 
 
 class GuestImage:
-    """A kernel and an initial file system, as files in one directory.
+    """The kernel and the initial file system of the lab's guests, as files in one directory.
 
-    `kernel` and `initramfs` are their paths; the files need not exist.
+    `kernel` and `initramfs` are their paths; the files need not exist. `build_image` makes them.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -38,7 +38,7 @@ class GuestImage:
 
     @property
     def is_built(self) -> bool:
-        """Whether both files exist, and the initial file system is not older than the scripts in it."""
+        """Whether kernel and initial file system exist, the latter not older than the scripts it is made of."""
         newest = max(path.stat().st_mtime for path in _scripts().iterdir())
         return self.kernel.exists() and self.initramfs.exists() and self.initramfs.stat().st_mtime >= newest
 
@@ -55,8 +55,8 @@ def image_directory(environ: Mapping[str, str] = os.environ) -> Path:
 def check_programs() -> None:
     """Raise Rejected, with what to install, if this machine cannot build or run a guest.
 
-    That is so if it does not run Linux, or a program such as QEMU or BusyBox is not on the PATH, or the package
-    qemu.qmp is missing.
+    It cannot if it does not run Linux, if a program such as QEMU or BusyBox is not on the PATH, or if the package
+    qemu.qmp is missing. Installs nothing.
     """
     if sys.platform != "linux":
         raise Rejected("real VMs need Linux: run this lab on a Linux machine, or use `forewarn up`")

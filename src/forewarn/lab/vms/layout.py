@@ -48,7 +48,7 @@ class VmLab:
         return self.directory / LAB_MARKER
 
     def is_in_new_directory(self) -> bool:
-        """Return whether the directory was empty before the lab was written; False without a lab."""
+        """Return whether the data directory was empty before the lab was written; False without a lab."""
         try:
             return self.marker_file.read_text(encoding="utf-8") == _NEW_DIRECTORY
         except FileNotFoundError:
@@ -65,9 +65,9 @@ class VmLab:
         return self.directory / "fleet.toml"
 
     def namespace(self, host: str) -> str:
-        """Return the name of the network namespace that is this host, with taps.
+        """Return the name of the network namespace that stands for this host in a lab with taps.
 
-        It has a hash of the directory in it, so that each lab has namespaces of its own.
+        It has a hash of the directory in it, so that each lab has namespaces of its own. Creates nothing.
         """
         digest = hashlib.sha256(str(self.directory).encode()).hexdigest()[:6]
         return f"forewarn-{digest}-{host}"
@@ -77,7 +77,10 @@ class VmLab:
         return self.directory / "hosts" / host
 
     def hosts(self) -> dict[str, QemuHost]:
-        """Return the settings for the QEMU driver of both hosts, by host name."""
+        """Return the settings of the lab's two hosts for the QEMU driver, by host name.
+
+        With taps, the driver runs each QEMU in the network namespace of its host.
+        """
         return {
             host: QemuHost(
                 directory=str(self.host_directory(host)),
@@ -179,20 +182,23 @@ class VmLab:
 
 
 def first_host(number: int) -> str:
-    """Return the name of the host on which the guest with this number, from 0, is at first."""
+    """Return the name of the host on which the guest with this number, from 0, boots first.
+
+    The guests alternate between the hosts; maintenance may move them later.
+    """
     return HOSTS[number % len(HOSTS)]
 
 
 def tap_name(vm: str) -> str:
-    """Return the name of the VM's tap, the same on every host, so that its definition fits both."""
+    """Return the name of the VM's tap: `tap-` and the VM's name, the same on every host."""
     return f"tap-{vm}"
 
 
 def guest_address(number: int) -> str:
     """Return the IPv4 address of the guest with this number, from 0, in a lab with taps.
 
-    Each guest is in a network of its own with the prefix length 24, in which the host has the address that ends with
-    .1.
+    It is 10.254.NUMBER.4. Each guest is in a network of its own with the prefix length 24, in which the host has the
+    address that ends with .1.
     """
     return f"10.254.{number}.4"
 

@@ -48,8 +48,8 @@ async def end_guests(lab: VmLab) -> int:
 def remove_files(lab: VmLab) -> None:
     """Remove hosts, disks, settings, fleet and marker of a lab whose guests have ended; none need exist.
 
-    Copies of definitions go too. The service's keys and log go too, and the directory if it is empty then, unless the
-    directory had files before the lab was written. Call it while the directory is acquired.
+    Copies of definitions go too. If the directory was empty before the lab was written, the service's keys and log go
+    too, and then the directory, unless something else is in it. Call it while you hold the lock of the data directory.
     """
     is_new = lab.is_in_new_directory()
     for directory in ("hosts", "disks", "definitions"):

@@ -14,9 +14,10 @@ _TAP_MAC = "12:34:56:78:9a:bc"
 
 
 def create_network(lab: VmLab) -> None:
-    """Create a namespace per host and a tap per VM in each; replaces those that an earlier lab left.
+    """Create a network namespace per host and, in each, a tap per VM and the metadata address.
 
-    Needs root. Raises Rejected if `ip` is missing or refuses; what was created until then stays.
+    Replaces those that an earlier lab left. Needs root. Raises Rejected if `ip` is missing or refuses; what was created
+    until then stays.
     """
     remove_network(lab)
     for host in HOSTS:
@@ -34,7 +35,10 @@ def create_network(lab: VmLab) -> None:
 
 
 def remove_network(lab: VmLab) -> None:
-    """Remove the namespaces of both hosts with their taps; does nothing where there is none, or no `ip`."""
+    """Remove the network namespaces of both hosts with their taps; ignores all failures of `ip`.
+
+    Does nothing where there is none, or no `ip`.
+    """
     for host in HOSTS:
         with suppress(FileNotFoundError):
             subprocess.run(["ip", "netns", "delete", lab.namespace(host)], capture_output=True, check=False)
