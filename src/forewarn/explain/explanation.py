@@ -39,12 +39,15 @@ class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """One line of a timeline: when, what happened, and a detail. The texts do not repeat the time `at`."""
 
     at: float  # lab time in POSIX seconds
-    text: str  # what happened, without a full stop
+    text: str  # what happened, as a clause without a full stop
     detail: str = ""  # more about it; "": nothing
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation of an event, VM, host, scope, rollout or request for people, made by `*_explanation`."""
+    """An explanation for people of one event, VM, host, scope, rollout or request.
+
+    Made by a function of that name, such as `event_explanation`, from facts that the caller has read; it is not stored.
+    """
 
     title: str  # what it is about
     lines: tuple[ExplanationLine, ...]  # what happened, oldest first; for a VM one per event or change, newest first
@@ -53,13 +56,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmPoll:
-    """The last poll of one VM: how long ago it was, and its api-version.
-
-    `silent_s` is real time since it, `lab_s` lab time; None: lab time is real time.
-    """
+    """The last poll of one VM: how long ago it was, in real time and in lab time, and its api-version."""
 
     vm: str  # its name
-    silent_s: float  # seconds of real time since the poll (spec §12); of virtual time in a test's lab
+    silent_s: float  # seconds of real time since the poll (spec §12); of lab time in a lab with virtual time
     version: str  # the api-version
     lab_s: float | None = None  # seconds of lab time since the poll; None: lab time is real time
 
@@ -79,19 +79,19 @@ class VmPoll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeFacts:
-    """Everything on record that an explanation of the events of one scope uses; the caller reads it.
+    """What is on record about one scope, for explanations of its events and VMs; the caller reads it.
 
-    Times are lab time. `waits` is by event id, `names` by VM key, `rollouts` by request id, `unreachable_since` by host
-    name; the other mappings are by act id.
+    Times are lab time unless the comment says real seconds. A snapshot: nothing here is read again later. A fact that
+    is not given, such as the hypervisor, is left out of the explanation.
     """
 
     now: float  # lab time in POSIX seconds
     scope: Scope
     title: str  # the scope in words, such as `availability set web`
     polls: Sequence[VmPoll] = ()  # the last one of each VM that has polled
-    deliveries: Sequence[EventDelivery] = ()  # of the events that are explained, to any VM
+    deliveries: Sequence[EventDelivery] = ()  # of the events that are explained, to any VM, in any order
     entries: Sequence[HistoryEntry] = ()  # of events, unannounced changes, and starts of the service; oldest first
-    waits: Mapping[str, StartWait] = field(default_factory=dict)  # by event id; none for an event that starts now
+    waits: Mapping[str, StartWait] = field(default_factory=dict)  # scheduled event's id → why it has not started
     names: Mapping[str, str] = field(default_factory=dict)  # VM key → its name
     rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout in words
     unanswered_s: Mapping[str, float] = field(default_factory=dict)  # act id → real seconds without an answer
@@ -104,12 +104,12 @@ class ScopeFacts:
 
 
 def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
-    """Explain one event of the scope: its timeline, oldest first, its state now, and whether VMs poll.
+    """Explain one event of the scope of `facts`: its timeline, its state now, and whether VMs poll.
 
-    The timeline has the request, the first eight deliveries to VMs in each status and a count of the others, skipped
-    VMs and retries, approval (unless by policy), the release of its gate, start (unless at once), the outcome of each
-    act, the end, and restarts of the service meanwhile. `now` has the sentences of `describe_event_status` and
-    `describe_polling`.
+    The timeline, oldest first, has the request, the first eight deliveries to VMs in each status and a count of the
+    others, skipped VMs and retries, the approval (unless by policy), the release of its gate, the start (unless at
+    once), the outcome of each act, the end, and restarts of the service between publication and end. `now` has the
+    sentences of `describe_event_status` and `describe_polling`.
     """
     lines = [
         *_request_lines(event, facts),
@@ -126,12 +126,13 @@ def event_explanation(event: Event, facts: ScopeFacts) -> Explanation:
 
 
 def vm_explanation(vm: Vm, events: Iterable[Event], facts: ScopeFacts) -> Explanation:
-    """Explain a VM of the scope, also a removed one: one line per event, newest first, and its state now.
+    """Explain a VM of the scope, also a removed one: what happened to it, newest first, and its state now.
 
-    `events` are those that list the VM, live and over, in any order; a line has the time of the publication. Between
-    them are the entries of `facts` about what changed without an event. `now` has sentences about the VM, one if there
-    are no events, those of `describe_event_status` for each live event, newest first, and, unless it was removed, those
-    of `describe_polling`. The last one names the hypervisor, unless an event before does.
+    `events` are those that list the VM, live and over, in any order; each is one line, with the time of its
+    publication. Entries of `facts` about changes of this VM without an event are lines too. `now` has sentences about
+    the VM itself, one that says so if `events` is empty, those of `describe_event_status` for each live event, newest
+    first, those of `describe_polling` unless the VM was removed, and last the hypervisor, unless the sentences on an
+    event have named it.
     """
     newest = sorted(events, key=lambda event: (event.published_at, event.seq), reverse=True)
     lines = [_event_summary_line(event, vm, facts) for event in newest]
@@ -258,9 +259,11 @@ _LOST_DELIVERIES_TEXT = "deliveries in the two seconds before the crash may be m
 def describe_event_status(event: Event, facts: ScopeFacts) -> Iterator[str]:
     """Yield sentences about an event now: what it waits for, what is in progress, or how it ended.
 
-    Scheduled: also which of its VMs it was not delivered to yet. Started: also how acts are going, the acts that the
-    hypervisor does not answer, and the last failed attempt. Until it is over: which VMs see it, if not all of the
-    scope. Over: how long ago it ended and how. The hypervisor is named where acts were made.
+    Scheduled: what it waits for, and which of its VMs it was not delivered to yet. Started: which acts are unfinished,
+    what the hypervisor reports about them, which hosts or answers of the hypervisor they wait for, and the last failed
+    attempt; if every act has an outcome, that it stays listed for the settling time. Over: how long ago it ended, and
+    how. A scope with narrow delivery adds which VMs can see it, until it is over. Names the hypervisor if acts are
+    unfinished or it is over with acts.
     """
     if event.status is EventState.OVER:
         ago = duration_text(facts.now - (event.over_at or facts.now))
@@ -353,8 +356,9 @@ def _vms_without_delivery(event: Event, facts: ScopeFacts) -> list[str]:
 def describe_polling(facts: ScopeFacts) -> Iterator[str]:
     """Yield two sentences: whether scheduled events are enabled for the scope, and which of its VMs poll.
 
-    A VM whose last poll is more than 60 s of real time ago does not poll; a scope is disabled after some hours of lab
-    time without polls. Where the two times differ, the sentences say which one they mean.
+    A VM counts as polling if its last poll is at most 60 s of real time ago; a scope is disabled after `facts.idle_s`
+    of lab time without polls. Where real time and lab time differ by a minute or more, the sentences say which one they
+    mean.
     """
     latest = min(facts.polls, key=lambda poll: poll.silent_s, default=None)
     if facts.scope.is_enabled:

@@ -36,24 +36,26 @@ _STATUS_BY_ENTRY_KIND = {
 
 
 class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the status of one event, about which webhooks are notified; see `notification_for`.
+    """A change of the status of one event, about which webhooks are notified; made by `notification_for`.
 
-    The status of `event` may be a later one than `status`. `resource` is the Azure resource id of the event's scope.
+    `notification_message` makes the message from it. It is computed from a history entry, so `event` may have moved on
+    to a later status than `status`.
     """
 
-    status: EventGridStatus  # the new status; that of `event` may be a later one
-    at: float  # when it changed, in lab time
-    event: Event
+    status: EventGridStatus  # Scheduled, Started, Completed or Canceled: what the change led to
+    at: float  # when it changed, in POSIX seconds of lab time
+    event: Event  # as it is now
     resource: str  # the resource id of its scope in Azure: a VM, availability set, scale set or cloud service
-    subscription_id: str  # of a VM that the event lists, as the next two
+    subscription_id: str  # of one of the VMs that the event lists, as the next two fields
     location: str  # such as westeurope
-    version: str = NEWEST_VERSION  # the api-version whose form it shows the event in
+    version: str = NEWEST_VERSION  # the api-version whose form of an event the message has
 
     @property
     def id(self) -> str:
-        """The message id: a GUID computed from the event's id, the status and the resource.
+        """The id of the message: a GUID computed from the event's id, the status and the resource.
 
-        It is the same for every receiver and every retry, so that receivers find duplicates.
+        It is the same for every receiver and every retry, so that receivers can find duplicates; letter case does not
+        matter.
         """
         return str(uuid5(_NAMESPACE, f"{self.event.id}/{self.status}{self.resource}".casefold()))
 
@@ -75,17 +77,19 @@ def event_vm_keys(event: Event) -> tuple[str, ...]:
 def may_notify(entry: HistoryEntry) -> bool:
     """Return True if the entry says that an event was published, started, ended, withdrawn or not needed.
 
-    No other entry leads to a notification of an event. `notification_for` may still return None.
+    No other entry leads to a notification of an event. Even if True, `notification_for` may return None: it also looks
+    at the event and its VMs.
     """
     return entry.what in _STATUS_BY_ENTRY_KIND
 
 
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
-    """Return the notification of a history entry about its event; None if no webhook gets one.
+    """Return the notification that a history entry about an event leads to; None if it leads to none.
 
-    `vms` are the VMs, also removed ones, that the event lists; one of them, in the event's scope if possible, says
-    resource, subscription, location and api-version. None if `may_notify` is False for the entry, if the event is not
-    listed, if the api-version does not list its kind, and if `vms` is empty.
+    `vms` are the VMs that the event lists, also removed ones. One of them, in the event's scope if possible, gives
+    resource, subscription, location and api-version (its `publish_version`, else the newest). None if `may_notify` is
+    False for the entry, if the event is not listed, if that api-version does not list its kind, and if `vms` is empty.
+    Filters of webhooks are not applied: see `is_subscribed`.
     """
     status = _STATUS_BY_ENTRY_KIND.get(entry.what)
     if status is None or not event.listed or not vms:
@@ -111,7 +115,7 @@ def is_subscribed(webhook: WebhookSubscription, notification: EventNotification,
 
     The notification's status must be in the webhook's `happenings`. The notification's resource or one of `vms`, the
     VMs of the event, must be within the resource `over`. With `opted_in_only`, only VMs with `publish_outside` count.
-    False if no VM counts.
+    Always False if no VM counts, also if `vms` is empty.
     """
     if notification.status not in webhook.happenings:
         return False

@@ -14,21 +14,24 @@ from forewarn.wording import first_names
 def started_without_notice(event: Event) -> bool:
     """Return True if the event started when it was published; False if it has not started.
 
-    An event that was approved, other than by the VM's policy, had notice, even if both times are equal because lab
-    time is paused.
+    False also for an event that somebody approved, even if both times are equal because lab time is paused. An approval
+    by `policy` (automatic approval) does not count.
     """
     return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
 
 
 def promised_notice(event: Event) -> str:
-    """Return the time from publication to NotBefore, such as `15 min`, in whole seconds rounded down."""
+    """Return the time from publication to NotBefore in words, such as `15 min`.
+
+    Rounded down to whole seconds first; only the two largest units are shown.
+    """
     return duration_text(math.floor(event.not_before - event.published_at))
 
 
 def ending_text(event: Event) -> str:
     """Return how an event that is over ended, with its reason: `withdrawn, replaced by user redeploy`.
 
-    Without a reason, and if it finished, only the ending.
+    Only the ending, such as `finished`, if it finished or has no reason.
     """
     if event.ending is Ending.FINISHED:
         return "finished"
@@ -36,9 +39,10 @@ def ending_text(event: Event) -> str:
 
 
 def notice_phrases(event: Event) -> Iterator[str]:
-    """Yield one phrase on the notice: `15 min of notice promised`, after the start also `, 2 min given`.
+    """Yield exactly one phrase about the notice of an event, such as `15 min of notice promised`.
 
-    `no notice`, with the event's note, for an unlisted event and one that started without notice.
+    After the start also what was given: `15 min of notice promised, 2 min given`. `no notice`, followed by the event's
+    note if it has one, for an unlisted event and for one that started when it was published.
     """
     if not event.listed or started_without_notice(event):
         yield f"no notice{': ' + event.note if event.note else ''}"
@@ -53,7 +57,7 @@ def notice_phrases(event: Event) -> Iterator[str]:
 def event_kind_text(event: Event) -> str:
     """Return the kind that VMs see of the event (`Reboot`); if they never see it, what is done (`Delete`).
 
-    `Event.listed` says which; it stays the same when the event is over.
+    `Event.listed` decides whether VMs see it. The result is the same before and after the end of the event.
     """
     return str(event.rules.kind if event.listed and event.rules.kind else verb_noun(event.rules.verb).capitalize())
 

@@ -20,27 +20,30 @@ SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling: cl
 class PollingPace(NamedTuple):
     """How long ago a VM polled, and how often it does, in seconds of real time.
 
-    There is none for a VM that never polled. For one that has polled, but not since the service started, `silent_s`
-    is the time since the start. A pace from stored polls alone is in lab time, and counts from the poll in any case.
+    A VM that never polled has None instead of a pace. For a VM that has polled, but not since the service started,
+    `silent_s` counts from the start of the service. A pace that is made from stored polls is in lab time instead,
+    always counts from the poll, and has no `gap_s`.
     """
 
-    silent_s: float  # since its last poll, or since the latest end of its long poll; 0 before that
+    silent_s: float  # since the last poll; for a long poll since it must have ended, and 0 before that
     gap_s: float | None = None  # the average between its recent polls; None: not known
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has stopped polling: its last poll or long poll ended over SILENCE_LIMIT_S (60 s) ago.
+        """Whether the VM has stopped polling: more than 60 s (SILENCE_LIMIT_S) since its last poll ended.
 
-        Where silence counts from a restart of the service, it is False for the first 60 s after it.
+        A long poll counts as polling until its longest end. For a VM that has not polled since the service started, the
+        60 s count from that start.
         """
         return self.silent_s > SILENCE_LIMIT_S
 
 
 class PollingState(StrEnum):
-    """Whether a VM polls for events; see `polling_state`. Metrics show the values.
+    """Whether a VM polls for events: `now`, `stopped`, `never` or `off`; see `polling_state`.
 
-    Stopped: it has polled, but not within 60 s of real time (of lab time, if its pace is from stored polls). In the
-    first 60 s of the service, a VM that polled before counts as active.
+    ACTIVE (`now`): it polled within 60 s of real time (of lab time, if its pace is from stored polls), a long poll of
+    it is held, or it polled before and the service started less than 60 s ago. STOPPED: it has polled, but not so
+    recently. NEVER: it has not polled yet. OFF: the VM is not running. Metrics show the values.
     """
 
     STOPPED = "stopped"  # it has polled, but not recently
@@ -50,9 +53,10 @@ class PollingState(StrEnum):
 
 
 class EventAwareness(StrEnum):
-    """Whether a VM knows of a scheduled event that affects it, the worst first.
+    """Whether a VM can know of a scheduled event that affects it; members in order, the worst first.
 
-    No VM of its scope knows; one will soon, because it polls; only a neighbour knows; the VM itself was given it.
+    NO_VM (`nobody`): no VM of its scope knows, and none is about to poll. SOON: none knows yet, but one that polls is
+    about to get it. NEIGHBOUR: only other VMs of the scope know. GIVEN: the event was delivered to the VM itself.
     """
 
     NO_VM = "nobody"  # no VM of the scope knows of it, and none is about to poll
@@ -64,7 +68,8 @@ class EventAwareness(StrEnum):
 def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
     """Return OFF if `is_off` (the VM does not run), else NEVER without a `pace`, else STOPPED or ACTIVE.
 
-    `pace` is None if the VM has never polled. STOPPED: its last poll is more than SILENCE_LIMIT_S (60 s) ago.
+    `pace` is None if the VM has never polled. STOPPED if the VM has been silent for more than SILENCE_LIMIT_S (60 s),
+    which for a VM that has not polled since the service started counts from that start.
     """
     if is_off:
         return PollingState.OFF
@@ -87,9 +92,10 @@ def vms_given_before_start(deliveries: Iterable[EventDelivery]) -> set[str]:
 
 
 class ScopePoller:
-    """A VM of a scope that has polled: its pace now, and the lab time and api-version of its last poll.
+    """A VM of a scope that has polled: its pace now, and the time and api-version of its last poll.
 
-    `at` and `version` are those of the poll. `pace` is None if it is not known; then the VM does not count as polling.
+    `at` is the lab time of that poll in POSIX seconds, `version` its api-version. `pace` says how long ago it polled;
+    None: not known, and then the VM does not count as polling. `event_awareness` takes one for each such VM.
     """
 
     __slots__ = ("at", "pace", "version")
@@ -113,9 +119,11 @@ def event_awareness(
 ) -> EventAwareness:
     """Return whether the VM with the key `vm` knows of a scheduled event that affects it.
 
-    `given` are the keys of the VMs to which it was delivered while it was scheduled; `scope` are the VMs of the scope
-    that have polled, by key, without those that narrow delivery does not show the event to. GIVEN if `vm` is in
-    `given`, else NEIGHBOUR if another VM is, else SOON if a VM of the scope is about to poll for it, else NO_VM.
+    `given` are the keys of the VMs to which the event was delivered while it was scheduled. `scope` has the VMs of the
+    scope that have polled, by key, without those that narrow delivery does not show the event to. GIVEN if `vm` is in
+    `given`, else NEIGHBOUR if another VM is, else SOON if a VM in `scope` is about to get it, else NO_VM. A VM is about
+    to get it if it polls now, has not polled since the publication, and uses an api-version that lists the event's
+    kind.
     """
     if vm in given:
         return EventAwareness.GIVEN

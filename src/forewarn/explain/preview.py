@@ -21,14 +21,17 @@ _MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
 
 
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that the request would lead to. Times are lab time, None where the preview does not reach."""
+    """An event that the request would lead to. Times are lab time in POSIX seconds.
+
+    Times and the ending are None where the preview does not reach. It assumes that nobody approves.
+    """
 
     wave: int  # from 1: the number of its batch, whose events are published together
-    scope: str  # its id
+    scope: str  # the id of its scope
     cause: str  # a value of Cause: why it is done
-    kind: str | None  # as VMs see it, such as Reboot; None: they see no event
+    kind: str | None  # as VMs see it, such as Reboot; None: they see no event, because it is not listed
     verb: str  # a value of Verb: what is done to each VM
-    vms: tuple[str, ...]  # names
+    vms: tuple[str, ...]  # names of its VMs
     host: str  # the host that the work is about; "": none
     update_domain: int  # of its VMs, from 0
     listed: bool  # False: performed at once, and no document shows it
@@ -43,7 +46,11 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request would lead to: its events, when they would be over, and a summary in sentences."""
+    """What a request would lead to: its events, when they would be over, and a summary in sentences.
+
+    Nothing has been done. It assumes that nobody approves, that every act takes its usual time, and that no other
+    request comes in between.
+    """
 
     now: float  # lab time of the preview
     events: tuple[PreviewedEvent, ...]  # in order of publication
@@ -71,9 +78,9 @@ def preview_from_events(
 def preview_from_first_batch(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
     """Return the preview of a request too large for a dry run: its first batch, without starts and ends.
 
-    Takes all of `planned` as published at `now` (lab time) with an event and their full notice; maintenance windows,
-    which may make them start later, are not considered. The preview is cut and has no `over_at`. `vms` counts all VMs
-    of the request.
+    Shows each of `planned` as a listed event that is published at `now` (lab time) with its full notice; maintenance
+    windows, which may make them start later, are not considered. The preview is cut and has no `over_at`. `vms` counts
+    all VMs of the request.
     """
     return _preview(tuple(_from_planned(item, now) for item in planned), now=now, vms=vms, is_over=False)
 
@@ -128,10 +135,10 @@ def _from_planned(item: PlannedEvent, now: float) -> PreviewedEvent:
 
 
 def preview_warnings(events: Sequence[PreviewedEvent]) -> tuple[str, ...]:
-    """Return those sentences of the preview of these events that a user must not overlook.
+    """Return the sentences about these previewed events that a user must not overlook.
 
     In this order they say which VMs are affected at once, which events start without notice, and which pending events
-    are replaced; () if there are none of these. `Preview.sentences` has the same sentences, word for word.
+    are replaced; () if there is nothing of that kind. `Preview.sentences` has the same sentences, word for word.
     """
     return (*_immediate_sentences(events), *_without_notice_sentences(events), *_replacement_sentences(events))
 

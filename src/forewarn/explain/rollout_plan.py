@@ -22,7 +22,10 @@ MAX_PLANNED_NAMES = 1000  # VM names of one wave that a plan lists
 
 
 class WaveTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When a wave begins, ends and has settled, in lab time."""
+    """When a wave of a rollout begins, ends and has settled, in POSIX seconds of lab time.
+
+    From one simulation; `PlannedWave` has two of them, with and without approvals.
+    """
 
     begins_at: float  # its first event is published
     starts_at: float | None  # its first event starts; None: none does
@@ -31,35 +34,39 @@ class WaveTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedWave(msgspec.Struct, frozen=True, kw_only=True):
-    """One wave of a planned rollout."""
+    """One wave of a planned rollout: its VMs, and when its events are published, start and end."""
 
     number: int  # from 1
-    name: str  # that of the rollout's wave
+    name: str  # as the rollout names the wave, such as canary
     size: int  # how many VMs it has; 0: it is passed over
     vms: tuple[str, ...]  # their names, at most 1,000, by update domain
     update_domains: int  # how many, in the scope with the most of them: they follow one another
     starts: tuple[float, ...]  # lab times at which its events start if nobody approves, each once, ascending
-    earliest: WaveTimes | None = None  # if each event is approved when it is published; None: not known
-    latest: WaveTimes | None = None  # if nobody approves; None: not known
+    earliest: WaveTimes | None = None  # if each event is approved when it is published; None: not simulated
+    latest: WaveTimes | None = None  # if nobody approves; None: not simulated, or it got no event
     without_handler: tuple[str, ...] = ()  # names of its VMs that do not poll for events, at most 1,000
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout would do: its waves in order, when it would be over, and a summary in sentences."""
+    """What a rollout would do: its waves in order, when it would be over, and a summary in sentences.
+
+    Made by `make_rollout_plan`; nothing is started or stored. The earliest times assume that each event is approved
+    when it is published, the latest that nobody approves.
+    """
 
     now: float  # lab time of the plan
     target: str  # what it covers, for people
     impact: str  # update, migrate or reboot
-    notice_s: float  # of its events, in lab time
-    settle_s: float  # lab time that must pass after each wave
+    notice_s: float  # the notice of its events, in seconds of lab time
+    settle_s: float  # seconds of lab time that must pass after each wave
     windows: str  # when its events may start without an approval, for people; "": at any time
-    vms: int  # that it affects
-    waves: tuple[PlannedWave, ...]
-    over_earliest: float | None  # lab time; None: the plan does not reach the end
-    over_latest: float | None  # likewise
+    vms: int  # how many VMs it covers
+    waves: tuple[PlannedWave, ...]  # in order, also empty ones
+    over_earliest: float | None  # when the last wave has settled; None: not simulated to the end
+    over_latest: float | None  # the same if nobody approves; None: not simulated to the end
     is_cut: bool  # the plan does not reach the end: times of later waves are missing
     never_started: int  # VMs that would get no event before it ends, from any rollout; 0 if the plan is cut
-    without_handler: int  # VMs that do not poll for events
+    without_handler: int  # how many of its VMs do not poll for events
     sentences: tuple[str, ...]  # the summary for people
     hold: str = ""  # why all rollouts are on hold now, although its times assume that they are not; "": they are not
     waits_for: tuple[str, ...] = ()  # what keeps it from its end, in clauses, such as a budget; () if nothing does
@@ -68,12 +75,15 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of a simulated request, in general a rollout, oldest first, and how the simulation ended."""
+    """The result of simulating a request, in general a rollout: its events, and how the simulation ended.
 
-    events: Sequence[Event]
-    is_over: bool  # False: it ended before the rollout did
+    A dry run on a copy of the fleet makes it; `make_rollout_plan` reads it.
+    """
+
+    events: Sequence[Event]  # of the request alone, oldest first
+    is_over: bool  # False: the simulation ended before the request did
     closed_at: float | None = None  # lab time at which a rollout had nothing left to do; None: not reached
-    why: str = ""  # the reason of its end, such as that no window follows; "": there is nothing to say
+    why: str = ""  # why the rollout stopped, such as that no window follows; "": there is nothing to say
     waits_for: tuple[str, ...] = ()  # what it waits for at last, in clauses, such as a budget; () if for nothing
     served_by: Mapping[str, frozenset[tuple[str, str]]] = {}  # other rollout → scope id and name of VMs that it serves
 
@@ -91,10 +101,11 @@ def make_rollout_plan(
 ) -> RolloutPlan:
     """Return the plan of a rollout from its waves (`divide_into_waves`) and two simulations of it.
 
-    `divided` has the VMs of each wave, in order. `earliest` is the one in which each event is approved, `latest` the
-    one without approvals; None: it was not simulated. Without `latest` the plan is cut. `without_handler` are the keys
-    of VMs that do not poll for events. `now` is lab time. `notice_s` is that of the events, in seconds of lab time.
-    `hold` says why all rollouts are on hold, "" if they are not.
+    `divided` has the VMs of each wave, in order. `earliest` is the simulation in which each event is approved, `latest`
+    the one without approvals; None: not simulated, so that its times are missing. Without `latest`, or if it did not
+    reach the end, the plan is cut. `without_handler` are the keys of VMs that do not poll for events. `now` is lab
+    time, `notice_s` the notice of the events in seconds of lab time. `hold` says why all rollouts are on hold, "" if
+    they are not.
     """
     waves = tuple(
         _planned_wave(rollout, index, members, earliest, latest, without_handler)

@@ -60,10 +60,10 @@ class EventWithFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutProgress:
-    """The progress of a rollout: its VMs counted, and the update domains that come next."""
+    """The progress of a rollout, as the caller has computed it for `rollout_explanation`."""
 
     tally: RolloutTally  # how many VMs are in which state
-    next_update_domains: tuple[int, ...] = ()  # of its scopes, that it has not reached; (): none
+    next_update_domains: tuple[int, ...] = ()  # numbers of those that it takes next, in any of its scopes; (): none
     is_settling: bool = False  # its current wave settles: nothing comes next before that has passed
     waits_for: tuple[str, ...] = ()  # what keeps it from publishing more, in clauses: settling, budgets, other rollouts
 
@@ -76,11 +76,11 @@ def host_explanation(
     *,
     is_unreachable: bool = False,
 ) -> Explanation:
-    """Explain a host: its health, the VMs on it (`vms`), what is pending, and what happened, oldest first.
+    """Explain a host: what happened, oldest first, its health, the VMs on it (`vms`), what is pending.
 
     `events` are those on the host, live and over, in order of publication; `entries` are the history entries about the
-    host itself. `is_unreachable`: it does not answer the hypervisor. The first eight live events are shown, the others
-    counted.
+    host itself. `is_unreachable`: it does not answer the hypervisor. Each event is a line, but of live events only the
+    first eight are lines and described; a sentence counts the others.
     """
     lines = (*(ExplanationLine(at=entry.at, text=entry.text) for entry in entries), *_event_lines(events))
     names = [vm.name for vm in vms]
@@ -105,10 +105,10 @@ def _reachability_sentences(host: Host, is_unreachable: bool) -> Iterator[str]:
 
 
 def scope_explanation(facts: ScopeFacts, events: Sequence[EventWithFacts]) -> Explanation:
-    """Explain a scope: whether its VMs poll, which are in it, what is pending, its events, oldest first.
+    """Explain a scope: its events, oldest first, whether its VMs poll, which are in it, what is pending.
 
-    `facts` are those of the scope; `events` are its events, live and over, in order of publication. The first eight
-    live ones are shown, the others counted.
+    `facts` are those of the scope; `events` are its events, live and over, in order of publication. Of live events only
+    the first eight are lines and described; a sentence counts the others.
     """
     names = [vm.name for vm in facts.scope.present_vms]
     members = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} in it." if names else "No VM is in it."
@@ -126,11 +126,11 @@ def rollout_explanation(
     events: Sequence[EventWithFacts],
     entries: Iterable[HistoryEntry],
 ) -> Explanation:
-    """Explain a rollout: its progress, the update domains it works on, and its events, oldest first.
+    """Explain a rollout: what happened, oldest first, its progress, and the update domains it works on.
 
-    `request` is the one that carries it, `events` are all its events in order of publication, `entries` the history
-    entries of the request, of which those about single events are left out. The first eight live events are shown, the
-    others counted.
+    `request` is the one that carries it, `events` are its events in order of publication, `entries` the history entries
+    of the request, of which only those about the request as a whole are used. Of live events only the first eight are
+    lines and described; a sentence counts the others.
     """
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
@@ -151,10 +151,11 @@ def request_explanation(
     events: Sequence[EventWithFacts],
     entries: Iterable[HistoryEntry],
 ) -> Explanation:
-    """Explain a request other than a rollout: its state, its events, oldest first, and what is pending.
+    """Explain a request other than a rollout: what happened, oldest first, its state, what is pending.
 
-    `events` are all its events in order of publication; `entries` are the history entries of the request, of which
-    those about single events are left out. The first eight live events are shown, the others counted.
+    `events` are its events in order of publication; `entries` are the history entries of the request, of which only
+    those about the request as a whole are used. Of live events only the first eight are lines and described; a sentence
+    counts the others.
     """
     lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
@@ -167,7 +168,7 @@ def request_explanation(
 def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
     """Return a rollout in words: `rollout ID, update over 6 hosts`, or `… over availability set web`.
 
-    Up to three hosts are named: `… over hosts a and b`.
+    Up to three hosts are named instead of counted: `… over hosts a and b`. ID is the full id.
     """
     if not rollout.hosts:
         over = rollout_target_text(rollout)

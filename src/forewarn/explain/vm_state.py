@@ -13,7 +13,10 @@ from forewarn.core.fleet import PowerState, Vm, vm_key_in_scope
 class VmState(StrEnum):
     """The state of a VM in one word: what maintenance does to it, else its power state; see `vm_state`.
 
-    The API shows the values.
+    During maintenance `frozen`, `rebooting` (also a reimage), `moving` (a live migration or redeployment) or `started`
+    (any other act is in progress); else `stopped` or `deallocated` by its power state, `noticed` (EVENT_SCHEDULED) if
+    it runs and an event that lists it is scheduled, else `running`. `gone`: removed from the fleet. The API shows the
+    values.
     """
 
     RUNNING = "running"  # it runs, and no event affects it now
@@ -41,9 +44,11 @@ MAINTENANCE_STATES = frozenset({VmState.STARTED, VmState.FROZEN, VmState.REBOOTI
 
 
 def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
-    """Return the state of a VM; `events` are the live events of its scope in order of publication.
+    """Return the state of a VM from its power state and the live events of its scope.
 
-    GONE if it was removed, else what `combine_vm_states` returns for the events that affect it.
+    GONE if it was removed. Else the first of `events`, in order of publication, that has an unfinished act on the VM
+    decides, such as FROZEN; else a power state other than running, else EVENT_SCHEDULED if an event that lists the VM
+    is scheduled, else RUNNING. Events that do not affect the VM are ignored.
     """
     if vm.removed_at is not None:
         return VmState.GONE
