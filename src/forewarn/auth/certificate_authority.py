@@ -35,20 +35,27 @@ _LOOPBACK_CONSTRAINTS = (
 
 
 class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
-    """The certificate of a CA and its private key, in memory."""
+    """The certificate of a local CA and its private key, in memory; it issues server certificates.
+
+    `new_certificate_authority` makes a new one; an existing one is read from files by `certificates`.
+    """
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     def may_sign(self, name: str) -> bool:
-        """Return whether it may issue a certificate for this name or address: if constrained, only loopback.
+        """Return whether the CA's constraints allow a certificate for this host name or address.
 
-        The name is in lower case, as `certificate_names` returns it.
+        A CA with name constraints may sign only loopback addresses, `localhost` and names below it; any other CA may
+        sign every name. `name` is in lower case, as `certificate_names` returns it.
         """
         return _is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
-        """Return whether it issued this certificate, by issuer name and signature; dates are not checked."""
+        """Return whether this CA issued the certificate, by issuer name and signature.
+
+        Dates and constraints are not checked. A certificate of another CA is False, not an error.
+        """
         try:
             certificate.verify_directly_issued_by(self.certificate)
         except (ValueError, TypeError, InvalidSignature):
@@ -84,10 +91,10 @@ def new_certificate_authority(
 def issue_server_certificate(
     authority: CertificateAuthority, key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> x509.Certificate:
-    """Return a new server certificate of the CA for this key and these names. Writes no file.
+    """Return a new server certificate, signed by the CA, for the public key of `key` and these names.
 
-    Valid for 397 days from an hour before `now` (real time, POSIX seconds), but only while the CA is. Does not check
-    `may_sign`.
+    Valid for 397 days from an hour before `now` (real time, POSIX seconds), cut to the validity of the CA. Does not
+    check `may_sign`, adds no names, and writes no file.
     """
     issuer = authority.certificate
     begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)
@@ -106,9 +113,10 @@ def issue_server_certificate(
 
 
 def certificate_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return LOOPBACK_NAMES, then these host names in lower case and addresses in short form, each once.
+    """Return the names for a server certificate: LOOPBACK_NAMES, then `names` normalized, each once.
 
-    Rejected if one is neither a host name (perhaps with a wildcard `*.`) nor an address.
+    Host names are put in lower case, addresses in their short form. Raises Rejected if one is neither a host name
+    (perhaps with a wildcard `*.`) nor an address.
     """
     return tuple(dict.fromkeys((*LOOPBACK_NAMES, *map(_normalize_name, names))))
 

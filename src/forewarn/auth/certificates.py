@@ -30,22 +30,27 @@ _REPLACE_CA_ADVICE = "move 'ca.pem' and 'ca.key' away to get a new CA, which cli
 
 
 class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of the service's own CA and server certificate; `load_or_create` makes it."""
+    """The files of the service's own CA and server certificate, as they were when they were loaded.
 
-    ca: CertificateFiles  # ca.pem and ca.key
-    server: CertificateFiles  # server.pem, without a chain, and server.key
+    `load_or_create` makes it. Either of the two may have a `problem`, such as a CA that has expired.
+    """
+
+    ca: CertificateFiles  # of the files ca.pem and ca.key
+    server: CertificateFiles  # of the files server.pem, without a chain, and server.key
 
     @classmethod
     def load_or_create(
         cls, directory: Path, names: Iterable[str], now: float, *, authority: Path | None = None
     ) -> ServiceCertificates:
-        """Load both; create what is missing, and renew a server certificate that is no longer usable.
+        """Load the CA and the server certificate; create missing files, and renew a server certificate.
 
-        `directory` is `tls`, created if it is missing, and `authority` the directory of the CA, None if it is the same;
-        `now` is real time. The server certificate is renewed, with a new key, if it is damaged or not of this CA, lacks
-        one of `names` or the loopback names, is not valid yet or expires within 30 days. An existing CA is never
-        changed: Rejected if it is not usable or may not sign the names. While the CA is not valid, because the clock is
-        wrong or its ten years are over, the dates of the server certificate do not matter, and both have a `problem`.
+        `directory` (`tls`) has the server certificate and is created if it is missing; `authority` is the directory of
+        the CA, None if it is the same. `now` is real time in POSIX seconds. The loopback names are added to `names`.
+        The server certificate is renewed, with a new key, if it is damaged or not of this CA, lacks one of the names,
+        is not valid yet or expires within 30 days. An existing CA is never changed: Rejected if it is not usable or may
+        not sign the names. While the CA is not valid, because the clock is wrong or its ten years are over, the dates
+        of the server certificate do not matter, and both have a `problem`.
+
         Rejected also for a text that is neither a host name nor an address, for a directory that cannot be made, and if
         others can read a key; Unavailable if a file cannot be written.
         """
@@ -65,11 +70,12 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
-    """Load the user's certificate, which its chain may follow, and its key, which must not be encrypted.
+    """Load and check a certificate of the user's own and its key, instead of those of our CA.
 
-    Both are PEM files; `now` is real time. Rejected if a file cannot be read (NotFound if it is missing), they do not
-    belong together, or TLS refuses the certificate. One that is not valid now is returned with a `problem`. The modes
-    of the files are not checked.
+    Both are PEM files; the chain may follow the certificate in its file, and the key must not be encrypted. `now` is
+    real time. Raises Rejected if a file cannot be read (NotFound if it is missing), if the key belongs to another
+    certificate, or if TLS refuses the certificate. One that is not valid now is returned with a `problem`. The modes of
+    the files are not checked.
     """
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
@@ -192,11 +198,11 @@ _USUAL_BUNDLE_PATHS = (
 
 
 def write_ca_bundle(directory: Path, system: Iterable[Path] | None = None) -> Path:
-    """Write `ca-bundle.pem`, the system's CAs and ours, beside our CA if it is missing or outdated.
+    """Write `ca-bundle.pem`, the system's CAs and ours, if it is missing or outdated; return its path.
 
-    Returns its path. `directory` is that of our CA. The first bundle that exists in `system` (None: the usual paths),
-    but not in `directory`, is the system's; without one, the bundle has only our CA, which must exist (NotFound).
-    Unavailable if it cannot be written. Rejected if a file cannot be read.
+    `directory` has our CA and gets the bundle. The first file of `system` (None: the usual paths) that exists outside
+    of `directory` has the system's CAs; without one, the bundle has only our CA. Each certificate is in it once. Raises
+    NotFound if our CA does not exist, Rejected if a file cannot be read, Unavailable if the bundle cannot be written.
     """
     path = directory / "ca-bundle.pem"
     known = _read_system_bundle(_system_bundle_paths() if system is None else system, directory)

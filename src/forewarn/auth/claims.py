@@ -18,7 +18,12 @@ _CLOCK_SKEW_S = 60  # tolerated for the beginning of a token's validity, not for
 
 
 class TokenErrorReason(StrEnum):
-    """Why a token is not accepted: the `reason` of InvalidToken."""
+    """Why a token or session is not accepted: the `reason` of InvalidToken.
+
+    EXPIRED, NOT_YET_VALID, WRONG_AUDIENCE (for another service, or of a sign-in for another client), WRONG_ISSUER,
+    BAD_SIGNATURE (also an algorithm that is not allowed), MALFORMED (also without a needed claim, or of another
+    sign-in), and UNKNOWN_KEY (signed with a key that the issuer does not have: perhaps a token of another issuer).
+    """
 
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"
@@ -30,9 +35,10 @@ class TokenErrorReason(StrEnum):
 
 
 class InvalidToken(Rejected):
-    """A token is not accepted; `reason` says why. The message, `sentence`, never contains the token.
+    """A token or session is not accepted; `reason` says why, and `sentence` is the message for people.
 
-    Raised where tokens and sessions are verified.
+    Raised where tokens and sessions are verified. The message never contains the token, at most an excerpt of its
+    header or claims.
     """
 
     def __init__(self, reason: TokenErrorReason, sentence: str) -> None:
@@ -41,37 +47,44 @@ class InvalidToken(Rejected):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a verified token or session belongs to, until when (real time). Grants may name any of `ids`."""
+    """Who a verified token, session or client secret belongs to, and until when (real time).
+
+    The right of the caller is not in it: grants are looked up by `ids`, any of which they may name.
+    """
 
     ids: tuple[str, ...]  # principal ids, such as `client:ID`; at least one
     name: str  # for people
-    tenant: str  # "": not known
-    expires_at: float  # of the token or the portal session, POSIX seconds; 0: from neither
+    tenant: str  # the tenant id in the token; "": not known
+    expires_at: float  # of the token or the portal session, POSIX seconds; 0: no token and no session
     secret_fingerprint: str = ""  # of the secret with which a client signed in; "": another kind of caller
-    vm_key: str = ""  # only for a VM's managed identity, as the next
+    vm_key: str = ""  # the VM's key in the fleet; this and the next are "" unless it is a VM's managed identity
     vm_id: str = ""  # the VM's GUID
 
     @property
     def primary_id(self) -> str:
-        """The first of `ids`: the id of its principal."""
+        """The first of `ids`, such as `client:ID`, for where one id of the caller is needed."""
         return self.ids[0]
 
 
 class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """The registered claims (RFC 7519) that are checked in tokens of any issuer; base of the payloads."""
+    """The registered claims of a token (RFC 7519) that `check_claims` checks, as they are in the payload.
+
+    Base of the payload types of our own tokens, sessions and external tokens. Nothing is verified yet.
+    """
 
     iss: str  # the issuer
     aud: str | list[str]  # the audience, or several
     exp: float  # not valid from then on; real time in POSIX seconds
-    nbf: float = 0  # not valid before; the same; a token without it has 0
+    nbf: float = 0  # not valid before; real time in POSIX seconds; 0: the token does not say
 
 
 def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:
     """Raise InvalidToken if the token has another issuer or audience, or is not valid now (real time).
 
-    Its reason says which of them, checked in this order. One of its audiences must be in `audiences`, which are
-    normalized. A slash at the end of the issuer does not count. It is expired from `exp` on; it may begin 60 s in the
-    future.
+    The checks are made in this order, and the error's `reason` says which one failed. One of the token's audiences must
+    be in `audiences`, which `normalize_audiences` has returned. A slash at the end of the issuer does not count. The
+    token is expired from `exp` on, without tolerance; its `nbf` may be up to 60 s in the future. The signature is not
+    checked.
     """
     if token.iss.rstrip("/") != issuer.rstrip("/"):
         raise InvalidToken(
@@ -95,9 +108,10 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
 
 
 def normalize_audience(audience: str) -> str:
-    """Return an audience as it is compared: scheme and host in lower case, without slashes at the end.
+    """Return an audience in the form in which audiences are compared.
 
-    Text that is not a URL is returned unchanged.
+    Of a URL, scheme and host are put in lower case, and slashes at the end are removed. Text that is not a URL is
+    returned unchanged.
     """
     try:
         parts = urlsplit(audience)

@@ -35,7 +35,10 @@ def hash_secret(secret: str) -> bytes:
 
 
 def secret_matches(secret: str, secret_hash: bytes) -> bool:
-    """Return whether `secret_hash` is the result of `hash_secret` for this secret, in constant time."""
+    """Return whether `secret_hash`, a result of `hash_secret`, was made from this secret.
+
+    Compares in constant time, so that the duration tells nothing about the secret.
+    """
     salt, digest = secret_hash[:_SALT_BYTES], secret_hash[_SALT_BYTES:]
     return hmac.compare_digest(_digest(salt, secret), digest)
 

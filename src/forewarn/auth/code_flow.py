@@ -26,36 +26,37 @@ _SCOPE = "openid profile email"
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):
-    """One sign-in in progress. Only the browser that knows its secret can complete it.
+    """One sign-in of a person at the external issuer, in progress (OAuth code flow with PKCE).
 
-    The properties are derived from the secret, so equal secrets give equal values.
+    The service stores nothing of it: the browser keeps `secret` in a cookie, and a new object with the same secret has
+    the same `state`, `nonce`, `verifier` and `challenge`. So only that browser can complete the sign-in.
     """
 
     secret: str  # the browser keeps it in a cookie
 
     @classmethod
     def start(cls) -> PendingSignIn:
-        """Return a sign-in with a new random secret."""
+        """Return a new sign-in with a random secret of 256 bits. Sends and stores nothing."""
         return cls(secrets.token_urlsafe(32))
 
     @property
     def state(self) -> str:
-        """The `state` parameter of OAuth, which the issuer sends back."""
+        """The `state` parameter of OAuth, derived from the secret, which the issuer sends back."""
         return self._derive("state")
 
     @property
     def nonce(self) -> str:
-        """The `nonce` that is sent to the issuer, and that the id token must contain."""
+        """The `nonce` for the issuer, derived from the secret; the id token must contain it."""
         return self._derive("nonce")
 
     @property
     def verifier(self) -> str:
-        """The code verifier of PKCE, which is sent to the issuer with the code."""
+        """The code verifier of PKCE, derived from the secret; it is sent when the code is redeemed."""
         return self._derive("verifier")
 
     @property
     def challenge(self) -> str:
-        """The S256 code challenge of PKCE: the hash of `verifier`, for the authorization URL."""
+        """The S256 code challenge of PKCE for the authorization URL: the base64url SHA-256 of `verifier`."""
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
     def matches_state(self, state: str) -> bool:
@@ -76,10 +77,12 @@ class _TokenResponse(msgspec.Struct, frozen=True):
 
 
 class AuthorizationCodeFlow:
-    """Signs people in at `issuer` as its client `client_id`; without a secret, as a public client.
+    """Signs people in to the portal at an external issuer, as its client `client_id`.
 
-    Fetches the issuer's configuration when it is first needed, with the issuer's HTTP client, and keeps it for an hour,
-    or longer while the issuer is unreachable.
+    First `authorization_url` for the browser, then `redeem_code` with the code that it brings back. With a `secret` it
+    authenticates as a confidential client, without one as a public client; PKCE is used in both cases. Fetches the
+    issuer's configuration when it is first needed, with the issuer's HTTP client, and keeps it for an hour, or longer
+    while the issuer is unreachable. The attribute `issuer` is the issuer.
     """
 
     def __init__(self, issuer: ExternalIssuer, client_id: str, secret: str = "") -> None:
@@ -93,10 +96,11 @@ class AuthorizationCodeFlow:
         self._redemption_slots = asyncio.Semaphore(_MAX_CONCURRENT_REDEMPTIONS)
 
     async def authorization_url(self, sign_in: PendingSignIn, redirect_uri: str, now: float) -> str:
-        """Return the issuer's URL to which the browser is redirected, for this sign-in.
+        """Return the URL at the issuer to which the browser is redirected to begin this sign-in.
 
-        `redirect_uri` is where the issuer sends the browser back; `now` is real time. Unavailable if the issuer's
-        configuration cannot be fetched and was never known.
+        `redirect_uri` is where the issuer sends the browser back; `now` is real time. May fetch the issuer's
+        configuration. Unavailable if that cannot be fetched and was never known; for five seconds after a failure it is
+        not tried again.
         """
         endpoint = (await self._current_configuration(now)).authorization_endpoint
         parameters = {
@@ -112,11 +116,12 @@ class AuthorizationCodeFlow:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}"
 
     async def redeem_code(self, code: str, sign_in: PendingSignIn, redirect_uri: str, now: float) -> Claims:
-        """Exchange the code for an id token, and return the claims of the verified id token.
+        """Exchange the code for an id token at the issuer, and return the claims of the verified id token.
 
-        The caller checks `matches_state` before; `redirect_uri` is the same as in `authorization_url`; `now` is real
-        time. At most three exchanges run at once; others wait. Unauthenticated if the issuer refuses the code,
-        InvalidToken if the id token is not valid, Unavailable if the issuer fails.
+        `code` is what the browser brought back. The caller must have checked `matches_state`; `redirect_uri` is the
+        same as in `authorization_url`; `now` is real time. At most three exchanges run at once; others wait.
+        Unauthenticated if the issuer refuses the code, InvalidToken if the id token is not valid, Unavailable if the
+        issuer fails or cannot be reached. Creates no session.
         """
         configuration = await self._current_configuration(now)
         form = {

@@ -132,12 +132,13 @@ class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
 
 
 class ExternalIssuer:
-    """Verifies the tokens of one issuer for `audiences`, with cached keys while it is unreachable.
+    """Verifies the tokens of one external OpenID Connect issuer, with its public keys.
 
-    Its tokens must name `issuer_url`, the attribute `url`, as their issuer. Fetches keys when they are needed, with
-    `client`: from `jwks_url`, else from the address in its configuration. It has none at first, and fetches them again
-    after an hour or for a token with an unknown key. The constructor raises Rejected if there is no audience, or if a
-    URL is neither https nor on loopback.
+    Tokens must name `issuer_url` (the attribute `url`) as their issuer and one of `audiences`. The keys are fetched
+    with `client` when a token needs them: from `jwks_url`, or if that is "" from the address in the issuer's
+    configuration. They are fetched again after an hour and for a token with an unknown key, at most every 30 s; while
+    the issuer is unreachable the old ones stay in use. The constructor fetches nothing, and raises Rejected if there is
+    no audience, or if a URL is neither https nor on loopback.
     """
 
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "", *, client: HttpClient) -> None:
@@ -158,10 +159,11 @@ class ExternalIssuer:
         self._fetch_task: asyncio.Task[None] | None = None
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a valid access token; `now` is real time.
+        """Return the claims of a valid access token of the issuer; `now` is real time.
 
-        The ids are `oidc:` and the token's oid or sub; for the token of an app, its app id before that. May fetch the
-        issuer's keys. Raises InvalidToken, or Unavailable if no key is known.
+        The ids are `oidc:` and the token's oid, else its sub; for the token of an app, `oidc:` and the app's id come
+        first. May fetch the issuer's keys. Raises InvalidToken if signature, issuer, audience or times are wrong, or
+        the token names no owner; Unavailable if no key is known. Grants are not checked.
         """
         payload = await self._verified_payload(token, self.audiences, now)
         return _claims_from_payload(payload, _principal_ids(payload))
@@ -169,8 +171,9 @@ class ExternalIssuer:
     async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
         """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens.
 
-        The token must be for `client_id` (so must its `azp`, if it has one) and contain `nonce`; `now` is real time.
-        May fetch the issuer's keys. Raises InvalidToken, or Unavailable if no key is known.
+        The token's audience must be `client_id` (so must its `azp`, if it has one), not one of the issuer's audiences,
+        and it must contain `nonce`; `now` is real time. May fetch the issuer's keys. Raises InvalidToken if the token
+        is not valid or of another sign-in, Unavailable if no key is known.
         """
         payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:

@@ -20,7 +20,10 @@ _AUDIENCE = "forewarn control nodes"
 
 
 class ForwardedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a control node says of a call that it forwards: how it received it, and from whom."""
+    """What a control node says of a call that it forwards to the active node: how and from whom it came.
+
+    It is the content of a forwarding token.
+    """
 
     node: str  # the name of the forwarding node
     scheme: str  # `https`, or `http` from a browser on the node's own machine
@@ -34,9 +37,10 @@ class _ForwardingPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defau
 
 
 class ForwardingTokens:
-    """Signs and verifies forwarding tokens, which are valid for a minute of real time.
+    """Signs and verifies the tokens with which a control node vouches for a call that it forwards.
 
-    `key` is the one that all control nodes share. `real_time` returns POSIX seconds.
+    A token is valid for a minute of real time. `key` is the signing key that all control nodes share; a forwarding
+    token is no access token or session, nor the reverse. `real_time` returns POSIX seconds.
     """
 
     def __init__(self, key: SigningKey, real_time: Callable[[], float]) -> None:
@@ -45,7 +49,11 @@ class ForwardingTokens:
         self._issued: dict[ForwardedCall, IssuedToken] = {}  # signing takes about a millisecond
 
     def issue(self, call: ForwardedCall) -> str:
-        """Return a token for this kind of call, perhaps a cached one of which half of its lifetime is left."""
+        """Return a signed token that contains `call`; equal calls may get the same token.
+
+        A cached token is used while more than half of its minute is left. The token says nothing about the request
+        itself.
+        """
         now = self._real_time()
         issued = self._issued.get(call)
         if issued is None or not issued.is_fresh(now):
@@ -53,9 +61,10 @@ class ForwardingTokens:
         return issued.token
 
     def verify(self, token: str) -> ForwardedCall:
-        """Return what a valid token says. Raises InvalidToken.
+        """Return the `ForwardedCall` in a forwarding token that another control node has signed.
 
-        It must be signed with the key of the cluster, and not be expired.
+        Raises InvalidToken if it is malformed, expired, not a forwarding token, or not signed with the key that the
+        control nodes share (reason UNKNOWN_KEY for another key).
         """
         header = jws.parse_header(token)
         if header.kid != self._key.kid:

@@ -23,11 +23,14 @@ PayloadT = TypeVar("PayloadT")
 
 
 class JwsHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a token, not verified. Keys and addresses of keys in a header are ignored."""
+    """The header of a token (JWS), read before anything is verified: it may be forged.
 
-    alg: str  # the algorithm of the signature
-    kid: str = ""  # the id of the key
-    crit: Any = None  # extensions that a verifier must understand; we accept none
+    Only these fields are read; keys and addresses of keys in a header are ignored.
+    """
+
+    alg: str  # the algorithm of the signature, such as RS256
+    kid: str = ""  # the id of the key; "": not given
+    crit: Any = None  # extensions that a verifier must understand; `parse_header` accepts none
 
 
 def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) -> str:
@@ -39,9 +42,10 @@ def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) ->
 
 
 def parse_header(token: str) -> JwsHeader:
-    """Return the header of a token, not verified.
+    """Return the header of a token without verifying the token.
 
-    InvalidToken (MALFORMED) if the token is malformed, has more than 16,384 characters or a `crit` header.
+    Raises InvalidToken (MALFORMED) if the token is malformed, is not ASCII, has more than 16,384 characters, or has a
+    `crit` header.
     """
     if len(token) > _MAX_TOKEN_CHARACTERS or not token.isascii() or token.count(".") != 2:
         raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT)
@@ -57,7 +61,7 @@ def parse_header(token: str) -> JwsHeader:
 
 
 def require_algorithm(allowed: Collection[str], header: JwsHeader) -> None:
-    """Raise InvalidToken (BAD_SIGNATURE) if the header names an algorithm that is not allowed."""
+    """Raise InvalidToken (BAD_SIGNATURE) if the header's algorithm is not in `allowed` (such as RS256)."""
     if header.alg not in allowed:
         sentence = (
             f"the token is signed with {quote_excerpt(header.alg)}: get one signed with {', '.join(sorted(allowed))}"

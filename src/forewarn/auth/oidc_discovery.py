@@ -18,10 +18,10 @@ _FORM_HEADERS = {**_HEADERS, "Content-Type": "application/x-www-form-urlencoded"
 
 
 async def fetch_document(client: HttpClient, url: str) -> bytes:
-    """Return the body of the answer to a GET request.
+    """Send a GET request for JSON, and return the body of the answer, undecoded.
 
-    Unavailable if no answer begins within five seconds, or if it is not 2xx (redirects are not followed), is longer
-    than 1 MiB, breaks off or takes five seconds more. Raises Rejected unless the URL is https or on loopback.
+    Raises Unavailable if no answer begins within five seconds, or if it is not 2xx (redirects are not followed), is
+    longer than 1 MiB, breaks off or takes five seconds more; Rejected unless the URL is https or on loopback.
     """
     status, content = await _exchange(client, "GET", url, _HEADERS)
     if status >= 300:
@@ -32,11 +32,12 @@ async def fetch_document(client: HttpClient, url: str) -> bytes:
 async def post_form(
     client: HttpClient, url: str, fields: Mapping[str, str], authorization: str = ""
 ) -> tuple[int, bytes]:
-    """Send a form by POST, and return the status and body of the answer, also of a redirect or an error.
+    """Send `fields` as a URL-encoded form by POST, and return the status and body of the answer.
 
-    `authorization` is the value of that header; "": none. Unavailable if no answer begins within five seconds, or if
-    a 2xx answer breaks off, takes five seconds more or is longer than 1 MiB; the body of another answer may be cut.
-    Raises Rejected unless the URL is https or on loopback.
+    An error status or redirect is returned too, not raised or followed. `authorization` is the value of that header;
+    "": none. Raises Unavailable if no answer begins within five seconds, or if a 2xx answer breaks off, takes five
+    seconds more or is longer than 1 MiB; the body of another answer may be cut. Raises Rejected unless the URL is https
+    or on loopback.
     """
     headers = {**_FORM_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return await _exchange(client, "POST", url, headers, urlencode(fields).encode())
@@ -83,25 +84,33 @@ _BASIC, _POST = "client_secret_basic", "client_secret_post"
 
 
 class OidcConfiguration(msgspec.Struct, frozen=True):
-    """The parts of an issuer's openid-configuration that sign-in and verification need."""
+    """The parts of an issuer's openid-configuration document that sign-in and verification need.
+
+    `fetch_oidc_configuration` makes it; the URLs in it are as the issuer wrote them, not checked.
+    """
 
     issuer: str  # its URL
     jwks_uri: str  # where its public keys are
-    authorization_endpoint: str = ""  # where browsers sign in; "": it names none, as in the next
+    authorization_endpoint: str = ""  # where browsers sign in; "": it names none, also in the next field
     token_endpoint: str = ""  # where codes are exchanged for tokens
-    token_endpoint_auth_methods_supported: tuple[str, ...] = (_BASIC,)  # how a client may send its secret
+    token_endpoint_auth_methods_supported: tuple[str, ...] = (_BASIC,)  # how a client may send its secret, by OIDC name
 
     @property
     def takes_secret_in_form(self) -> bool:
-        """Whether the token endpoint accepts the client secret only in the form, not in a header."""
+        """Whether a client must send its secret as a form field, because Basic authentication is not listed.
+
+        False if `client_secret_basic` is supported, and if neither it nor `client_secret_post` is.
+        """
         known = self.token_endpoint_auth_methods_supported
         return _BASIC not in known and _POST in known
 
 
 async def fetch_oidc_configuration(client: HttpClient, issuer_url: str) -> OidcConfiguration:
-    """Fetch an issuer's openid-configuration. Unavailable if it cannot be read or names another issuer.
+    """Fetch the openid-configuration of an issuer, below its URL at `.well-known/`.
 
-    The URLs in it are not checked. Raises Rejected unless the issuer's URL is https or on loopback.
+    Raises Unavailable if the issuer does not answer, the document cannot be read, or it names another issuer (a slash
+    at the end does not count); Rejected unless the issuer's URL is https or on loopback. The URLs in the document are
+    not checked. Nothing is cached.
     """
     try:
         content = await fetch_document(client, f"{issuer_url.rstrip('/')}/.well-known/openid-configuration")

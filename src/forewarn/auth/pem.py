@@ -19,31 +19,28 @@ from forewarn.protocol.dates import iso_date
 
 
 class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that people compare and check about a certificate. Times are POSIX seconds."""
+    """The facts that people compare and check about a certificate, made by `certificate_facts`."""
 
-    fingerprint: str  # SHA-256, as openssl prints it
+    fingerprint: str  # SHA-256, as openssl prints it: pairs of capital hex digits with colons
     names: tuple[str, ...]  # host names in lower case, then addresses
-    not_before: float  # the first second of its validity, in real time
-    not_after: float  # the last one, in real time; `validity_problem` counts it as expired
+    not_before: float  # the first second of its validity: real time in POSIX seconds
+    not_after: float  # its last second, POSIX seconds; `validity_problem` counts it as expired already
 
 
 class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a certificate and its private key, and the facts of the certificate.
-
-    `problem` says why clients do not trust it and what to do, if it or its CA is not valid now; else it is "".
-    """
+    """The paths of a certificate and its private key, and the facts of the certificate when it was loaded."""
 
     certificate: Path  # PEM, perhaps with its chain
     key: Path  # PEM, not encrypted
     facts: CertificateFacts  # of the first certificate in the file
-    problem: str = ""
+    problem: str = ""  # why clients do not trust it now, and what to do; "": it and its CA are valid
 
 
 class HasPublicKey(Protocol):
-    """A certificate or a private key."""
+    """A certificate or a private key of `cryptography`: anything that can say its public key."""
 
     def public_key(self) -> PublicKeyTypes:
-        """Return the public key."""
+        """Return the public key of the certificate or of the private key."""
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -74,18 +71,18 @@ def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
 
 
 def write_key(path: Path, key: PrivateKeyTypes) -> None:
-    """Write a private key unencrypted (PEM, PKCS 8) to a file with mode 0600, atomically.
+    """Write a private key unencrypted (PEM, PKCS 8) to a file with mode 0600, atomically and durably.
 
-    Replaces an existing file. Unavailable if that fails.
+    Replaces an existing file. Raises Unavailable if that fails, also if its directory does not exist.
     """
     pkcs8, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     secure_files.write_private(path, key.private_bytes(serialization.Encoding.PEM, pkcs8, unencrypted))
 
 
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    """Write a certificate as PEM to a file that everybody may read, atomically, replacing an existing one.
+    """Write a certificate as PEM to a file with mode 0644, atomically and durably.
 
-    Unavailable if that fails.
+    Replaces an existing file. Raises Unavailable if that fails, also if its directory does not exist.
     """
     secure_files.write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
 
@@ -110,7 +107,10 @@ def validity_problem(path: Path, facts: CertificateFacts, now: float, advice: st
 
 
 def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
-    """Return the fingerprint, names and validity of a certificate."""
+    """Return the fingerprint, names and validity of a certificate, as they are compared and shown.
+
+    Checks nothing: the certificate may have expired.
+    """
     return CertificateFacts(
         fingerprint=certificate.fingerprint(SHA256()).hex(":").upper(),
         names=names_in_certificate(certificate),

@@ -31,9 +31,10 @@ def write_public(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """Return the content of a file with a secret. Rejected if its mode gives others than the owner access.
+    """Return the content of a file with a secret, after checking that only its owner has access.
 
-    NotFound if it does not exist; Rejected also if it cannot be read or is not a regular file.
+    Raises Rejected if its mode gives group or others any access, if it cannot be read, or if it is not a regular file;
+    NotFound if it does not exist.
     """
     with _open_regular_file(path) as descriptor:
         mode = os.fstat(descriptor).st_mode

@@ -29,18 +29,18 @@ _LINK_INVALID_TEXT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInIdentity:
-    """The person or client whom a link signs in; `is_owner` makes it a session of the service's owner."""
+    """The person or client whom a sign-in link signs in to the portal."""
 
     claims: Claims  # not from a token, so without an expiry
-    is_owner: bool = False
+    is_owner: bool = False  # the session becomes one of the service's owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInLink:
-    """A one-time link that signs in to the portal until `ends_at`, in POSIX seconds of real time."""
+    """A link that signs in to the portal once, made by `SignInLinks.create`."""
 
-    url: str = field(repr=False)  # a secret
-    ends_at: float
+    url: str = field(repr=False)  # a secret: anybody who opens it first is signed in
+    ends_at: float  # from when on it is no longer valid, in POSIX seconds of real time
 
 
 class SignInLinks:
@@ -55,9 +55,10 @@ class SignInLinks:
         self._open_links: dict[bytes, tuple[SignInIdentity, float]] = {}  # oldest first
 
     def create(self, identity: SignInIdentity) -> SignInLink:
-        """Return a new link that signs this identity in once, within 15 minutes.
+        """Return a new link that signs this identity in once, within 15 minutes of real time.
 
-        Drops the oldest if there are 256 unused ones.
+        If 256 links are kept already, forgets the oldest one, which then no longer works. Only a hash of the code is
+        kept.
         """
         code, ends_at = secrets.token_urlsafe(_LINK_CODE_BYTES), self._real_time() + LINK_LIFETIME_S
         while len(self._open_links) >= _MAX_OPEN_LINKS:
@@ -68,7 +69,8 @@ class SignInLinks:
     def redeem(self, code: str) -> SignInIdentity:
         """Return the identity of the link that ends with this code, and invalidate the link.
 
-        Unauthenticated if there is no such link, or if it was used, dropped or has expired.
+        Raises Unauthenticated if there is no such link, or if it was used, forgotten or has expired. Creates no
+        session.
         """
         identity, ends_at = self._open_links.pop(_hash_link_code(code), (None, 0.0))
         if identity is None or not self._real_time() < ends_at:
@@ -88,9 +90,12 @@ _SESSION_ENDED_TEXT = "the session is over: sign in again"
 
 
 class PortalSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A verified portal session: who signed in, and how. Grants are looked up at every request."""
+    """A verified portal session, read from the browser's cookie by `SessionIssuer.verify`.
 
-    id: str  # random
+    Says who signed in, and how. What the person may do is not in it: grants are looked up at every request.
+    """
+
+    id: str  # random; EndedSessions names it
     ends_at: float  # real time, in POSIX seconds
     claims: Claims  # of the person or client who signed in, with the tenant of this service and the session's expiry
     issuer: str = ""  # the external issuer that identified the person; "": this service did
@@ -107,25 +112,29 @@ class _SessionPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults
 
 
 class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions that were ended before their time, by person. Stored, so that they stay ended.
+    """The sessions that were ended before their time, by person: an immutable value that the store keeps.
 
-    There are none at first. If one person ends more than 1,000 sessions, all sessions of that person that expire by
-    `until` count as ended.
+    Sessions are not stored, so this is how a sign-out stays in force. There are none at first. If one person ends more
+    than 1,000 sessions, all sessions of that person that expire by `until` count as ended.
     """
 
-    ids: dict[str, dict[str, float]] = {}  # primary id → session id → when it would have expired
-    until: dict[str, float] = {}  # primary id → sessions that expire by then count as ended
+    ids: dict[str, dict[str, float]] = {}  # primary id → session id → when it would have expired (real time)
+    until: dict[str, float] = {}  # primary id → sessions that expire by then (inclusive, real time) count as ended
 
     def contains(self, session: PortalSession) -> bool:
-        """Return whether the session was ended before its time; expiry is not checked."""
+        """Return whether the session was ended before its time; whether it has expired is not checked.
+
+        True also for a session that expires no later than `until` of its person.
+        """
         who = session.claims.primary_id
         return session.id in self.ids.get(who, {}) or session.ends_at <= self.until.get(who, 0.0)
 
     def with_session(self, session: PortalSession, now: float, limit: int = _MAX_ENDED_PER_PERSON) -> EndedSessions:
-        """Return new ended sessions, with this one added and those that have expired at `now` removed.
+        """Return a copy to which this session is added, without the sessions that have expired at `now`.
 
-        At most `limit` sessions per person are listed; `until` covers those that expire earliest. `now` is real time;
-        `self` is unchanged.
+        Stores nothing; `self` is unchanged. At most `limit` sessions per person are listed by id: those that expire
+        last. The others count as ended by `until`, and with them all sessions of that person that expire as early.
+        `now` is real time.
         """
         who = session.claims.primary_id
         remaining = {person: sessions for person in self.ids if (sessions := _unexpired(self.ids[person], now))}
@@ -141,9 +150,10 @@ def _unexpired(ends: dict[str, float], now: float) -> dict[str, float]:
 
 
 class SessionIssuer:
-    """Issues and verifies the session cookies of the service with this tenant id. Stores no sessions.
+    """Issues and verifies portal sessions, which are signed texts in a cookie. Stores no sessions.
 
-    `key` signs them, and `tenant_id` is the issuer in them. Times are real time, in POSIX seconds.
+    `key` signs them, and `tenant_id`, the id of this service's tenant, is the issuer in them. A session is no access
+    token, nor the reverse. Signatures that were verified are cached in memory.
     """
 
     def __init__(self, *, key: SigningKey, tenant_id: str) -> None:
@@ -155,7 +165,8 @@ class SessionIssuer:
         """Return a new session as a signed text for a cookie, valid for 12 hours of real time from `now`.
 
         `issuer` is the external issuer that identified the person; "": this service did. `is_owner` makes it a session
-        of the service's owner. Of `claims`, only the ids, the name and the fingerprint of the secret are kept.
+        of the service's owner. Of `claims`, only the ids, the name and the fingerprint of the secret are kept. Sets no
+        cookie and stores nothing.
         """
         payload = _SessionPayload(
             iss=self._tenant_id,
@@ -172,10 +183,11 @@ class SessionIssuer:
         return jws.sign(msgspec.json.encode(payload), self._key.private, algorithm=SIGNING_ALGORITHM, kid=self._key.kid)
 
     def verify(self, text: str, now: float) -> PortalSession:
-        """Return the session in a cookie. Raises InvalidToken if it is forged or expired at `now`.
+        """Return the session in `text`, the value of a cookie; `now` is real time.
 
-        `text` is the cookie's value. It must be of this service's key and tenant. `now` is real time. The caller checks
-        whether EndedSessions contains it, and whether its client still exists.
+        Raises InvalidToken if it is malformed, forged, expired, or was not issued with this service's key and tenant.
+        The caller must still check whether EndedSessions contains it, and whether its client exists and has the same
+        secret.
         """
         payload = self._verified.get(text) or self._verify_signature(text)
         check_claims(payload, issuer=self._tenant_id, audiences=_SESSION_AUDIENCE, now=now)

@@ -19,10 +19,10 @@ _ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the obj
 
 
 class TokenService:
-    """Issues tokens to authenticated clients and VMs, and verifies the tokens of callers.
+    """Issues access tokens to clients and VMs, and verifies the tokens that callers send.
 
-    `issuer` makes our own tokens, which name the tenant `tenant_id`; `external` is None without an external issuer.
-    Every `now` is real time.
+    `issuer` makes our own tokens, which name the tenant `tenant_id`. `external` verifies those of an external issuer;
+    None: there is none. With one, clients get their tokens there, and VMs still get ours. The three are attributes too.
     """
 
     def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
@@ -31,24 +31,27 @@ class TokenService:
         self.external = external
 
     def issue_for_client(self, client: RegisteredClient, audience: str, now: float) -> IssuedToken:
-        """Return a token for a client that has proven its secret to the caller. The audience is not checked.
+        """Return an access token for a client. The caller has checked its secret, and checks the audience.
 
-        It may be a cached one, of which more than half of its lifetime is left. `now` is real time.
+        The token may be a cached one, of which more than half of the lifetime is left. It is invalid once the client
+        has another secret. `now` is real time. Works also if there is an external issuer, although `verify` then
+        refuses the token.
         """
         return self.issuer.issue_token(self._client_subject(client), audience, now)
 
     def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
-        """Return a token for a VM's managed identity. The audience is not checked.
+        """Return an access token for a VM's managed identity. The audience is not checked.
 
-        It may be a cached one, of which more than half of its lifetime is left. `now` is real time.
+        The token may be a cached one, of which more than half of the lifetime is left. `now` is real time.
         """
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a token of ours or of the external issuer; `now` is real time.
+        """Return the claims of an access token of ours or of the external issuer; `now` is real time.
 
-        With an external issuer, only VMs may use tokens of ours. Raises InvalidToken, or Unavailable if the keys of the
-        external issuer are not known. Whether the client or VM still exists is not checked.
+        A token that our key did not sign goes to the external issuer, if there is one; then tokens of ours are valid
+        only for VMs. Raises InvalidToken, or Unavailable if the keys of the external issuer are not known. Whether the
+        client or VM still exists, or the client has another secret, is not checked.
         """
         try:
             claims = self.issuer.verify(token, now)
@@ -85,7 +88,10 @@ class TokenService:
 
 
 def claims_of_client(client: RegisteredClient) -> Claims:
-    """Return the claims of a client that has proven its secret: without a token, so without an expiry."""
+    """Return the claims of a client that has proven its secret itself, without a token.
+
+    They have no expiry (0) and no tenant. The secret is not checked here; its fingerprint is in the claims.
+    """
     return Claims(
         ids=(client.principal_id,),
         name=client.name or client.id,
@@ -100,10 +106,10 @@ def _derive_id(what: str, of: str) -> str:
 
 
 class VmTokens:
-    """Issues tokens to VMs at the metadata endpoint; without a `token_service`, it issues none.
+    """Issues managed identity tokens to VMs at the metadata endpoint.
 
-    `url`, the address of the service, is listed with Azure's audiences in a WrongResource; `token_service` decides
-    which audiences are accepted.
+    Without a `token_service` it issues none. `token_service` decides which audiences are accepted; `url`, the address
+    of the service, is only named, after Azure's audiences, in the refusal of another one.
     """
 
     def __init__(self, token_service: TokenService | None = None, url: str = "") -> None:
@@ -111,9 +117,10 @@ class VmTokens:
         self._accepted_audiences = (*MANAGEMENT_AUDIENCES, url) if token_service else ()
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Return a token of the VM for this resource (an audience), or WrongResource with the accepted ones.
+        """Return a token of the VM's identity for `resource` (an audience), or WrongResource.
 
-        WrongResource accepts none if there is no `token_service`.
+        WrongResource, which is returned and not raised, has the audiences that are accepted; none without a
+        `token_service`. The token may be a cached one, of which more than half of the lifetime is left.
         """
         if self._token_service is None or not self._token_service.issuer.accepts(resource):
             return WrongResource(accepted=self._accepted_audiences)

@@ -34,9 +34,9 @@ _RSA_BITS = 2048
 
 
 class SigningKey:
-    """The RSA key that signs tokens and sessions; its id `kid` is its thumbprint (RFC 7638).
+    """The RSA key pair that signs our tokens and sessions (RS256).
 
-    `private` and `public` are its two halves.
+    `private` and `public` are its two halves; `kid`, the id that tokens name, is its thumbprint (RFC 7638).
     """
 
     def __init__(self, private: rsa.RSAPrivateKey) -> None:
@@ -47,10 +47,10 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> SigningKey:
-        """Load the key from a PEM file, or create it with a new key. Unavailable if it cannot be written.
+        """Load the private key from a PEM file; if there is no file, create one with a new RSA key.
 
-        Creates its directory too, if missing. Rejected if the file is not an RSA key of at least 2048 bits, if others
-        can read it, or if its directory cannot be created.
+        Creates its directory too, if missing. Raises Rejected if the file has no RSA key of at least 2048 bits, if
+        others can read it, or if its directory cannot be created; Unavailable if the file cannot be written.
         """
         if not path.exists():
             secure_files.make_directory(path.parent)
@@ -95,20 +95,23 @@ _MAX_CACHED_TOKENS = 1024  # signing a token takes about a millisecond
 
 
 class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner of a token: a client, or a VM's managed identity if `vm_id` is given."""
+    """The owner of a token that is issued: a client, or a VM's managed identity if `vm_id` is given.
+
+    Equal subjects may share a cached token.
+    """
 
     client_id: str  # the claim `appid`
     object_id: str  # the claims `oid` and `sub`
     tenant: str  # the claim `tid`
     name: str = ""  # for people
-    secret_fingerprint: str = ""  # of the secret that a client has proven; "" for a VM
+    secret_fingerprint: str = ""  # of the client's present secret; a token with another one is invalid; "" for a VM
     vm_key: str = ""  # the VM's key in the fleet; this and the next two are "" for a client
     vm_id: str = ""  # the VM's GUID
     resource_id: str = ""  # of the VM in Azure Resource Manager
 
 
 class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed token and its validity in real time. The token is a secret."""
+    """A signed access token (a secret, which `repr` leaves out) and its validity in real time."""
 
     token: str  # a JWT
     issued_at: float  # POSIX seconds
@@ -118,7 +121,10 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
         return f"IssuedToken(expires_at={self.expires_at})"  # the token is a secret
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether more than half of its lifetime is left at `now`, real time; False before its issue."""
+        """Return whether more than half of the token's lifetime is left, so that it may be given out again.
+
+        `now` is real time. False before its issue, when the clock was set back.
+        """
         return self.issued_at <= now < (self.issued_at + self.expires_at) / 2
 
 
@@ -140,10 +146,11 @@ class _TokenPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=T
 
 
 class TokenIssuer:
-    """Issues our own access tokens, and verifies those for Azure's management audiences and `audiences`.
+    """Issues our own access tokens in the form of Azure's, and verifies them.
 
-    `url` is the issuer in the tokens, and `key` signs them. Times are real time; `lifetime_s` is how long a token is
-    valid.
+    `url` is the issuer in the tokens, and `key` signs them. `lifetime_s` is how long a token is valid, in seconds of
+    real time. Tokens can be issued for any audience; `verify` accepts those for Azure's management audiences and
+    `audiences`. Up to 1,024 tokens are cached in memory.
     """
 
     def __init__(self, url: str, key: SigningKey, lifetime_s: int = 3600, audiences: Iterable[str] = ()) -> None:
@@ -154,9 +161,10 @@ class TokenIssuer:
         self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
-        """Return a token for any audience, a cached one while more than half of its lifetime is left.
+        """Return a token for this owner and audience, a cached one while more than half of its life is left.
 
-        `subject` is its owner. A new one is valid for `lifetime_s` from `now`, which is real time.
+        The audience is not checked: `verify` may refuse the token. A new token is valid for `lifetime_s` from `now`,
+        which is real time.
         """
         key = (subject, audience)
         token = self._cached_tokens.get(key)
@@ -168,21 +176,22 @@ class TokenIssuer:
         return token
 
     def accept_audiences(self, audiences: Iterable[str]) -> None:
-        """Accept tokens for these audiences, too, in `verify` and `accepts`; until the process ends."""
+        """Make `verify` and `accepts` accept these audiences too, until the process ends.
+
+        They are compared as `normalize_audience` returns them. Nothing is stored.
+        """
         self._audiences |= normalize_audiences(audiences)
 
     def accepts(self, audience: str) -> bool:
-        """Return whether `verify` accepts tokens for this audience.
-
-        It is compared as `normalize_audience` returns it.
-        """
+        """Return whether `verify` accepts tokens for this audience, compared by `normalize_audience`."""
         return normalize_audience(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of a valid token of ours; `now` is real time. Raises InvalidToken.
+        """Return the claims of a valid token that this issuer has signed; `now` is real time.
 
-        Its reason is UNKNOWN_KEY for the token of another issuer; signature, issuer, audience and times are checked.
-        Whether its client or VM still exists is not checked.
+        Checks signature, issuer, audience and times, and raises InvalidToken if one of them is wrong; its reason is
+        UNKNOWN_KEY for a token that another key has signed, perhaps of another issuer. Whether the client or VM still
+        exists, and whether the client has another secret by now, is not checked.
         """
         header = jws.parse_header(token)
         if header.kid != self._key.kid:
@@ -195,7 +204,7 @@ class TokenIssuer:
         return _claims_from_payload(payload)
 
     def jwks(self) -> dict[str, list[dict[str, str]]]:
-        """Return the JWKS document (RFC 7517) with the public key, as a JSON object: its list is under `keys`."""
+        """Return the JWKS document (RFC 7517) with our public key, `{"keys": [jwk]}`, to be published as JSON."""
         return {"keys": [self._key.jwk]}
 
     def _sign(self, subject: TokenSubject, audience: str, now: int) -> IssuedToken:
