@@ -43,14 +43,15 @@ def write_backup(source: Path, path: Path, original: sqlite3.Connection | None =
 def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
     """Restore the backup `source` as the store `target`; return where the old store was moved, or None.
 
-    It is moved to `NAME.before-restore-N` beside it; None if there was none. `source` stays as it is. No process may
-    use either file meanwhile. Blocks; durable on return. Raises Rejected if `source` is not an intact store,
-    Unavailable for file errors, such as a missing directory of `target`.
+    An old store at `target` is moved to `NAME.before-restore-N` beside it; None if there was none. `source` stays as it
+    is. No process may use either file meanwhile. Blocks; durable on return. Raises Rejected if `source` is missing,
+    damaged, of another program or of a newer forewarn, Unavailable for file errors, such as a missing directory of
+    `target`.
 
     Every scope gets a new epoch, so that an ETag from the lost history never matches again (spec §4.3). It is larger
-    than all epochs found here and than `now` (real time in POSIX seconds), because the epochs of a store that was lost
-    with its disk, or by an earlier restore of this backup, are not known here. The backup of a copy of a record becomes
-    a store of its own.
+    than all epochs found in both files and than `now` (real time in POSIX seconds), because the epochs of a store that
+    was lost with its disk, or by an earlier restore of this backup, are not known here. The backup of a copy of a
+    record (PostgreSQL), or of a store that was moved to one, becomes a store of its own.
     """
     with sqlite_file.file_errors_as_unavailable(target, "restored"):
         if sqlite_file.read_revision(source) is None:

@@ -28,16 +28,22 @@ _INEXACT = {scopes.name: scopes.columns.keys().index("last_request_at")}
 
 
 class TableDigest(NamedTuple):
-    """How many rows a table has, and what is in them."""
+    """The number of rows of a table, and a digest of their contents that does not depend on their order.
+
+    Two tables with equal digests have the same rows, except for `last_request_at` of scopes, which is left out.
+    """
 
     rows: int  # how many there are
     digest: str  # hexadecimal
 
 
 def digest_tables(pieces: Iterable[tuple[str, Sequence[SqlValues]]]) -> dict[str, TableDigest]:
-    """Return the digest of every replicated table, by its name, from pieces of their rows, in any order.
+    """Return the number of rows and the digest of every replicated table, by table name.
 
-    A table without pieces has 0 rows; other tables in `pieces` are ignored. `last_request_at` of scopes does not count.
+    Replicated tables are those that a record (PostgreSQL) shares with its copies. `pieces` are pairs of a table's name
+    and some of its rows, with all columns in the order of the schema; the pieces and rows may come in any order. A
+    table without pieces has 0 rows; tables that are not replicated are ignored. `last_request_at` of scopes does not
+    count.
     """
     counts: defaultdict[str, int] = defaultdict(int)
     sums: defaultdict[str, int] = defaultdict(int)
@@ -51,26 +57,28 @@ def digest_tables(pieces: Iterable[tuple[str, Sequence[SqlValues]]]) -> dict[str
 
 
 def snapshot_digests(snapshot: RecordSnapshot) -> dict[str, TableDigest]:
-    """Return the digests of a record's tables, by table name; reads the whole snapshot.
+    """Return the digests of a record's tables in a snapshot, by table name; blocks while it reads them.
 
-    Its `tables` cannot be read again afterwards. Raises RecordUnavailable.
+    It reads `snapshot.tables`, which cannot be read again afterwards. Raises RecordUnavailable.
     """
     return digest_tables(snapshot.tables)
 
 
 def copy_digests(path: Path) -> dict[str, TableDigest]:
-    """Return the digests of the replicated tables of a SQLite store, by table name.
+    """Return the digests of the replicated tables of the SQLite store at `path`, by table name.
 
-    The store may be in use. Raises sqlite3.Error if the file is missing or cannot be read.
+    The store may be in use: all tables are read as of one moment. Blocks. Raises sqlite3.Error if the file is missing
+    or cannot be read.
     """
     return digest_tables(read_rows(path))
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Sequence[SqlValues]]]:
-    """Return an iterator over the rows of the replicated tables of a SQLite store, as of one moment.
+    """Return an iterator over the rows of the replicated tables of the SQLite store at `path`.
 
     It gives pairs of a table's name and up to 5000 rows, whose columns are in the order of the schema; nothing for an
-    empty table. Raises sqlite3.Error, when it is read, if the file is missing or cannot be read.
+    empty table. All rows are as of one moment; the file is open until the iterator ends. Raises sqlite3.Error, when it
+    is read, if the file is missing or cannot be read.
     """
     with closing(sqlite_file.connect(path, mode="ro")) as db:
         db.execute("BEGIN")

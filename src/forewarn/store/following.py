@@ -30,7 +30,10 @@ _HAS_ROWS = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM hosts
 
 
 class CopyPosition(NamedTuple):
-    """Which group of which record a copy has."""
+    """How far a copy of a record (PostgreSQL) is: the last group of writes in it. Stored in the copy.
+
+    A group is one transaction of the record; groups are numbered without gaps.
+    """
 
     record_id: str  # of the record; another one each time that is made, moved or renewed
     term: int  # of the group
@@ -38,7 +41,12 @@ class CopyPosition(NamedTuple):
 
 
 class RebuildReason(StrEnum):
-    """Why a copy was built, for the first time or again. The values are clauses for people."""
+    """Why a copy of a record was built, for the first time or again; the values are clauses for people.
+
+    MISSING: there was no copy. DAMAGED: the file was damaged. OTHER_RECORD: the copy was of another record, or from
+    before the record's epochs were renewed. TOO_OLD: the record's log did not reach back to the copy. LOST_GROUPS: the
+    copy had groups of writes that the record has lost.
+    """
 
     MISSING = "there was no copy"
     DAMAGED = "the file was damaged"
@@ -48,26 +56,29 @@ class RebuildReason(StrEnum):
 
 
 def read_position(db: sqlite3.Connection) -> CopyPosition | None:
-    """Return the position of a copy; None if this store is not a copy.
+    """Return the last group of its record that a copy has; None if this store is not a copy.
 
-    sqlite3.OperationalError for a store of a release that had no records, which has no such table.
+    `db` is a connection to the SQLite store. Raises sqlite3.OperationalError for a store of a release that had no
+    records, which lacks the table.
     """
     row = db.execute(_READ_POSITION).fetchone()
     return CopyPosition(*row) if row else None
 
 
 def write_position(db: sqlite3.Connection, position: CopyPosition) -> None:
-    """Write term and number of a copy's position, in the transaction that writes the rows.
+    """Write the term and number of the last group that a copy has; the caller commits.
 
-    It keeps the stored `record_id`, and does nothing in a store that is not a copy.
+    Call it in the transaction that writes the rows of the group. It keeps the stored `record_id`, ignoring that of
+    `position`, and does nothing in a store that is not a copy.
     """
     db.execute("UPDATE record_position SET term = ?, number = ?", (position.term, position.number))
 
 
 def forget_position(path: Path) -> None:
-    """Make a copy that no process uses a store of its own; durable on return.
+    """Turn a copy of a record into an ordinary store, which can be opened without the record.
 
-    Raises sqlite3.Error if the file is missing or cannot be written, or OSError.
+    It only deletes the position from the SQLite file at `path`, which no process may use; durable on return. Does
+    nothing to a store that is not a copy. Raises sqlite3.Error or OSError if the file is missing or cannot be written.
     """
     with closing(sqlite_file.connect(path, mode="rw")) as db:
         db.execute("PRAGMA synchronous = FULL")
@@ -76,13 +87,14 @@ def forget_position(path: Path) -> None:
 
 
 class CopyFollower:
-    """A copy that follows its record. It owns the file: no other connection may be open.
+    """A copy of a record (PostgreSQL) in a SQLite file that follows it. No other connection may be open.
 
-    The constructor opens the copy, and builds it if it is missing or damaged; `follow` brings it up to date. Both
-    block, and raise RecordUnavailable if the record cannot be reached, Unavailable for file errors, Rejected if the
-    file is of another program or its directory is missing, Refused if it is a store of its own, the record is of a
-    newer release or, when the copy is opened, its site was moved away. `path` is the file of the copy; `rebuilt` has
-    why it was built, also for the first time, once for each time. `name` says in messages whose copy it is.
+    The constructor opens the copy at `path`, and builds it if it is missing, empty or damaged; `follow` brings it up to
+    date, and `close` closes the file. Both the constructor and `follow` block, and raise RecordUnavailable if the
+    record cannot be reached, Unavailable for file errors, Rejected if the file is of another program or its directory
+    is missing, Refused if it is a store that is not a copy, the record is of a newer release or, when the copy is
+    opened, its site was moved away. The list `rebuilt` has the reason of each time that the copy was built, oldest
+    first. `name` says in messages whose copy it is.
     """
 
     def __init__(self, path: Path, record: SharedRecord, name: str = "the copy") -> None:
@@ -97,16 +109,21 @@ class CopyFollower:
 
     @property
     def position(self) -> CopyPosition:
-        """The last group that the copy has; sqlite3.ProgrammingError after `close`."""
+        """The last group of the record that the copy has; read from the file each time.
+
+        Raises sqlite3.ProgrammingError after `close`, until `follow` has opened the copy again.
+        """
         found = read_position(self._db)
         assert found is not None
         return found
 
     def follow(self) -> LeaseRow:
-        """Apply all groups that are in the log, or build the copy again; return the lease as it was before.
+        """Bring the copy up to date with the record; return the lease as it was read before that.
 
-        Appends the reason to `rebuilt` if it builds the copy. Blocks; raises RecordUnavailable, Unavailable, Rejected
-        or Refused. It opens a closed copy again.
+        Applies all groups of writes in the record's log that the copy lacks. If it cannot continue from there, it
+        builds the copy again from a snapshot and appends the reason to `rebuilt`; if the record has lost groups that
+        the copy had, it first remembers that in a file beside the copy. Opens a closed copy again. Blocks; raises
+        RecordUnavailable, Unavailable, Rejected or Refused.
         """
         lease = self._record.read_lease()
         self._found = lease.number
@@ -123,10 +140,11 @@ class CopyFollower:
         return lease
 
     def follow_to(self, lease: LeaseRow) -> CopyPosition:
-        """Follow until the copy has the last group of a lease that this node has taken; return its position.
+        """Follow once, and check that the copy ends at the last group of a lease; return its position.
 
-        Raises RecordMismatch if the copy is at another group then, because another node writes; RecordUnavailable,
-        Unavailable, Rejected or Refused if it cannot be followed.
+        `lease` is the one that this node has just taken, so no group should follow. Raises RecordMismatch if the copy
+        is at another group or of another record then, because another node writes; RecordUnavailable, Unavailable,
+        Rejected or Refused if the record cannot be followed. Blocks.
         """
         self.follow()
         position = self.position
@@ -138,7 +156,7 @@ class CopyFollower:
         return position
 
     def close(self) -> None:
-        """Close the file of the copy, not the record. Closing twice is harmless; `follow` opens it again."""
+        """Close the copy's file; the record stays open. Closing twice is harmless; `follow` opens it again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
@@ -227,8 +245,8 @@ def _reason_to_rebuild(path: Path) -> RebuildReason | None:
 def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
     """Build a copy of the record in place of the file at `path`, durably; return the position that it has.
 
-    It is written to a file beside it, which then replaces the store at `path`, also one that is not a copy; only a
-    damaged one is kept, as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused
+    The copy is written to a file beside `path`, which then replaces any store there, also one that is not a copy; only
+    a damaged one is kept, as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused
     if the record is of a newer release, Rejected if the file at `path` is of another program or a newer forewarn,
     OSError and sqlite3.Error; an error before the replacement leaves everything as it was.
     """

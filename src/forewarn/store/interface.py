@@ -31,13 +31,13 @@ REPLAY_SCRIPT_PREFIX = "replay/"  # and a request's id: the name under which a r
 class LastPoll(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The latest poll or approval of one VM, and how many it has sent.
 
-    Collected in memory, written in batches.
+    Collected in memory and written in batches, by `Store.record_observations`; the store keeps one for each VM.
     """
 
-    vm: str  # its key
+    vm: str  # the key of the VM
     scope_id: str  # of the VM's scope
     at: float  # lab time
-    version: str  # api-version
+    version: str  # api-version of the request
     count: int = 0  # polls and approvals of this VM since it was added; in the batch of a worker, since its last batch
     agent: str = ""  # the client program, from its User-Agent
     wait_s: int = 0  # for how many seconds the server may hold the response; until then it counts as polling
@@ -56,7 +56,7 @@ class StoreCounts(NamedTuple):
 class GatedEvents(NamedTuple):
     """The events that wait behind some gates, as `Store.events_behind_gates` returns them.
 
-    A gate lets the events of one host start together, once all of them are published and ready.
+    A gate lets the events of several scopes on one host start together, once all of them are published and ready.
     """
 
     scheduled: list[Event]  # published and not started, oldest first
@@ -71,12 +71,14 @@ class AppliedCommit(NamedTuple):
 
 
 class Store(Protocol):
-    """Durable state. Reads return committed values; writes return when they are durable.
+    """The durable state of a service: scopes, VMs, hosts, events, gates, requests and their history.
 
-    Use it from the thread of its event loop. Keys, names and ids must match exactly; times are lab time; a filter of
-    None selects everything. Reads raise Unavailable if the store cannot be read. Writes raise Unavailable if nothing
-    was written, or if it is not known whether it was, and `commit` raises Conflict if a scope, host, gate or request is
-    no longer at the version it was decided on.
+    Reads return committed values, which are immutable; writes return when they are durable. Use it from the thread of
+    its event loop; reads block briefly. Keys, names and ids must match exactly; times are lab time; a filter of None
+    selects everything. Reads raise Unavailable if the store cannot be read. Writes raise Unavailable if nothing was
+    written, or if it is not known whether it was, and `commit` raises Conflict if a scope, host, gate or request is no
+    longer at the version it was decided on. `SqliteStore`, `ReplicatedStore` and `MemoryStore` implement it; their
+    owner calls `close`.
     """
 
     def scope(self, scope_id: str) -> Scope | None:
@@ -99,21 +101,25 @@ class Store(Protocol):
         """
 
     def scope_versions(self) -> dict[str, int]:
-        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1.
+        """Return the stored version of every scope, enabled or not, by scope id.
 
-        Raises Unavailable.
+        A commit that writes a scope adds 1 to its version. Raises Unavailable.
         """
 
     def counts(self) -> StoreCounts:
         """Return how many present VMs, scopes, hosts and live events there are. Raises Unavailable."""
 
     def enabled_scope_count(self) -> int:
-        """Return how many scopes are enabled. Raises Unavailable."""
+        """Return how many scopes are enabled: a VM has polled within 24 hours, or it is a lab.
+
+        Raises Unavailable.
+        """
 
     def failed_writes(self) -> int:
-        """Return how many writes have failed with Unavailable since the store was opened.
+        """Return how many writes have failed with Unavailable since the store was opened; never raises.
 
-        Conflicts do not count, nor do writes after `close`, or that were only not confirmed in time.
+        Writes that end with a Conflict do not count, nor do writes after `close`, nor those of which it is only unknown
+        whether they were saved in time.
         """
 
     def vm(self, key: str) -> Vm | None:
@@ -136,7 +142,7 @@ class Store(Protocol):
         """
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, sorted by name, ignoring case. Raises Unavailable."""
+        """Return all hosts, of any state, sorted by name ignoring letter case. Raises Unavailable."""
 
     def event(self, event_id: str) -> Event | None:
         """Return an event by its id, live or over; None if there is none or it was pruned. Raises Unavailable."""
@@ -165,13 +171,16 @@ class Store(Protocol):
         """
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate, which starts the events of one host together, by its id, released or not, or None.
+        """Return a gate by its id, released or not; None if there is none (any more). Raises Unavailable.
 
-        Raises Unavailable.
+        A gate is what starts the events of several scopes on one host together.
         """
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
-        """Return a maintenance request by its id, open or ended, or None. Raises Unavailable."""
+        """Return a maintenance request by its id, open or ended; None if there is none or it was pruned.
+
+        Raises Unavailable.
+        """
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
         """Return requests in the order they were added; with `limit`, only the newest, still oldest first.
@@ -295,7 +304,10 @@ class Store(Protocol):
         """Return all assignments of maintenance configurations, sorted by key. Raises Unavailable."""
 
     def load(self, name: str) -> bytes | None:
-        """Return the value that `save` or a commit wrote under this name, or None. Raises Unavailable."""
+        """Return the value that `save` or a commit wrote under this name, or None if there is none.
+
+        Raises Unavailable.
+        """
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
         """Return what `read` returns, called with a store that it may only read, and only until it returns.
@@ -315,11 +327,11 @@ class Store(Protocol):
         """
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
-        """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
+        """Write polls and deliveries durably, and move `last_request_at` of the polled scopes forward.
 
         Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
         and status; others change nothing. The versions of the scopes stay the same, and no subscriber is called. An
-        unknown VM or scope is no error.
+        unknown VM or scope is no error. Raises Unavailable if they cannot be written.
         """
 
     async def save(self, name: str, value: bytes) -> None:
@@ -333,9 +345,9 @@ class Store(Protocol):
 
         Deletes history entries; events that are over, with their deliveries; requests made before then that nothing
         kept refers to, with their gates, measurements and replay scripts; removed VMs that no kept or planned event
-        lists and no kept one was delivered to, with their polls. Open requests stay, and so do their events. Callers
-        keep at least 24 hours (spec §5.2). Space is returned to the file system. It may work in several transactions:
-        after Unavailable some of it is done.
+        lists and that no kept event was delivered to, with their polls. Open requests stay, and so do their events.
+        Callers keep at least 24 hours (spec §5.2). Space is returned to the file system. It may work in several
+        transactions: after Unavailable some of it is done, and the next call continues.
         """
 
     async def back_up(self, path: Path) -> None:

@@ -24,7 +24,12 @@ _PRUNE_INTERVAL_S = 60.0
 
 
 class LeaseState(StrEnum):
-    """What the holder of a lease may do."""
+    """What a control node that has taken the lease may do now.
+
+    HELD: decide, write and act. SUSPENDED: only read, because the lease may have expired; it can become HELD again.
+    DEPOSED: end the process, because another node has the lease. RELEASED: nothing, because this node has given it up.
+    The last two are final.
+    """
 
     HELD = "held"  # decide, write and act
     SUSPENDED = "suspended"  # only read: the lease may have expired
@@ -33,12 +38,15 @@ class LeaseState(StrEnum):
 
 
 class HeldLease:
-    """A lease that this node has taken, and the two daemon threads that renew and watch it.
+    """A lease that this control node has taken, and the two daemon threads that renew and watch it.
 
-    Call `start` once, and `release` or `stop` at the end. `sent_at` is the monotonic time before `take_lease` was
-    called. `on_change` is called with each new state, on one of the threads or that of the caller, and must not block.
-    `has_progress` says whether the event loop has run lately: while it has not, nothing is renewed. Each minute the
-    first thread also prunes the record's log, which keeps an hour. Other methods are for any thread.
+    Only the node with the lease may write to the record (PostgreSQL). Make one after `SharedRecord.take_lease` returned
+    `lease`; call `start` once, and `release` or `stop` at the end. `record` stays the caller's: the threads have
+    connections of their own. `sent_at` is the monotonic time before `take_lease` was called. The lease is renewed each
+    second; without a renewal for LEASE_S (3 s) it is suspended. `on_change` is called with each new state, on one of
+    the threads or that of the caller, and must not block. `has_progress` says whether the event loop has run lately:
+    while it has not, nothing is renewed. Each minute the first thread also prunes the record's log, which keeps an
+    hour. All methods but `start` are for any thread.
     """
 
     def __init__(
@@ -70,7 +78,7 @@ class HeldLease:
 
     @property
     def term(self) -> int:
-        """The term under which this node writes."""
+        """The number of the lease that this node took; the record refuses writes under an earlier one."""
         return self.lease.term
 
     @property
@@ -110,7 +118,10 @@ class HeldLease:
         return f"nothing can be changed, because the lease was not renewed for {seconds:.0f} s: {reason}"
 
     def check(self) -> None:
-        """Raise RecordUnavailable while the lease is suspended, Deposed if it was lost or released."""
+        """Raise RecordUnavailable while the lease is suspended, Deposed if it was lost or released.
+
+        Does nothing while the lease is held. It asks no server.
+        """
         state = self.state
         if state is LeaseState.SUSPENDED:
             raise RecordUnavailable(self.explanation)
@@ -125,7 +136,8 @@ class HeldLease:
     def renewed(self, sent_at: float) -> None:
         """Count a call that has renewed the lease, such as a commit: the lease lasts LEASE_S from `sent_at`.
 
-        `sent_at` is the monotonic time before the call was sent; an earlier one than the last does not shorten it.
+        It only counts and sends nothing. `sent_at` is the monotonic time before the call was sent; an earlier one than
+        the last does not shorten the lease. A suspended lease becomes held again; then `on_change` is called.
         """
         with self._lock:
             self._sent_at = max(self._sent_at, sent_at)
@@ -134,17 +146,18 @@ class HeldLease:
         self._report()
 
     def deposed(self, reason: str) -> None:
-        """End it, because a commit has found that another node has the lease; `explanation` shows `reason`.
+        """Mark the lease as lost, because a commit has found that another node has it.
 
-        The state is DEPOSED from then on; does nothing if it was deposed, released or stopped before.
+        The state is DEPOSED from then on, `on_change` is called, and `explanation` shows `reason`. Does nothing if it
+        was deposed, released or stopped before. Changes nothing in the record.
         """
         self._end(LeaseState.DEPOSED, reason)
 
     def release(self) -> None:
         """Stop the threads and give the lease up, so that another node can take it at once.
 
-        Blocks, perhaps for seconds. The state is RELEASED then, unless it was deposed. If the record cannot be reached,
-        the lease expires by itself; no error is raised. After `stop` it gives nothing up.
+        Blocks, perhaps for seconds. The state is RELEASED then, unless it was deposed: then, and after `stop`, it gives
+        nothing up. If the record cannot be reached, the lease expires by itself; no error is raised.
         """
         was_held = self._ended is None
         self.stop()

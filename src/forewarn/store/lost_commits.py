@@ -17,7 +17,10 @@ _BEGINNING = "PostgreSQL has lost commits: "
 
 
 class LostCommits(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of writes that somebody knew, and that the record does not have any more. Stored as JSON."""
+    """The fact that a record (PostgreSQL) has lost a group of writes that somebody knew. Stored as JSON.
+
+    It is remembered in a file beside a copy of the record, until the record's epochs are renewed.
+    """
 
     record_id: str  # of the record
     by: str  # who knew it, for people: "control node c1"
@@ -26,7 +29,7 @@ class LostCommits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """What has happened and what to do, for people. The same for the same loss."""
+        """What has happened and what to do, in one sentence for people. It is the same for the same loss."""
         is_shorter = self.found < self.known
         place = f"the record ended at group {self.found}" if is_shorter else "the record has a different one"
         return (
@@ -36,15 +39,19 @@ class LostCommits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tells_of_lost_commits(text: str) -> bool:
-    """Return whether a node's problem, as its `NodeRow.status` has it, begins as `LostCommits.text` does.
+    """Return whether a control node's `NodeRow.status` reports lost commits, as `LostCommits.text` does.
 
-    A node reports lost commits only if it has no other problem, so it can take over all the same.
+    Only the beginning of `text` is compared. A node reports lost commits only if it has no other problem, so it can
+    take over all the same.
     """
     return text.startswith(_BEGINNING)
 
 
 def write_lost_commits(copy: Path, lost: LostCommits) -> None:
-    """Remember a loss beside the copy, durably, unless one of the same record is known. Raises OSError."""
+    """Remember a loss in a file beside the copy, unless one of the same record is remembered already.
+
+    `copy` is the path of the copy's SQLite file. The contents are synced to disk. Raises OSError.
+    """
     if read_lost_commits(copy, lost.record_id) is not None:
         return
     draft = copy.with_name(copy.name + _SUFFIX + ".new")
@@ -56,9 +63,10 @@ def write_lost_commits(copy: Path, lost: LostCommits) -> None:
 
 
 def read_lost_commits(copy: Path, record_id: str) -> LostCommits | None:
-    """Return the loss that is remembered beside a copy of this record; None if there is none.
+    """Return the loss that is remembered beside a copy of the record `record_id`; None if there is none.
 
-    Deletes one of another record, which was renewed since; ignores a file that cannot be read.
+    `copy` is the path of the copy's SQLite file. Deletes a loss of another record id, because the record was renewed
+    since. A file that cannot be read counts as none; never raises OSError.
     """
     path = copy.with_name(copy.name + _SUFFIX)
     try:

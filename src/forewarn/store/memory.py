@@ -39,7 +39,11 @@ class _InjectedFailure:
 
 
 class MemoryStore(Store):
-    """A `Store` (see `interface`) in memory. Tests can make writes fail, and copy it as a restart does."""
+    """A `Store`, the durable state of a service, held in memory only, for dry runs and tests.
+
+    A new one is empty and open. Writes take effect at once, and reads never fail. `fail_next` makes a later write fail,
+    and `copy` gives the store that a restart would find.
+    """
 
     def __init__(self) -> None:
         self._tables = MemoryTables()
@@ -91,7 +95,10 @@ class MemoryStore(Store):
         return sorted(id_ for id_, row in self._tables.scopes.items() if enabled in (None, row.is_enabled))
 
     def scope_versions(self) -> dict[str, int]:
-        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1."""
+        """Return the stored version of every scope, enabled or not, by scope id.
+
+        A commit that writes a scope adds 1 to its version.
+        """
         return {scope.id: scope.version for scope in self._tables.scopes.values()}
 
     def counts(self) -> StoreCounts:
@@ -104,7 +111,7 @@ class MemoryStore(Store):
         )
 
     def enabled_scope_count(self) -> int:
-        """Return how many scopes are enabled."""
+        """Return how many scopes are enabled: a VM has polled within 24 hours, or it is a lab."""
         return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
@@ -129,7 +136,7 @@ class MemoryStore(Store):
         return [vm for vm in self.vms() if vm.program]
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, sorted by name, ignoring case."""
+        """Return all hosts, of any state, sorted by name ignoring letter case."""
         return [host for _, host in sorted(self._tables.hosts.items())]
 
     def event(self, event_id: str) -> Event | None:
@@ -164,11 +171,14 @@ class MemoryStore(Store):
         return _newest(rows, limit) if newest else rows[:limit]
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate, which starts the events of one host together, by its id, released or not, or None."""
+        """Return a gate by its id, released or not; None if there is none or it was pruned.
+
+        A gate is what starts the events of several scopes on one host together.
+        """
         return self._tables.gates.get(gate_id)
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
-        """Return a maintenance request by its id, open or ended, or None."""
+        """Return a maintenance request by its id, open or ended; None if there is none or it was pruned."""
         return self._tables.requests.get(request_id)
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
@@ -285,7 +295,11 @@ class MemoryStore(Store):
         return list(self._tables.webhooks.values())
 
     def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
-        """Return the newest `limit` measurements (None: all) of a rollout (its request's id), oldest first."""
+        """Return the measurements of the health checks of a rollout (its request's id), oldest first.
+
+        [] if it has none. Only the newest MAX_MEASUREMENTS (5000) of a rollout are kept; of more than `limit` (None: no
+        limit), return the newest ones, still oldest first.
+        """
         return _newest(self._tables.measurements.get(request_id, []), limit)
 
     def configurations(self) -> list[MaintenanceConfiguration]:
@@ -297,20 +311,23 @@ class MemoryStore(Store):
         return [row for _, row in sorted(self._tables.assignments.items())]
 
     def load(self, name: str) -> bytes | None:
-        """Return the value that `save` or a commit wrote under this name, or None."""
+        """Return the value that `save` or a commit wrote under this name, or None if there is none."""
         return self._tables.saved.get(name)
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
-        """Return what `read` returns for this store; it runs here, because reads of memory are quick."""
+        """Return what `read` returns, called at once with this store on the calling thread, not another.
+
+        It blocks the event loop meanwhile, because reads of memory are quick. Raises what `read` raises.
+        """
         return read(self)
 
     async def commit(self, commit: Commit) -> int:
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
-        Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
-        returns. Raises Conflict if one of them is no longer at the version in the commit, or a host not as `Commit`
-        demands, Unavailable after `close`, and the error of `fail_next`; then nothing was written, unless that is to be
-        `applied`.
+        That number is 0 in a store without history. Adds 1 to the version of each scope, host, gate and request that it
+        writes. Subscribers are called before it returns. Raises Conflict if one of them is no longer at the version in
+        the commit, or a host not as `Commit` demands, Unavailable after `close`, and the error that `fail_next`
+        ordered; then nothing was written, unless that error was ordered as `applied`.
         """
 
         def apply() -> AppliedCommit:
@@ -326,22 +343,24 @@ class MemoryStore(Store):
 
         Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
         and status; others change nothing. The versions of the scopes stay the same, and no subscriber is called. An
-        unknown VM or scope is no error. Raises Unavailable after `close`.
+        unknown VM or scope is no error. Raises Unavailable after `close`, and the error that `fail_next` ordered.
         """
         self._write(lambda: self._tables.record_observations(polls, deliveries))
 
     async def save(self, name: str, value: bytes) -> None:
-        """Write a value under a name, in place of an earlier one; `load` returns it.
+        """Write a value under a name, in place of an earlier one; `load` returns it. Notifies nobody.
 
-        Raises Unavailable after `close`.
+        Raises Unavailable after `close`, and the error that `fail_next` ordered.
         """
         self._write(lambda: self._tables.saved.__setitem__(name, value))
 
     async def prune(self, before: float) -> int:
-        """Delete what ended or was removed before this lab time, unless kept rows refer to it.
+        """Delete what ended or was removed before this lab time; return how many history entries it deleted.
 
-        Return how many history entries it deleted. `Store.prune` lists what is deleted. Raises Unavailable after
-        `close`.
+        Deletes history entries; events that are over, with their deliveries; requests made before then that nothing
+        kept refers to, with their gates, measurements and replay scripts; removed VMs that no kept or planned event
+        lists and that no kept event was delivered to, with their polls. Open requests stay, and so do their events.
+        Raises Unavailable after `close`, and the error that `fail_next` ordered.
         """
         return self._write(lambda: self._tables.prune(before))
 
@@ -350,9 +369,10 @@ class MemoryStore(Store):
         raise Refused(f"this store is in memory only and cannot be backed up to {str(path)!r}: use a store in a file")
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
-        """Call the listener after every `commit`, in order, on the event loop; return a function to stop it.
+        """Call the listener after every later `commit`, in order, on the event loop; return a stop function.
 
-        Other writes notify nobody. Errors of the listener go to the loop's exception handler.
+        Other writes notify nobody. Calling the stop function twice is harmless. Errors of the listener go to the loop's
+        exception handler.
         """
         return self._subscribers.add(listener)
 

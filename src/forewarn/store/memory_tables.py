@@ -27,7 +27,10 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True, kw_only=True)
 class MemoryTables:
-    """All rows of one `MemoryStore`, by id unless noted, in the order they were added. Rows are immutable."""
+    """All rows of one `MemoryStore`, by id unless noted, in the order they were added. Rows are immutable.
+
+    `require_current` and `apply` write a commit; no table is shared with another store.
+    """
 
     scopes: dict[str, Scope] = field(default_factory=dict)  # without VMs, events and new entries
     vms: dict[str, Vm] = field(default_factory=dict)  # by key, removed ones too
@@ -51,7 +54,7 @@ class MemoryTables:
     saved: dict[str, bytes] = field(default_factory=dict)  # values of `Store.save` and of commits, by name
 
     def copy(self) -> MemoryTables:
-        """Return tables with the same rows; later changes of one do not affect the other."""
+        """Return new tables with the same rows; later changes of one do not affect the other."""
         return MemoryTables(
             scopes=dict(self.scopes),
             vms=dict(self.vms),
@@ -78,8 +81,8 @@ class MemoryTables:
     def require_current(self, commit: Commit) -> None:
         """Raise Conflict unless the commit was decided on the stored versions; changes nothing.
 
-        Checks the version of each scope, host, gate and request in it (0: must not exist), and the `arrivals` of hosts
-        that it changes or removes.
+        Checks the version of each scope, host, gate and request in it (0: must not exist), also of hosts that it
+        removes or only brings VMs to (`destinations`), and the `arrivals` of hosts that it changes or removes.
         """
         require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
         self._require_current_hosts(commit)
@@ -153,7 +156,8 @@ class MemoryTables:
     def record_observations(self, polls: Iterable[LastPoll], deliveries: Iterable[EventDelivery]) -> None:
         """Keep the latest poll of each VM and the first delivery of each event, VM and status; drop others.
 
-        Also moves `last_request_at` of the polled scopes forward; no version changes.
+        Of polls with equal times the one recorded last is kept. Also moves `last_request_at` of the polled scopes
+        forward; no version changes, and unknown VMs and scopes are no error.
         """
         for poll in polls:
             old = self.last_polls.get(poll.vm)

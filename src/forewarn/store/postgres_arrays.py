@@ -91,7 +91,7 @@ class _ArrayDumper(Dumper):
 
 
 def register_arrays(db: psycopg.Connection[Any]) -> None:
-    """Let a connection send the parameters that `array_parameters` returns."""
+    """Let a psycopg connection send the parameters that `array_parameters` returns; asks no server."""
     for kind in (_IntegerArray, _FloatArray, _BytesArray, _TextArray):
         dumper = type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.oid})
         db.adapters.register_dumper(kind, dumper)
@@ -99,10 +99,10 @@ def register_arrays(db: psycopg.Connection[Any]) -> None:
 
 @cache
 def upsert_all_sql(table: str, width: int) -> bytes:
-    """Return an insert of many rows that replaces those with the same keys.
+    """Return SQL for PostgreSQL that inserts many rows, and replaces those with the same primary keys.
 
-    Its parameters are those of `array_parameters`. It writes the first `width` columns: rows of an earlier release have
-    fewer than the table. No two rows may have the same key. KeyError if the table is not replicated.
+    Its parameters are those of `array_parameters`. It writes the first `width` columns of `table`: rows of an earlier
+    release have fewer than the table. No two rows may have the same key. KeyError if the table is not replicated.
     """
     names = ", ".join(map(quote, REPLICATED_TABLES[table].columns[:width]))
     arrays = ", ".join(["%b"] * width)
@@ -112,10 +112,11 @@ def upsert_all_sql(table: str, width: int) -> bytes:
 
 
 def array_parameters(table: str, rows: Sequence[SqlValues]) -> tuple[object, ...]:
-    """Return the parameters of `upsert_all_sql` for these rows: one for each of their columns.
+    """Return the parameters of `upsert_all_sql` for these rows: one array for each of their columns.
 
-    There must be at least one row, and all must have the same width. Raises psycopg.DataError if a value is not of the
-    type of its column, or is a text with NUL.
+    `rows` are tuples with the first columns of `table` in the order of the schema. There must be at least one row, and
+    all must have the same width. Raises psycopg.DataError if a value is not of the type of its column, or is a text
+    with NUL.
     """
     try:
         return tuple(kind(column) for kind, column in zip(_array_types(table), zip(*rows, strict=True), strict=False))

@@ -100,9 +100,10 @@ def parse_url(url: str) -> dict[str, Any]:
 
 
 def describe_url(url: str) -> str:
-    """Return how messages call the database of a URL: hosts, ports and name, never the password.
+    """Return how messages call the database of a PostgreSQL URL: hosts, ports and name; no password.
 
-    psycopg.ProgrammingError if the URL cannot be parsed; `parse_url` says that in plain words.
+    Such as "PostgreSQL at db1, port 5432, database 'forewarn'". Asks no server. Raises psycopg.ProgrammingError if the
+    URL cannot be parsed; `parse_url` says that in plain words.
     """
     given = conninfo.conninfo_to_dict(url)
     hosts = str(given.get("host") or given.get("hostaddr") or "the local socket")
@@ -114,8 +115,10 @@ def describe_url(url: str) -> str:
 class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection whose calls end at `deadline` (monotonic), or soon after `is_aborted` is set.
 
-    That is so whether the server is silent or sends an answer without end. It never cancels a statement on the server,
-    not even on Ctrl-C.
+    `connect` makes it. Its user sets `deadline` before each call (by default there is none); another thread may set
+    `is_aborted`. A call that is ended raises CallAborted, whether the server is silent or sends an answer without end;
+    the statement is never cancelled on the server, not even on Ctrl-C. `is_pooled` says whether a connection pooler is
+    between this process and the server.
     """
 
     deadline = float("inf")
@@ -132,10 +135,10 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
 
     @contextmanager
     def sending_together(self) -> Iterator[None]:
-        """Send what the `with` block queues in a pipeline at its end, in as few packets as possible.
+        """Send the statements that the `with` block queues in a pipeline at its end, in few packets.
 
         Otherwise the driver sends each statement at once, and each time the system wakes the server. Wait for no answer
-        within the block. Has no effect on a local socket, or where the system cannot do that.
+        within the block. Has no effect on a local socket, or where the system cannot do that (only Linux can).
         """
         if not _CORK:
             yield
@@ -185,10 +188,12 @@ class _BigIntegers(Int8Dumper):
 
 
 def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None = None) -> LimitedConnection:
-    """Return a new connection in autocommit mode; blocks for at most some seconds for each host.
+    """Return a new connection to PostgreSQL in autocommit mode, after checks of the server.
 
-    `on_notice` is called with every notice of the server. Raises Rejected if a later try will not help either (URL,
-    password, database, settings of the server, a version before 13), otherwise RecordUnavailable, also for a standby.
+    Blocks, for up to `connect_timeout` (3 seconds unless the URL has another) for each host to connect. `on_notice` is
+    called with every notice of the server. Raises Rejected if a later try will not help either (URL, password,
+    database, settings of the server, a version before 13), otherwise RecordUnavailable, also for a server that is
+    read-only, such as a standby. The caller closes the connection.
     """
     parameters = parse_url(url)
     name = describe_url(url)
@@ -250,16 +255,17 @@ def _connection_error(name: str, error: psycopg.Error) -> ForewarnError:
 
 
 def failure_text(error: psycopg.Error) -> str:
-    """Return what PostgreSQL or its driver says, on one line, without the driver's own introduction."""
+    """Return what PostgreSQL or its driver says in an error, on one line, without the driver's prefix."""
     text = error.diag.message_primary or str(error) or type(error).__name__
     lines = [_DRIVER_WORDS.sub("", line.strip()).strip() for line in text.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line)).removesuffix(".")
 
 
 def failure_reason(url: str, error: psycopg.Error) -> str:
-    """Return why a call to the database at `url` has failed, on one line, as `failure_text`.
+    """Return why a call to the database at `url` has failed, on one line for people; raises nothing.
 
-    After CallAborted it asks the server, on a new connection, whether it waits for its standby; blocks.
+    After CallAborted it asks the server, on a new connection, whether it waits for its standby, and says so with what
+    to do; this blocks. Otherwise it returns what PostgreSQL or its driver says in `error`.
     """
     if isinstance(error, CallAborted):
         try:
@@ -273,10 +279,11 @@ def failure_reason(url: str, error: psycopg.Error) -> str:
 
 
 def transaction_settings(lock_s: float, idle_s: float) -> str:
-    """Return SQL that limits waits for locks and idle time (seconds) in the rest of a transaction.
+    """Return SQL that limits lock waits and idle time (seconds) in the rest of a transaction.
 
-    A node that vanishes within a transaction must not keep the lease locked. Only the transaction has these settings,
-    because a pooler may give the next one to another server process.
+    After `lock_s` of waiting for a lock the server fails the statement; after `idle_s` without a statement it ends the
+    session, so that a node that vanishes within a transaction does not keep the lease locked. Only the transaction has
+    these settings, because a pooler may give the next one to another server process.
     """
     return (
         f"SELECT set_config('lock_timeout', '{lock_s * 1000:.0f}', true), "

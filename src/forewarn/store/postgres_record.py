@@ -105,10 +105,10 @@ RowList = list[tuple[Any, ...]]
 
 
 def open_record(url: str) -> PostgresRecord:
-    """Connect to the record at this URL, which must have our schema; blocks. The caller closes it.
+    """Connect to the record in PostgreSQL at this URL and check its schema; blocks. The caller closes it.
 
     Raises Rejected or Refused, with one sentence, if the URL, the password, the database, its settings or its schema
-    are not right, and RecordUnavailable if the server cannot be reached or written now.
+    (another revision than this forewarn's) are not right, RecordUnavailable if the server cannot be used now.
     """
     record = PostgresRecord(url)
     try:
@@ -120,11 +120,12 @@ def open_record(url: str) -> PostgresRecord:
 
 
 class PostgresRecord(SharedRecord):
-    """A connection to the record in PostgreSQL (see `SharedRecord`); `open_record` checks its schema, too.
+    """A connection to the record: the tables in PostgreSQL that all control nodes share.
 
-    It connects with the first call, and again after a lost connection. A call, and each part of `commit` and of
-    a snapshot, blocks for up to 10 s, also while an answer arrives. Calls raise RecordUnavailable, or Rejected as
-    `postgres_connection.connect`. The constructor raises Rejected for a bad URL.
+    For one thread at a time. It connects with the first call, and again after a lost connection; `open_record` also
+    checks its schema. A call, and each part of `commit` and of a snapshot, blocks for up to 10 s, also while an answer
+    arrives. Calls raise RecordUnavailable, or Rejected as `postgres_connection.connect`. The constructor raises
+    Rejected for a bad URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -151,7 +152,7 @@ class PostgresRecord(SharedRecord):
     def check_revision(self) -> str:
         """Return the revision of the schema; Refused if it is missing, or is not the one of this forewarn.
 
-        Raises RecordUnavailable if the server cannot be asked.
+        Changes nothing. Raises RecordUnavailable if the server cannot be asked.
         """
         try:
             found = "/".join(str(number) for (number,) in self._call(lambda db: db.execute(_READ_REVISION).fetchall()))
@@ -179,10 +180,10 @@ class PostgresRecord(SharedRecord):
         return self._call(lambda db: _lease_row(db.execute(_READ_LEASE).fetchall()))
 
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
-        """Take the lease under a new term; None if it has not expired, even if this holder has it.
+        """Take the lease under a new term and return it; None if it has not expired, even if `holder` has it.
 
-        The server's clock decides. It lasts LEASE_S seconds without `renew_lease` or `commit`. Ends the session of a
-        holder that was stopped while it wrote. After RecordUnavailable the lease may have been taken all the same. It
+        The server's clock decides. It lasts LEASE_S (3) seconds without `renew_lease` or `commit`. Ends the session of
+        a holder that was stopped while it wrote. After RecordUnavailable the lease may have been taken all the same. It
         is stored with `holder`, the name of this node, and `url`, where other nodes reach it.
         """
         self._call(lambda db: db.execute(END_STALLED_HOLDER))
@@ -229,11 +230,11 @@ class PostgresRecord(SharedRecord):
             raise self._not_replicated(group)
 
     def was_committed(self, term: int, number: int) -> bool:
-        """Return whether the group with this term and number was committed.
+        """Return whether the group with this number was committed under this term; False if another one was.
 
-        The lock of the lease row waits for a transaction whose connection was lost. Its own COMMIT waits for the
-        standby, which then has everything that was committed before, too. Raises LogPruned if the log no longer has
-        this number, and RecordUnavailable.
+        Waits up to 5 s for a transaction whose connection was lost, and then for the standby, so that the standby has
+        everything that was committed before, too. Raises LogPruned if the log no longer has this number, and
+        RecordUnavailable.
         """
 
         def ask(db: LimitedConnection) -> tuple[LeaseRow, RowList]:
@@ -250,7 +251,7 @@ class PostgresRecord(SharedRecord):
         return bool(found[0][0] == term)
 
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
-        """Return up to `limit` groups that follow this number, in order; [] if it is the last one.
+        """Return up to `limit` groups of writes from the log after this number, in order; [] if it is last.
 
         They are at most a megabyte, or one group that is larger. Raises LogPruned if the log does not continue after
         this number (pruned, rewritten, or the record is not that far), and RecordUnavailable.
@@ -325,7 +326,7 @@ class PostgresRecord(SharedRecord):
     def put_node(self, node: NodeRow) -> None:
         """Store how a control node describes itself, in place of its earlier description; not in the log.
 
-        Also deletes the nodes that have not described themselves for a week. Raises RecordUnavailable.
+        Does not wait for the standby. Also deletes nodes that have not done so for a week. Raises RecordUnavailable.
         """
         row = (node.name, node.url, node.role, node.version, node.number, node.status)
 

@@ -75,13 +75,14 @@ PRUNE_DELIVERY_VM = "DELETE FROM delivery_vms WHERE vm = :row_id"
 
 
 async def prune_store(writer: WriterThread, path: Path, before: float) -> int:
-    """Delete what is old from the store `path`; return how many history entries were deleted.
+    """Delete what is older than `before` from a store; return how many history entries it deleted.
 
-    Those are history entries; events that are over, with their deliveries; requests made before then that nothing kept
+    Deletes history entries; events that are over, with their deliveries; requests made before then that nothing kept
     refers to, with their gates, measurements and replay scripts; and removed VMs that no kept or planned event lists
-    and no kept one was delivered to, with their polls. Open requests stay, and so do their events. `before` is lab
-    time; `writer` is the store's own thread, on which the deletions run in small transactions. Then it shortens the
-    file by the freed space. Raises Unavailable; what was deleted until then stays deleted, and the next call continues.
+    and that no kept event was delivered to, with their polls. Open requests stay, and so do their events. `before` is
+    lab time; `path` is the store's file, `writer` its own thread, on which the deletions run in small transactions.
+    Then it shortens the file by the freed space. Raises Unavailable; what was deleted until then stays deleted, and the
+    next call continues.
     """
     entries = await _repeat(writer, partial(_prune_history, before=before))
     for step in (_prune_events, _prune_requests, _prune_vms):

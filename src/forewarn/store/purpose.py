@@ -21,9 +21,9 @@ _HAS_FLEET = "SELECT EXISTS (SELECT 1 FROM scopes) OR EXISTS (SELECT 1 FROM host
 
 
 class StorePurpose(StrEnum):
-    """What a store is for: a lab or production; a service of one kind refuses a store of the other.
+    """What a store is for; a service of one kind refuses a store of the other. The values are stored.
 
-    The values are stored.
+    LAB ("lab"): its clock can be moved. PRODUCTION ("production"): it runs in real time.
     """
 
     LAB = "lab"  # its clock can be moved
@@ -33,9 +33,10 @@ class StorePurpose(StrEnum):
 def read_purpose(path: Path) -> StorePurpose | None:
     """Return what the store in this file is for; None if not decided yet, or if unreadable.
 
-    It is not decided for a missing file, and for a store without a mark, lab clock, scopes and hosts. A store without a
-    mark is LAB if it has a saved lab clock, else PRODUCTION. Changes nothing. No process may write to the file
-    meanwhile. ValueError for a mark that this release does not know.
+    A store says it itself, once `mark_purpose` has saved it. One of an old release does not: it is LAB if it has a
+    saved lab clock, else PRODUCTION if it has scopes or hosts, else not decided. A missing file is not decided either.
+    Changes nothing. No process may write to the file meanwhile. Raises ValueError for a purpose that this release does
+    not know.
     """
     if sqlite_file.is_new_file(path):
         return None
@@ -51,7 +52,7 @@ def read_purpose(path: Path) -> StorePurpose | None:
 
 
 async def mark_purpose(store: Store, purpose: StorePurpose) -> None:
-    """Save in the store what it is for, durably; does nothing if that is saved already, even another one.
+    """Save in the store what it is for, durably; does nothing if a purpose is saved already, even another.
 
     Raises Unavailable if the store cannot be read or written.
     """

@@ -83,9 +83,9 @@ def _select_next_wake() -> str:
 
 
 def in_json_list(column: Column[Any], name: str) -> ColumnElement[bool]:
-    """Return the condition that a column is in a list, which is passed as one JSON parameter of this name.
+    """Return the condition that a column is in a list that is passed as one JSON parameter called `name`.
 
-    `row_codec.json_list` makes its value.
+    `row_codec.json_list` makes the value of that parameter.
     """
     return column.in_(select(literal_column("value")).select_from(func.json_each(bindparam(name))))
 
@@ -204,8 +204,8 @@ def scope_ids_by(enabled: bool | None) -> str:
 def vms_by(by: EqualColumns, removed: bool) -> str:
     """Return SQL for the VMs (`body`) whose columns `by` equal parameters of these names.
 
-    Columns are `scope_id` and `host`; KeyError for one that the table lacks. In the order they were added; only present
-    ones or, with `removed`, removed ones too. `by` (): any.
+    `by` may have `scope_id` and `host`; (): any VM. KeyError for a column that the table lacks. The rows come in the
+    order they were added; only present VMs or, with `removed`, removed ones too.
     """
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
@@ -213,11 +213,11 @@ def vms_by(by: EqualColumns, removed: bool) -> str:
 
 @cache
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
-    """Return SQL for the events (`body`) in these states whose columns `by` equal such parameters.
+    """Return SQL for the events (`body`) in these states whose columns `by` equal parameters so named.
 
-    Columns are `scope_id`, `request_id` and `gate_id`; KeyError for one that the table lacks. Oldest first; with
-    `newest` they come newest first, and the SQL also takes a parameter `limit`. `by` (): any. Without states it finds
-    none.
+    `by` may have `scope_id`, `request_id` and `gate_id`; (): any event. KeyError for a column that the table lacks. The
+    rows come oldest first; with `newest` they come newest first, and the SQL also takes a parameter `limit`. Without
+    states it finds none.
     """
     query = select(events.c.body).where(*_equal_conditions(events, by))
     if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
@@ -229,7 +229,7 @@ def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) 
 def requests_by(open_only: bool, newest: bool) -> str:
     """Return SQL for requests (`body`, `version`), oldest first; with `open_only`, only open ones.
 
-    With `newest` they come newest first, and the SQL takes a parameter `limit`.
+    With `newest` they come newest first, and the SQL takes a parameter `limit`; otherwise it takes none.
     """
     query = select(requests.c.body, requests.c.version)
     query = query.where(requests.c.is_open == literal_column("1")) if open_only else query
@@ -240,7 +240,8 @@ def requests_by(open_only: bool, newest: bool) -> str:
 def planned_by(by: EqualColumns) -> str:
     """Return SQL for the planned events (`body`) whose columns `by` equal parameters of these names.
 
-    Such as `request_id`; KeyError for a column that the table lacks. Oldest first. `by` (): all of them.
+    `by` has columns such as `request_id`; (): all planned events. KeyError for a column that the table lacks. The rows
+    come oldest first.
     """
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
@@ -262,10 +263,10 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
-    """Return SQL for the deliveries whose columns `by` (`event_id`, `vm`: a key) equal such parameters.
+    """Return SQL for the deliveries whose columns `by` equal parameters of these names.
 
-    The parameters are named, `:event_id` and `:vm`. `by` (): all deliveries. Columns: event id, scope id, VM key,
-    status, api-version, incarnation, time. Sorted by time, event, VM, status.
+    `by` may have `event_id` and `vm` (a VM's key); (): all deliveries. KeyError for another name. The columns of a row
+    are event id, scope id, VM key, status, api-version, incarnation and time. Sorted by time, event, VM, status.
     """
     status, version, scope = (delivery_labels.alias(f"{name}_label") for name in ("status", "version", "scope"))
     found = (
@@ -297,8 +298,8 @@ def deliveries_by(by: EqualColumns) -> str:
 def polls_by(by: EqualColumns) -> str:
     """Return SQL for the latest polls (`body`) whose columns `by` equal parameters of these names.
 
-    Such as `scope_id`; KeyError for a column that the table lacks. There is one for each VM that has polled; sorted by
-    VM key. `by` (): all of them.
+    `by` has columns such as `scope_id`; (): all polls. KeyError for a column that the table lacks. There is one row for
+    each VM that has polled; sorted by VM key.
     """
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
@@ -307,8 +308,8 @@ def polls_by(by: EqualColumns) -> str:
 def grants_by(by: EqualColumns) -> str:
     """Return SQL for the grants (`body`) whose columns `by` equal parameters of these names.
 
-    Such as `to`, the id of a principal; KeyError for a column that the table lacks. In the order they were added. `by`
-    (): all of them.
+    `by` has columns such as `to`, the id of a principal; (): all grants. KeyError for a column that the table lacks.
+    The rows come in the order they were added.
     """
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 

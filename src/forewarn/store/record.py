@@ -21,7 +21,7 @@ SqlValues = tuple[Any, ...]  # each is str, bytes, int, float or None
 
 
 class RecordUnavailable(Unavailable):
-    """The record cannot be reached or used now.
+    """The record (the tables in PostgreSQL that control nodes share) cannot be reached or used now.
 
     `SharedRecord.commit` had no effect then; other writes, such as `take_lease`, may have had theirs.
     """
@@ -30,19 +30,23 @@ class RecordUnavailable(Unavailable):
 class OutcomeUnknown(Unavailable):
     """The answer to a COMMIT was lost: it may have taken effect. `SharedRecord.was_committed` finds out.
 
-    `SharedRecord.commit` raises it.
+    `SharedRecord.commit` raises it; `RecordReplication` finds out and does not pass it on.
     """
 
 
 class MustStop(Unavailable):
-    """This process may no longer act for the fleet and must end.
+    """This process may no longer act for the fleet and must end, because it may differ from the record.
 
-    What it has in memory, or its copy, may differ from the record.
+    What it has in memory, or its copy, may not be what the record (PostgreSQL) has. A write raises it, and so does
+    every later one.
     """
 
 
 class Deposed(MustStop):
-    """Another control node has taken the lease, or this one has released it; nothing was written."""
+    """Another control node has taken the lease, or this one has released it; nothing was written.
+
+    This node may no longer write, and its process must end.
+    """
 
 
 class RecordMismatch(MustStop):
@@ -55,12 +59,12 @@ class RecordMismatch(MustStop):
 class NotReplicated(MustStop):
     """A COMMIT took effect on the primary server, but its wait for the standby server was cancelled.
 
-    `SharedRecord.commit` raises it: the standby may lack the group.
+    `SharedRecord.commit` raises it: the standby may lack the group of writes, so this process must end.
     """
 
 
 class LogPruned(ForewarnError):
-    """The log does not have the group that was asked for, or does not continue after it.
+    """The record's log does not have the requested group of writes, or does not continue after it.
 
     A copy at that group must be built again from a snapshot. `log_after` and `was_committed` raise it.
     """
@@ -71,12 +75,15 @@ class RowsRejected(Rejected):
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease as it was read: which control node is active, and how far the record is."""
+    """The lease as it was read: which control node may write to the record, and how far the record is.
+
+    The record has one lease. A group is one transaction of the record; groups are numbered without gaps.
+    """
 
     term: int  # grows with each holder; 0: nobody has held it yet
     holder: str  # who took it last, also if it has expired: a control node or "forewarn store copy"; "": nobody yet
     url: str  # where that node can be reached; "" if it was a command
-    number: int  # of the last group
+    number: int  # of the last group of writes in the record; 0: none yet
     seq: int  # of the last history entry ever written, also a pruned one
     clock: float  # lab time of the last group; the clock of a later holder is never behind it
     remaining_s: float  # seconds until it expires, by the server's clock; 0 or less: it has expired
@@ -85,9 +92,9 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowChange(msgspec.Struct, frozen=True, array_like=True):
-    """One row as it is after a group of writes."""
+    """One row of a replicated table as it is after a group of writes, or that it was deleted."""
 
-    table: str  # its name
+    table: str  # the name of the table
     key: SqlValues  # the values of its primary key
     row: SqlValues | None  # all columns in the order of the schema; None: the row is deleted
 
@@ -95,19 +102,23 @@ class RowChange(msgspec.Struct, frozen=True, array_like=True):
 class RecordGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Writes that are committed together: one transaction of the record, one row of its log.
 
-    Deletions are applied before everything else: a row that was deleted and added again is in `changes` twice.
+    Deletions are applied before everything else: a row that was deleted and added again is in `changes` twice. The
+    active control node makes it; other nodes read it from the log and apply it to their copies.
     """
 
     term: int  # of the lease under which it was written
     number: int  # one more than that of the group before
     seq: int  # of the last history entry after it
-    clock: float  # lab time
-    changes: tuple[RowChange, ...]
+    clock: float  # lab time when it was committed
+    changes: tuple[RowChange, ...]  # of replicated tables, deletions first
     revision: str = ""  # of the schema that the rows have
 
 
 class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows of the record as of one group. Read `tables` once, and before the snapshot is closed."""
+    """All rows of the record as of one group, to build a copy from; `SharedRecord.snapshot` gives it.
+
+    Read `tables` once, and within the `with` block of the snapshot.
+    """
 
     record_id: str  # another one each time the record is made, moved or renewed
     term: int  # of the group `number`; 0 if the log does not have that
@@ -130,25 +141,27 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedRecord(Protocol):
-    """One connection to the record, for one thread at a time; `connect` gives further ones.
+    """One connection to the record: the tables in a database server that several control nodes share.
 
-    Every call blocks: call it from a thread. A call may wait for as long as the server's standby is missing, and then
-    `waits_for_standby` of another connection says so. A lost connection is replaced by the next call. Unless stated
-    otherwise, calls raise RecordUnavailable if the server cannot be reached, and may be repeated.
+    One node is active: it holds the lease, and only it writes. Each group of its writes is one transaction, and one row
+    of the record's log, which other nodes read to keep their copies. An instance is for one thread at a time; `connect`
+    gives further ones. Every call blocks: call it from a thread. A call may wait for as long as the server's standby is
+    missing, and then `waits_for_standby` of another connection says so. A lost connection is replaced by the next call.
+    Unless stated otherwise, calls raise RecordUnavailable if the server cannot be reached, and may be repeated.
     """
 
     def connect(self) -> SharedRecord:
         """Return another connection to the same record; it connects with its first call."""
 
     def read_lease(self) -> LeaseRow:
-        """Return the lease, held or expired. Raises RecordUnavailable."""
+        """Return the lease, held or expired, with the number of the last group. Raises RecordUnavailable."""
 
     def take_lease(self, holder: str, url: str) -> LeaseRow | None:
-        """Take the lease under a new term; None if it has not expired, even if this holder has it.
+        """Take the lease under a new term and return it; None if it has not expired, even if `holder` has it.
 
-        The server's clock decides. The holder renews it at least every LEASE_S seconds, with `renew_lease` or `commit`.
-        After RecordUnavailable it may have been taken: `read_lease` shows it, or it expires. `holder` is the name of
-        this node, `url` where other nodes reach it; both are stored with the lease.
+        The server's clock decides. The holder renews it at least every LEASE_S (3) seconds, with `renew_lease` or
+        `commit`. After RecordUnavailable it may have been taken: `read_lease` shows it, or it expires. `holder` is the
+        name of this node, `url` where other nodes reach it; both are stored with the lease.
         """
 
     def renew_lease(self, term: int) -> bool:
@@ -161,7 +174,8 @@ class SharedRecord(Protocol):
     def release_lease(self, term: int) -> None:
         """Let the lease expire at once, so that another node can take it; does nothing under a later term.
 
-        Raises RecordUnavailable.
+        `term` is the one that `take_lease` returned. Raises RecordUnavailable; then it may have been released all the
+        same.
         """
 
     def commit(self, group: RecordGroup) -> None:
@@ -174,14 +188,14 @@ class SharedRecord(Protocol):
         """
 
     def was_committed(self, term: int, number: int) -> bool:
-        """Return whether the group with this term and number was committed.
+        """Return whether the group with this number was committed under this term; False if another one was.
 
-        Waits for a transaction of a lost connection that is still under way. Raises LogPruned if the record does not
-        know any more. Also raises RecordUnavailable.
+        Waits for a transaction of a lost connection that is still under way. Raises LogPruned if the log no longer has
+        this number, and RecordUnavailable.
         """
 
     def log_after(self, number: int, limit: int) -> list[RecordGroup]:
-        """Return up to `limit` groups that follow this number, in order; [] if it is the last one.
+        """Return up to `limit` groups of writes from the log after this number, in order; [] if it is last.
 
         There is at least one if the record has more, but perhaps fewer than `limit`, so that large groups arrive within
         the time limit of a call. Raises LogPruned if the log does not continue after this number (pruned, rewritten, or
@@ -208,7 +222,7 @@ class SharedRecord(Protocol):
         """
 
     def waits_for_standby(self) -> bool:
-        """Return whether a COMMIT waits now for the answer of the server's synchronous standby.
+        """Return whether a COMMIT of any node waits now for the answer of the server's synchronous standby.
 
         Raises RecordUnavailable.
         """
@@ -216,7 +230,8 @@ class SharedRecord(Protocol):
     def put_node(self, node: NodeRow) -> None:
         """Store how a control node describes itself, in place of its earlier description; not in the log.
 
-        Also deletes the nodes that have not described themselves for a week. Raises RecordUnavailable.
+        Does not wait for the standby server. Also deletes the nodes that have not described themselves for a week.
+        Raises RecordUnavailable.
         """
 
     def nodes(self) -> list[NodeRow]:

@@ -49,12 +49,13 @@ _PUT_SAVED = "INSERT INTO saved (name, value) VALUES (%s, %s) ON CONFLICT (name)
 
 
 def migrate_record(url: str) -> str | None:
-    """Create the tables of a record, or migrate them to the newest revision; return the revision before.
+    """Create the tables of a record in PostgreSQL, or migrate them; return the schema revision before.
 
-    That is None if there were no tables. Blocks; durable on return. Control nodes of the release before may be active:
-    a migration only adds. Raises Refused for a database of a newer release or without its standby, Rejected for a wrong
-    URL, password or database, RecordUnavailable if the server cannot be reached; then nothing has changed. `url` is
-    that of the PostgreSQL database.
+    That is None if there were no tables. The tables are at the newest revision afterwards; does nothing if they were.
+    Blocks; durable on return. Control nodes of the release before may be active: a migration only adds. Raises Refused
+    for a database of a newer release, with unsuitable settings or without its standby, Rejected for a wrong URL,
+    password or database, RecordUnavailable if the server cannot be reached; then nothing has changed. `url` is that of
+    the PostgreSQL database.
     """
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
@@ -82,14 +83,14 @@ def migrate_record(url: str) -> str | None:
 
 
 def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, TableDigest]:
-    """Move the site of the SQLite store `source` to an empty record; return the digests there, by table.
+    """Move everything in the SQLite store `source` to an empty record; return the digests there, by table.
 
     Epochs, incarnations, tags and history stay the same; only polls are left behind. No service may use the store,
-    which is migrated, and marked as moved, so that it is not opened again. If a record has the same rows already, as
+    which is migrated, and marked as moved, so that it is not opened again. If the record has the same rows already, as
     after a crash, only the mark is written. `url` is that of the record's PostgreSQL database, `now` real time (POSIX
-    seconds). Blocks. Raises Refused for a store that is missing or of a lab, and if the record is not empty or in use,
-    Rejected for a damaged store: then the record is as it was. After Unavailable, try again, which finds out what the
-    record has.
+    seconds). Holds the lease of the record meanwhile. Blocks. Raises Refused for a store that is missing or of a lab,
+    and if the record is not empty or in use, Rejected for a damaged store: then the record is as it was. After
+    Unavailable, try again, which finds out what the record has.
     """
     if not source.exists():
         raise Refused(f"there is no store {str(source)!r}: give the data directory of a service that was in use")
@@ -110,12 +111,12 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
 
 
 def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
-    """Move the site of a record to the new SQLite store `target`; return the digests there, by table.
+    """Move everything in a record to the new SQLite store `target`; return the store's digests, by table.
 
-    `url` is that of the record's PostgreSQL database. The record is marked as moved, so that no control node starts on
-    it. Blocks. Raises Refused if `target` is a file that is not empty or the record is in use, Unavailable; then there
-    is no file `target`. If the server has not confirmed the mark, the rows stay in the file `target` + ".moving", and
-    the next attempt finds out and goes on.
+    `url` is that of the record's PostgreSQL database. The record keeps its rows and is marked as moved, so that no
+    control node starts on it. Holds the lease of the record meanwhile. Blocks. Raises Refused if `target` is a file
+    that is not empty or the record is in use, Unavailable; then there is no file `target`. If the server has not
+    confirmed the mark, the rows stay in the file `target` + ".moving", and the next attempt finds out and goes on.
     """
     if not sqlite_file.is_new_file(target):
         raise Refused(f"there is a store {str(target)!r} already, and it is not overwritten: give another path")
@@ -162,9 +163,9 @@ def renew_epochs(url: str, *, now: float) -> int:
     """Give every scope of a record a new epoch, after a backup was restored there; return that epoch.
 
     It is larger than all epochs there and than `now` (real time in POSIX seconds): an ETag from the lost history never
-    matches again (spec §4.3). The term of the lease becomes at least `now` too, so that hosts obey the restored
-    cluster, whatever terms they know. Every copy is built again. Raises Refused if the record is in use, Unavailable.
-    `url` is that of the record's PostgreSQL database. Blocks; durable on return.
+    matches again (spec §4.3). The term of the lease becomes at least `now` too, so that hosts that know later terms
+    obey the restored cluster. Every copy is built again. Raises Refused if the record is in use, Unavailable. `url` is
+    that of the record's PostgreSQL database. Holds the lease meanwhile. Blocks; durable on return.
     """
     with _exclusive(url, "store renew") as (record, lease):
         with record.snapshot() as snapshot:

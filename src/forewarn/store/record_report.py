@@ -30,7 +30,7 @@ _STANDBYS = """
 
 
 class StandbyServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A standby of the PostgreSQL server, as far as the user of the URL may see it."""
+    """A standby of the PostgreSQL server, as far as the database user of the URL may see it."""
 
     name: str  # "?" if the user may not see it
     state: str  # such as "streaming"; "unknown" if the user may not see it
@@ -38,7 +38,7 @@ class StandbyServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `examine_record` found."""
+    """The state of a record in PostgreSQL for people, as `examine_record` found it at one time."""
 
     server: str  # hosts and database, without the password
     version: str  # of PostgreSQL
@@ -46,7 +46,7 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
     revision: str  # of the schema
     holder: str  # the control node or command that holds the lease; "": none does now
     term: int  # of the lease; it grows with each holder
-    number: int  # of the last group
+    number: int  # of the last group of writes in the record
     log_groups: int  # how many groups the log has
     standbys: tuple[StandbyServer, ...]  # PostgreSQL servers that follow this one
     problems: tuple[str, ...]  # sentences; empty: all is well
@@ -56,10 +56,11 @@ class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
 def examine_record(url: str, copy: Path | None = None) -> RecordReport:
     """Examine the record at a URL, and compare it with the copy in the file `copy`, if given. Blocks.
 
-    Changes nothing. A copy that is in use is compared as of a group that both have; if none is found in five attempts,
-    `problems` says so, as it says how a copy differs. Raises Rejected or Refused if the URL or the record cannot be
-    used; Refused if the file `copy` is not a copy of a record, Unavailable if it is missing or unreadable.
-    RecordUnavailable if the server cannot be examined now.
+    Changes nothing. `problems` of the report are a missing standby that commits wait for, a record that was moved away,
+    gaps in its log, and how the copy differs. A copy that is in use is compared as of a group that both have; if none
+    is found in five attempts, `problems` says so. Raises Rejected or Refused if the URL or the record cannot be used;
+    Refused if the file `copy` is not a copy of a record, Unavailable if it is missing or unreadable. RecordUnavailable
+    if the server cannot be examined now.
     """
     name = postgres_connection.describe_url(url)
     with closing(open_record(url)) as record:

@@ -38,28 +38,29 @@ _RETRY_S = 0.2  # between attempts to find out an unknown outcome
 
 
 class LeaseGuard(Protocol):
-    """What the store needs to know of the lease; `HeldLease` implements it.
+    """What a replicated store needs to know of the lease of its node; `HeldLease` implements it.
 
-    `check` raises while nothing may be written; `renewed` and `deposed` tell it what a commit has shown.
+    `check` raises while nothing may be written; the store calls `renewed` and `deposed` with what a commit has shown.
     """
 
     def check(self) -> None:
-        """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost."""
+        """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost or released."""
 
     def renewed(self, sent_at: float) -> None:
         """Count a commit that has renewed the lease; `sent_at` is the monotonic time before it was sent."""
 
     def deposed(self, reason: str) -> None:
-        """End the lease, because another node has taken it; `reason` is a sentence for people."""
+        """Mark the lease as lost, because another node has taken it; `reason` is a sentence for people."""
 
 
 class RecordReplication(GroupReplication):
-    """Commits the changed rows of each group to the record, before the copy is committed.
+    """Commits the changed rows of each group of writes to the record, before the copy is committed.
 
-    `db` is the connection of the copy's writer, which is at the group of `position`. `clock` gives the lab time.
-    `on_stop` is called, once, on the writer's thread, if this process must end (MustStop); from then on every write
-    raises that error. A group without changed rows of replicated tables is committed to the copy alone. `lease` is the
-    one that this node took: its term guards every commit. `guard` says whether writes are allowed now.
+    The writer thread of a `ReplicatedStore` calls it. `db` is the connection of that thread to the copy, which is at
+    the group of `position`; `record` is a connection of its own. `clock` gives the lab time. `on_stop` is called, once,
+    on the writer's thread, if this process must end (MustStop); from then on every write raises that error. A group
+    without changed rows of replicated tables is committed to the copy alone. `lease` is the one that this node took:
+    its term guards every commit. `guard` says whether writes are allowed now.
     """
 
     def __init__(
@@ -91,17 +92,20 @@ class RecordReplication(GroupReplication):
         return self._position.number
 
     def begin(self) -> None:
-        """Forget the changes of the group before; raises the MustStop again if this process must end."""
+        """Forget the changes of the group before; called when the copy's transaction has begun.
+
+        Raises the MustStop again if this process must end.
+        """
         if self._stopped is not None:
             raise type(self._stopped)(str(self._stopped))
         self._capture.reset()
 
     def commit(self) -> None:
-        """Commit what has changed since `begin` to the record, if anything has, and count that as a renewal.
+        """Commit the rows that have changed since `begin` to the record, if there are any; blocks.
 
-        Also writes the new position to the copy, whose transaction the caller commits. If the answer is lost, waits
-        until the record says whether it has the group. Raises RecordUnavailable (nothing was written), RowsRejected, or
-        MustStop.
+        Also writes the new position to the copy, whose transaction the caller commits, and counts the commit as a
+        renewal of the lease. If the answer is lost, waits until the record says whether it has the group. Raises
+        RecordUnavailable (nothing was written), RowsRejected, or MustStop.
         """
         changes = self._capture.changes()
         if not changes:
@@ -125,7 +129,7 @@ class RecordReplication(GroupReplication):
         self._guard.renewed(sent_at)
 
     def copied(self) -> None:
-        """Called after the COMMIT of the copy, which now has the group that the record has."""
+        """Note that the copy has the last group, too; called after the COMMIT of the copy."""
         self._is_copy_behind = False
 
     def failed(self, error: Exception) -> Exception:
@@ -179,9 +183,10 @@ class RecordReplication(GroupReplication):
 
 
 class ReplicatedStore(SqliteStore):
-    """A `Store` whose record is shared by several control nodes. `open_copy` opens it with a taken lease.
+    """The `Store` of the active control node, shared with others through a record. `open_copy` opens it.
 
-    It reads from this node's copy. A write is committed to the record first, and then to the copy.
+    It reads from this node's copy, a SQLite file, as `SqliteStore`. A write is committed to the record (PostgreSQL)
+    first, and then to the copy.
     """
 
     _replication: RecordReplication
@@ -232,14 +237,14 @@ class ReplicatedStore(SqliteStore):
 
     @property
     def number(self) -> int:
-        """The number of the last group that this node has written, or found when it took the lease."""
+        """The number of the last group of writes in the record that this node has written, or found at start."""
         return self._replication.number
 
     async def close(self) -> None:
-        """Finish the writes under way, and close the copy and this store's connection.
+        """Finish the writes under way, and close the copy and this store's connection to the record.
 
-        May be called again. Waits as long as it is unknown whether the record has a write: `abandon` ends the wait. The
-        next start finds the write in the log, if it was saved.
+        May be called again. Does not release the lease. Waits as long as it is unknown whether the record has a write:
+        `abandon` ends the wait. The next start finds the write in the log, if it was saved.
         """
         try:
             await super().close()
@@ -249,7 +254,7 @@ class ReplicatedStore(SqliteStore):
     def abandon(self) -> None:
         """Let `close` not wait for a record that does not answer; for any thread. Returns at once.
 
-        It ends the call to the record that is under way, whose writes then fail. If the outcome of one is unknown, that
-        is a MustStop, which `on_stop` gets. Only for a store that is about to be closed.
+        It ends the call to the record that is under way, whose writes then fail. If it is unknown whether the record
+        has them, they raise MustStop, which `on_stop` gets. Only for a store that is about to be closed.
         """
         self._replication.close()

@@ -59,7 +59,7 @@ REPLICATED_TABLES = {t.name: _describe(t) for t in metadata.sorted_tables if t n
 
 
 def encode_changes(changes: Sequence[RowChange]) -> bytes:
-    """Return changes as the log stores them, in MessagePack."""
+    """Return changes of rows as the record's log stores them, in MessagePack."""
     return _encode(changes)
 
 
@@ -78,10 +78,10 @@ def quote(name: str) -> str:
 
 @cache
 def upsert_sql(table: str, width: int, placeholder: str) -> str:
-    """Return an insert of the first `width` columns that replaces these of the row with the same key.
+    """Return SQL that inserts a row, or replaces the columns of the row with the same primary key.
 
-    For either engine: `placeholder` is the driver's: "?" or "%s". Rows of an earlier release have fewer columns.
-    KeyError if the table is not replicated.
+    It writes the first `width` columns of `table`: rows of an earlier release have fewer. For SQLite and PostgreSQL:
+    `placeholder` is the driver's, "?" or "%s". KeyError if the table is not replicated.
     """
     names = ", ".join(map(quote, REPLICATED_TABLES[table].columns[:width]))
     values = ", ".join([placeholder] * width)
@@ -89,9 +89,10 @@ def upsert_sql(table: str, width: int, placeholder: str) -> str:
 
 
 def conflict_action(table: str, width: int) -> str:
-    """Return the end of an insert of the first `width` columns, for either engine.
+    """Return the ON CONFLICT clause of an insert that replaces the columns of a row with the same key.
 
-    It replaces these columns of a row with the same key. KeyError if the table is not replicated.
+    It replaces those of the first `width` columns that are not in the key, or does nothing if there are none. For
+    SQLite and PostgreSQL. KeyError if the table is not replicated.
     """
     known = REPLICATED_TABLES[table]
     others = [quote(name) for name in known.columns[:width] if name not in known.key]
@@ -101,7 +102,7 @@ def conflict_action(table: str, width: int) -> str:
 
 @cache
 def delete_sql(table: str, placeholder: str) -> str:
-    """Return a delete of the row whose primary key equals the parameters, in the key's order.
+    """Return SQL that deletes the row whose primary key equals the parameters, in the key's order.
 
     `placeholder` is the driver's: "?" or "%s". KeyError if the table is not replicated.
     """
@@ -110,7 +111,7 @@ def delete_sql(table: str, placeholder: str) -> str:
 
 
 class ChangesByTable(NamedTuple):
-    """Changes, grouped for statements.
+    """Changes of rows, grouped for SQL statements; `group_changes` makes it.
 
     Apply deletes first: a row may have the unique name of one that was deleted in the same group.
     """
@@ -136,7 +137,7 @@ def group_changes(changes: Iterable[RowChange]) -> ChangesByTable:
 
 
 def apply_changes(db: sqlite3.Connection, changes: Iterable[RowChange]) -> None:
-    """Apply changes to a copy; the caller commits. Raises sqlite3.Error."""
+    """Apply changes of rows to a copy, all deletions first; the caller commits. Raises sqlite3.Error."""
     grouped = group_changes(changes)
     for table, keys in grouped.deletes.items():
         db.executemany(delete_sql(table, "?"), keys)

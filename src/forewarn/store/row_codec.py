@@ -97,7 +97,10 @@ def read_webhook(body: bytes, cursor: int) -> WebhookSubscription:
 
 
 def read_delivery(row: tuple[Any, ...]) -> EventDelivery:
-    """Return a delivery from a row of `queries.deliveries_by`."""
+    """Return a delivery from a row of `queries.deliveries_by`.
+
+    The row has event id, scope id, VM key, status, api-version, incarnation and time.
+    """
     event_id, scope_id, vm, status, version, incarnation, at = row
     return EventDelivery(
         event_id=event_id, scope_id=scope_id, vm=vm, status=status, version=version, incarnation=incarnation, at=at

@@ -23,10 +23,11 @@ _MAX_CACHED_VMS = 20_000  # VMs and scopes together: about 50 MB
 
 
 class ScopeCache:
-    """Least-recently-used cache of scopes with their present VMs and live events.
+    """Least-recently-used cache, in memory, of a store's scopes with their present VMs and live events.
 
-    `max_vms` limits the number of VMs and scopes together. Its owner passes every read scope to `put`, every commit to
-    `on_commit` and every batch of polls to `record_polls`, all on one thread.
+    `max_vms` limits the number of VMs and scopes together (default 20,000). Its owner, the store, passes every read
+    scope to `put`, every commit to `on_commit` and every batch of polls to `record_polls`, all on one thread. A cached
+    scope is never newer than the committed one, and older only until `on_commit`.
     """
 
     def __init__(self, max_vms: int = _MAX_CACHED_VMS) -> None:

@@ -116,7 +116,7 @@ class SqliteStore(Store):
         return [scope_id for (scope_id,) in self._rows(queries.scope_ids_by(enabled))]
 
     def scope_versions(self) -> dict[str, int]:
-        """Return the stored version of every scope, enabled or not, by scope id; each commit of it adds 1.
+        """Return the stored version of every scope, by scope id; a commit that writes a scope adds 1.
 
         Raises Unavailable.
         """
@@ -134,9 +134,9 @@ class SqliteStore(Store):
         return int(row[0]) if row else 0
 
     def failed_writes(self) -> int:
-        """Return how many writes have failed with Unavailable since the store was opened.
+        """Return how many writes have failed with Unavailable since the store was opened; never raises.
 
-        Conflicts do not count, nor do writes after `close`, or that were only not confirmed in time.
+        Conflicts do not count, nor writes after `close`, nor writes that were only not confirmed in time.
         """
         return self._writer.failures
 
@@ -167,7 +167,7 @@ class SqliteStore(Store):
         return [vm for (body,) in self._rows(queries.VMS_WITH_PROGRAM) if (vm := row_codec.read_vm(body)).program]
 
     def hosts(self) -> list[Host]:
-        """Return all hosts, sorted by name, ignoring case. Raises Unavailable."""
+        """Return all hosts, of any state, sorted by name ignoring letter case. Raises Unavailable."""
         return [row_codec.read_host(*row) for row in self._rows(queries.HOSTS)]
 
     def event(self, event_id: str) -> Event | None:
@@ -204,9 +204,9 @@ class SqliteStore(Store):
         return [row_codec.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
 
     def gate(self, gate_id: str) -> Gate | None:
-        """Return a gate, which starts the events of one host together, by its id, released or not, or None.
+        """Return a gate by its id, released or not; None if there is none (any more). Raises Unavailable.
 
-        Raises Unavailable.
+        A gate is what starts the events of several scopes on one host together.
         """
         row = self._row(queries.GATE, row_id=gate_id)
         return row_codec.read_gate(*row) if row else None
@@ -376,10 +376,10 @@ class SqliteStore(Store):
         return row[0] if row else None
 
     async def read_in_thread(self, read: Callable[[Store], T]) -> T:
-        """Return what `read` returns for a store to read, on its own connection and the reader thread.
+        """Return what `read` returns, called on the reader thread with a store that it may only read.
 
-        A long read thus blocks neither the event loop nor asyncio's threads; it waits for earlier ones. Raises
-        Unavailable, and what `read` raises.
+        That store has a connection of its own, for this call only. A long read thus blocks neither the event loop nor
+        asyncio's threads; it waits for earlier ones. Raises Unavailable, and what `read` raises.
         """
         return await self._reader_thread.run(
             lambda db: read(SqliteStore(self._path, reader=db, writer=self._writer, file_check=self._file_check))
@@ -418,10 +418,11 @@ class SqliteStore(Store):
         await self._writer.write(lambda db: writes.save_value(db, name, value))
 
     async def prune(self, before: float) -> int:
-        """Delete what ended or was removed before this lab time, unless kept rows refer to it.
+        """Delete what ended or was removed before this lab time; return how many history entries it deleted.
 
-        Return how many history entries it deleted. `Store.prune` lists what is deleted. It works in many small
-        transactions and then shortens the file: after Unavailable some of it is done, and the next call continues.
+        That is what `Store.prune` lists: history, ended events and requests, removed VMs, unless kept rows refer to
+        them. Works in small transactions, then shortens the file; after Unavailable some is done, and the next call
+        continues.
         """
         return await pruning.prune_store(self._writer, self._path, before)
 

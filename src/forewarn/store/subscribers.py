@@ -11,7 +11,10 @@ CommitListener = Callable[[AppliedCommit], None]  # must not block
 
 
 class CommitSubscribers:
-    """The listeners of a store. An error of one is reported to the event loop; the others still run."""
+    """The listeners of one store, which `notify` calls with every commit.
+
+    An error of one is reported to the event loop; the others still run.
+    """
 
     def __init__(self) -> None:
         self._listeners: list[CommitListener] = []

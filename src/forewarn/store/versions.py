@@ -13,11 +13,14 @@ from forewarn.errors import Conflict
 
 
 class VersionedRow(Protocol):
-    """A scope, host, gate or request: `version` is the one it was decided on, 0 for a new row."""
+    """A scope, host, gate or request that carries the version it was decided on, 0 for a new row.
+
+    The store changes it only if the stored version is the same.
+    """
 
     @property
     def id(self) -> str:
-        """The key of the row."""
+        """The id of the scope, host, gate or request, under which it is stored."""
 
     @property
     def version(self) -> int:
@@ -37,7 +40,8 @@ def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> C
 def host_conflict(host: Host, stored: int) -> Conflict:
     """Return (not raise) the Conflict for a host that has changed, or to which VMs have come since.
 
-    `stored` is its version in the store, 0 if it does not exist.
+    `host` is as it was decided on; `stored` is its version in the store, 0 if it does not exist. If the versions are
+    equal, the message says that VMs have come there.
     """
     if host.version and host.version == stored:
         return Conflict(f"VMs have come to host {host.name!r} since this was decided: read it again and decide again")
@@ -45,7 +49,7 @@ def host_conflict(host: Host, stored: int) -> Conflict:
 
 
 def require_current_versions(thing: str, rows: Iterable[VersionedRow], stored_version: Callable[[str], int]) -> None:
-    """Raise Conflict for the first row whose version is not the stored one.
+    """Raise Conflict for the first row whose version is not the stored one; changes nothing.
 
     `stored_version` returns the version of an id, 0 if there is none. If a row occurs several times, each occurrence
     counts as a change, so the next must be one version later. `thing` is the kind for the message ("scope").

@@ -70,27 +70,33 @@ class _DisplacedDuringWrite(StoreFileDisplaced):
 
 
 class GroupReplication(Protocol):
-    """Commits a group of writes to a record before the copy is committed. Called on the writer thread."""
+    """Commits each group of writes to a record (PostgreSQL) before the copy is committed.
+
+    The writer thread of the copy calls `begin`, `commit` and `copied` for each group, or `failed` after an error.
+    """
 
     @property
     def number(self) -> int:
-        """The number of the last group that the record has; a group that changes nothing there has none."""
+        """The number of the last group that the record has; it stays the same after a group without changes."""
 
     def begin(self) -> None:
-        """Called after BEGIN; raises Unavailable if no group may be written now."""
+        """Prepare for the next group; called after the BEGIN of the copy.
+
+        Raises Unavailable if no group may be written now.
+        """
 
     def commit(self) -> None:
-        """Called before the COMMIT of the copy: commit what has changed since `begin` to the record.
+        """Commit to the record what has changed since `begin`; called before the COMMIT of the copy.
 
-        Raises Unavailable for all writes of the group; Rejected if the record cannot store what one of them wrote: each
-        is then tried alone.
+        Raises Unavailable, which all writes of the group get; Rejected if the record cannot store what one of them
+        wrote: each is then tried alone.
         """
 
     def copied(self) -> None:
-        """Called after the COMMIT of the copy."""
+        """Note that the copy has the group that the record has; called after the COMMIT of the copy."""
 
     def failed(self, error: Exception) -> Exception:
-        """Called after a failure and the rollback of the copy; return the error that the writes get.
+        """Return the error that the writes of a group get; called with the failure, after the copy's rollback.
 
         A failure after `commit` means that the record has the group and the copy has not.
         """

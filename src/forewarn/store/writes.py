@@ -74,7 +74,8 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
 def write_observations(db: sqlite3.Connection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
     """Write polls, the last request time of their scopes, and deliveries; the caller commits.
 
-    Polls older than the stored one of their VM, and repeated deliveries (of an event, VM and status), change nothing.
+    Polls older than the stored one of their VM, and repeated deliveries (of an event, VM and status), change nothing; a
+    last request time never moves back. An unknown VM or scope is no error.
     """
     _execute_each(db, write_statements.PUT_POLL, polls, row_codec.last_poll_row)
     _execute_each(db, write_statements.UPDATE_LAST_REQUEST, polls, lambda p: {"row_id": p.scope_id, "polled_at": p.at})
