@@ -15,21 +15,27 @@ APPROVAL_CHECK_TASK, APPROVAL_TASK = "(gate)", "(approval)"  # not valid as name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSnapshot:
-    """Everything a decision depends on, at one instant; `AgentDaemon.snapshot` makes it."""
+    """The agent's state at one instant: everything that its next actions are decided from.
 
-    open_records: OpenRecords  # the journal's
+    Immutable; `AgentDaemon.snapshot` makes one for each decision.
+    """
+
+    open_records: OpenRecords  # all records of the journal that are not closed
     rules: Mapping[str, RuleConfig]  # the configured ones, by name
     steps: Mapping[str, StepConfig]  # the configured ones, by name
     vm: str  # this VM's name; "" until it is known
     now: float  # the server's time, in POSIX seconds
-    boot_id: str  # of the current boot
-    running_tasks: frozenset[TaskKey] = frozenset()  # of this process
+    boot_id: str  # the kernel's id of the current boot
+    running_tasks: frozenset[TaskKey] = frozenset()  # keys of the tasks that this process runs now
     board: BoardView = field(default_factory=BoardView)  # what all VMs published, this one too; empty: none or not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStep:
-    """Action: journal the step (or its undo) as begun, then run it."""
+    """Action: journal a step of an event (phase DO) or its undo (phase UNDO) as begun, then run it.
+
+    Only a value: `next_actions` decides it, `AgentDaemon` journals it, and `ActionRunner` runs it.
+    """
 
     key: str  # of the event's record
     step: StepConfig
@@ -40,28 +46,35 @@ class StartStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeStep:
-    """Action: continue a step (or its undo) that is journalled as begun and that no task runs."""
+    """Action: continue a step (or its undo) that is journalled as begun although no task runs it.
+
+    That is so after the agent was stopped or killed. `ActionRunner` carries it out.
+    """
 
     key: str  # of the event's record
     step: StepConfig
     phase: StepPhase
-    check_first: bool  # run its `check` and decide by that; False: run it again
+    check_first: bool  # True: ask its reaction's `check`, and decide by that; False: run the step again at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStepEnd:
-    """Action: journal the end of a step (or undo) that is not run, or was interrupted.
+    """Action: only journal the end of a step (or undo) that was interrupted, or that is not run at all.
 
-    It was cut (no time), skipped, reused (done already for another event), or interrupted.
+    A step that is not run was cut (no time, or the event has started), skipped, or reused: it is done already for
+    another event.
     """
 
     key: str  # of the event's record
-    step_run: StepRun  # with state, text and time of the end
+    step_run: StepRun  # the run to journal, with state, text and time of its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopStep:
-    """Action: cancel a task that still prepares for an event, because the event is gone."""
+    """Action: cancel a running task that still prepares for an event, because the event is gone.
+
+    The task runs a step, the approval check or the approval. Nothing is journalled before.
+    """
 
     key: str  # of the event's record
     step: str  # the second part of the task's TaskKey: a step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK
@@ -69,10 +82,10 @@ class StopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunApprovalCheck:
-    """Action: journal the try, then run the approval check (the rule's command or webhook) once."""
+    """Action: journal the try, then run the approval check of the event's rule (command or webhook) once."""
 
     key: str  # of the event's record
-    check: ApprovalCheckConfig
+    check: ApprovalCheckConfig  # the command or URL, and its times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +97,20 @@ class SendApproval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseEvent:
-    """Action: close the record of an event that is gone, and of which no undo is left to try."""
+    """Action: journal the record of an event as closed: the event is gone, and no undo is left to try."""
 
     key: str  # of the event's record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitUntil:
-    """No action: there is nothing to do for this event before `until`."""
+    """Says that nothing is to be done for an event before `until`, and what the event waits for.
+
+    It stands among the actions of `next_actions`; nothing is journalled or run for it.
+    """
 
     key: str  # of the event's record
-    until: float | None = None  # server time in POSIX seconds; None: until something changes
+    until: float | None = None  # server time in POSIX seconds; None: until an event changes or a task ends
     reason: str = ""  # what the event waits for, for people
 
 
@@ -104,11 +120,13 @@ AgentAction = (
 
 
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
-    """The record to journal before the action is carried out, at server time `now`; `record` is unchanged.
+    """Return the record as it must be journalled before the action is carried out; `record` is unchanged.
 
-    Adds the begun run of a StartStep, the run of a RecordStepEnd, the try of a RunApprovalCheck, or an approval in
-    state ASKED; closes for CloseEvent. A resumed step gets `boot_id`, because a later reboot undoes what it does now.
-    Returns the record itself for an action that is not journalled: stop, wait, or a resume in the same boot.
+    It journals nothing itself. It adds the begun run of a StartStep, the run of a RecordStepEnd, the try of a
+    RunApprovalCheck (without an answer yet), or an approval in state ASKED; it closes the record for CloseEvent. A
+    resumed step gets `boot_id`, the current boot's, because a later reboot undoes what it does now. Returns `record`
+    itself for an action that is not journalled: a stop, a wait, or a resume in the same boot. `now` is the server's
+    time.
     """
     match action:
         case StartStep():

@@ -21,30 +21,34 @@ HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardView:
-    """What the readiness board, a folder shared by all VMs, shows at one time.
+    """What the readiness board, a folder shared by the agents of all VMs, showed when it was last read.
 
-    Names of VMs are in lower case, without a leading underscore (`normalize_vm_name`); VMs that never published are not
+    Names of VMs are in lower case, without a leading underscore (`normalize_vm_name`). VMs that never published are not
     in it. `ReadinessBoard.publish_and_read` makes it.
     """
 
     heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)  # seconds before this VM's own heartbeat, by VM
-    ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # VMs that are ready, by `event_key`
+    ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # names of the ready VMs, by `event_key`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalDecision:
-    """Whether the agent may approve an event now, and if not, why and when to decide again."""
+    """Whether the agent may approve an event now, and if not, why and when to decide again.
 
-    is_approved: bool  # True: nothing that was decided on prevents the approval
+    Without `recheck_at`, a refusal of `decide_by_approval_check` is final, while one of `decide_for_all_vms` may change
+    at any time.
+    """
+
+    is_approved: bool  # True: the function that decided has nothing against the approval
     reason: str = ""  # why it is or is not approved, for people; "": nothing prevents it
-    recheck_at: float | None = None  # server time in POSIX seconds; None: as the deciding function says
+    recheck_at: float | None = None  # server time in POSIX seconds at which to decide again; None: not set
 
 
 def approving_vm(resources: Sequence[str], board: BoardView, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> str:
-    """The VM that approves for all: the first of `resources` that is alive; "" if none is.
+    """Return the VM that approves an event for all: the first of `resources` that is alive; "" if none is.
 
     `resources` are the VMs that the event lists, in its order. A VM is alive if the board has a heartbeat of it that is
-    at most `heartbeat_timeout_s` old. Returns the name in lower case, without a leading underscore.
+    at most `heartbeat_timeout_s` seconds old. The name is returned in lower case, without a leading underscore.
     """
     return next(
         (
@@ -66,13 +70,14 @@ def decide_for_all_vms(
     absent_after_s: float | None,
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
 ) -> ApprovalDecision:
-    """Decides whether `vm`, this VM, may approve for all VMs that the event lists.
+    """Decide whether this VM, `vm`, may approve an event now for all VMs that it lists, `resources`.
 
-    It may if it is their `approving_vm`, each of them with a fresh heartbeat is ready for the event, and so are the
-    absent ones, or it has waited for them: `waited_s` seconds since this VM was ready, of `absent_after_s` (None: for
-    ever). A heartbeat is fresh for `heartbeat_timeout_s` seconds. `board` has the heartbeats and who is ready.
-    `event_id` is what `event_key` returns: the id in upper case; `resources` are its VMs. `recheck_at` is never set:
-    while the answer is no, ask again every few seconds, because it may change with the time alone.
+    It may if all three hold: it is their `approving_vm`; every listed VM that is alive is ready for the event; and
+    every listed VM that is not alive was ready too, or `waited_s`, the seconds since this VM was ready, has reached
+    `absent_after_s` (None: wait for ever). A VM is alive if its heartbeat is at most `heartbeat_timeout_s` seconds old;
+    `board` has the heartbeats and the ready VMs. `event_id` is what `event_key` returns: the id in upper case.
+    `recheck_at` is never set: after a no, ask again every few seconds, because the answer may change with the time
+    alone.
     """
     approver = approving_vm(resources, board, heartbeat_timeout_s)
     if approver != normalize_vm_name(vm):
@@ -99,11 +104,12 @@ def _is_alive(name: str, board: BoardView, heartbeat_timeout_s: float) -> bool:
 def decide_by_approval_check(
     check: ApprovalCheckConfig, record: ApprovalCheckRecord | None, now: float
 ) -> ApprovalDecision:
-    """Decides by what the approval check has answered so far; `record` is None if it has not run.
+    """Decide whether to approve by what the approval check has answered so far; it does not run the check.
 
-    Yes approves, and no is final: `recheck_at` is None. Without an answer `recheck_at` is when to run the check again
-    or, if that is sooner, its deadline; a time that is not after `now`, the server's time, means at once. From the
-    deadline on `on_silence` decides, and the check is not run again.
+    `record` is None if the check has not run. The answer yes approves, and no is final: `recheck_at` is None. Without
+    an answer, `recheck_at` is when to run the check again or, if that is sooner, its deadline; a time that is not after
+    `now`, the server's time, means at once. The deadline is `deadline_s` after the first try. From then on `on_silence`
+    decides for good, and the check is not run again.
     """
     if record is None:
         return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)

@@ -28,7 +28,7 @@ DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The agent's configuration, as `load_config` reads it from its file."""
+    """The agent's configuration, as `load_config` reads it from the agent's TOML file; immutable."""
 
     endpoint: str | None = None  # URL of the metadata endpoint; None: the environment's, else discover it (spec §2.5)
     vm: str = ""  # this VM's name; "": ask the endpoint
@@ -60,9 +60,9 @@ class AgentConfig:
 
 
 def load_config(path: Path) -> AgentConfig:
-    """Reads and parses the agent's file, which must be UTF-8; `file` of the result is its path.
+    """Read and validate the agent's TOML file, which must be UTF-8; `file` of the result is its path.
 
-    Raises Rejected if it cannot be read, BadConfig with all its problems if it has any.
+    Raises Rejected if the file cannot be read, BadConfig with all its problems if it has any.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -75,9 +75,10 @@ def load_config(path: Path) -> AgentConfig:
 
 
 def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
-    """Parses the TOML text of an agent's file; `source` names the file in messages.
+    """Parse and validate the TOML text of an agent's file; `source` names the file in messages.
 
-    Raises BadConfig with all problems. It accesses no file and no network, so `file` of the result is None.
+    Raises BadConfig with all problems. It opens no configuration file and no connection, so `file` of the result is
+    None; only the user of a `stop-processes` step is looked up in the system's user database.
     """
     problems: list[ConfigProblem] = []
     try:

@@ -25,7 +25,7 @@ class ConfigProblem:
     remedy: str  # what to do about it, for people, such as "did you mean 'rules'?"
 
     def format(self, source: str) -> str:
-        """The problem as `source:line: what: remedy`; `source` is the name of the file."""
+        """Return the problem as one text, `source:line: what: remedy`; `source` is the name of the file."""
         return f"{source}:{self.line}: {self.what}: {self.remedy}"
 
 
@@ -42,11 +42,12 @@ class BadConfig(Rejected):
 
 
 class ConfigTable:
-    """Reads one table of the file. For a wrong value it records a problem and returns the default.
+    """Reads the keys of one table of the agent's TOML file, and collects problems instead of raising them.
 
-    `raw` has the table's values, `path` says where it is in the file, and `lines` finds the line of a path. All tables
-    of a file append to one list `problems`. `title` names the table in messages. Each read_ method makes its key known
-    to `reject_unknown_keys`.
+    For a wrong value a read_ method appends a problem and returns the default. `raw`, an attribute too, has the table's
+    values; `path` says where the table is in the file, and `lines` finds the line of a path. All tables of a file
+    append to one list `problems`. `title`, an attribute too, names the table in messages. Each read_ method marks its
+    key as known, so that `reject_unknown_keys` accepts it.
     """
 
     def __init__(
@@ -57,25 +58,29 @@ class ConfigTable:
         self._known_keys: list[str] = []
 
     def has(self, key: str) -> bool:
-        """True if the table contains the key, with any value; does not make the key known."""
+        """Return whether the table contains the key, with any value; it does not count as reading the key."""
         return key in self.raw
 
     def add_problem(self, key: str, what: str, remedy: str) -> None:
-        """Appends a problem, at the line of this key, to the file's problems; "" means the table itself.
+        """Append a problem to the list of the whole file, at the line of `key`; "" means the table itself.
 
-        `what` says what is wrong, `remedy` what to write instead, both for people.
+        `what` says what is wrong, `remedy` what to write instead, both for people. For a missing key the line is the
+        table's.
         """
         path = (*self._path, key) if key else self._path
         self._problems.append(ConfigProblem(line=self._lines.line_of(path), what=what, remedy=remedy))
 
     def read_text(self, key: str, default: str = "") -> str:
-        """Reads a non-empty string; returns the default if the key is absent, or wrong (a problem, also "")."""
+        """Return the non-empty string under `key`; `default` if the key is absent or its value is wrong.
+
+        A wrong value, "" included, is appended to the file's problems. Marks the key as known.
+        """
         return self._read_option(key, default, lambda: options.read_text(self.raw, key, default))
 
     def read_required_text(self, key: str, example: str) -> str:
-        """Reads a non-empty string; if the key is missing or wrong, records a problem and returns "".
+        """Return the non-empty string under `key`; if it is missing or wrong, append a problem and return "".
 
-        `example` shows in the problem what to write.
+        `example` is shown in the problem of a missing key as what to write. Marks the key as known.
         """
         if not self.has(key):
             self._known_keys.append(key)
@@ -84,14 +89,18 @@ class ConfigTable:
         return self.read_text(key)
 
     def read_texts(self, key: str) -> tuple[str, ...]:
-        """Reads a list of non-empty strings, or a single one; () if absent, or if one is wrong (a problem)."""
+        """Return the non-empty strings under `key`, given as a list or as one string; () if absent or wrong.
+
+        A value that is not a list of non-empty strings is appended to the file's problems. Marks the key as known.
+        """
         return self._read_option(key, (), lambda: options.read_texts(self.raw, key))
 
     def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
-        """Reads a list of words, or one word, that must be in `known`, ignoring case; as spelled there.
+        """Return the words under `key`, given as a list or as one word, spelled as in `known`.
 
-        The default only if the key is absent; [] gives an empty set, and so does what is no list of texts (a problem).
-        Each unknown word is a problem, and is left out.
+        Letter case is ignored. The default applies only if the key is absent; [] gives an empty set. A word that is not
+        in `known` is left out, and a value that is not a list of strings gives an empty set; both are appended to the
+        file's problems. Marks the key as known.
         """
         by_folded_name = {word.casefold(): word for word in known}
         if not self.has(key):
@@ -106,26 +115,42 @@ class ConfigTable:
         return frozenset(by_folded_name[word.casefold()] for word in given if word.casefold() in by_folded_name)
 
     def read_choice(self, key: str, choices: tuple[str, ...], default: str) -> Any:
-        """Reads one of the choices, in exactly this spelling; the default if absent, or wrong (a problem)."""
+        """Return the value under `key`, one of `choices`; `default` if it is absent or wrong.
+
+        The spelling must be exactly that of the choice. A wrong value is appended to the file's problems. Marks the key
+        as known.
+        """
         order = (default, *(choice for choice in choices if choice != default))
         return self._read_option(key, default, lambda: options.read_choice(self.raw, key, order))
 
     def read_flag(self, key: str, *, default: bool) -> bool:
-        """Reads a boolean; the default if the key is absent, or wrong (a problem)."""
+        """Return the boolean under `key`; `default` if the key is absent or its value is not a boolean.
+
+        A wrong value is appended to the file's problems. Marks the key as known.
+        """
         return self._read_option(key, default, lambda: options.read_flag(self.raw, key, default=default))
 
     def read_command_line(self, key: str) -> tuple[str, ...]:
-        """Reads a command: a list of words, or a string for `/bin/sh -c`; () if absent, or wrong (a problem)."""
+        """Return the command under `key` as its words; () if it is absent or wrong.
+
+        It is given as a list of words, or as a string, which becomes a command of `/bin/sh -c`. A wrong or empty value
+        is appended to the file's problems. Marks the key as known.
+        """
         return self._read_option(key, (), lambda: options.read_command_line(self.raw, key))
 
     def read_url(self, key: str) -> str:
-        """Reads an http or https URL without user and password; "" if absent, or wrong (a problem)."""
+        """Return the http or https URL under `key`; "" if it is absent or wrong.
+
+        A value that is not such a URL, or has a user or password, is appended to the file's problems. Marks the key as
+        known.
+        """
         return self._read_option(key, "", lambda: options.read_url(self.raw, key))
 
     def read_number(self, key: str, default: int | None, least: int, most: int) -> int | None:
-        """Reads a whole number from `least` to `most`, of a list the first; the default if absent.
+        """Return the whole number under `key`, from `least` to `most` (both included); `default` if absent.
 
-        A wrong value is a problem, and gives the default, which may be None.
+        Of a list it returns the first number. A wrong value is appended to the file's problems and gives the default,
+        which may be None. Marks the key as known.
         """
 
         def read() -> int | None:
@@ -135,9 +160,10 @@ class ConfigTable:
         return self._read_option(key, default, read)
 
     def read_seconds(self, key: str, default: T, *, least: float = 0.0) -> float | T:
-        """Reads a duration such as "20s" or "15m", or a whole number of seconds; returns seconds.
+        """Return the duration under `key` in seconds, given as "20s" or "15m" or as a whole number of seconds.
 
-        The default if the key is absent. A wrong value, or one below `least`, is a problem and gives the default.
+        Returns `default` if the key is absent. A wrong value, or one below `least`, is appended to the file's problems
+        and gives the default. Marks the key as known.
         """
         self._known_keys.append(key)
         if not self.has(key):
@@ -154,9 +180,9 @@ class ConfigTable:
         return seconds
 
     def read_table(self, key: str) -> ConfigTable | None:
-        """A reader of the sub-table with this key, which adds to the same problems.
+        """Return a reader of the sub-table `key`, which appends to the same list of problems.
 
-        None if the key is absent, or not a table (a problem).
+        None if the key is absent, or not a table (which is appended to the problems). Marks the key as known.
         """
         self._known_keys.append(key)
         raw = self.raw.get(key)
@@ -167,9 +193,9 @@ class ConfigTable:
         return ConfigTable(raw, (*self._path, key), key, self._lines, self._problems)
 
     def read_tables(self, key: str) -> list[ConfigTable]:
-        """Readers of the [[tables]] with this key, in order, which add to the same problems.
+        """Return a reader for each of the [[key]] tables, in order, all with the same list of problems.
 
-        [] if the key is absent, or not a list of tables (a problem).
+        [] if the key is absent, or not a list of tables (which is appended to the problems). Marks the key as known.
         """
         self._known_keys.append(key)
         raw = self.raw.get(key, [])
@@ -180,9 +206,10 @@ class ConfigTable:
         return [ConfigTable(each, (*path, n), f"[[{key}]]", self._lines, self._problems) for n, each in enumerate(raw)]
 
     def reject_unknown_keys(self, *more: str) -> None:
-        """Records a problem for each key of the table that no read_ method has read and that is not in `more`.
+        """Append a problem for each key of the table that no read_ method has read and that is not in `more`.
 
-        Call it last. The problem suggests the closest known key, or lists all of them if none is close.
+        Call it after all read_ methods. A problem suggests the closest known key, or lists all of them if none is
+        close.
         """
         known = [*self._known_keys, *more]
         for key in self.raw:
@@ -206,9 +233,9 @@ def _suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def suggest_name(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The text of a remedy for the unknown name `word`: "did you mean …?" with the closest of `known`.
+    """Return the remedy for an unknown name: "did you mean …?" with the one of `known` closest to `word`.
 
-    It lists all of `known` if none is close; returns `otherwise` if `known` is empty.
+    If none is close, the text lists all of `known`; if `known` is empty, it is `otherwise`. Letter case is ignored.
     """
     words = list(known)
     return _suggestion(word, words) if words else otherwise

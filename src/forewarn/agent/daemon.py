@@ -59,12 +59,15 @@ class ServerClock:
         self._server_time, self._local_time = server_time, local_time
 
     def now(self) -> float:
-        """The server's time in POSIX seconds; before its first answer this machine's."""
+        """Return the server's time in POSIX seconds; this machine's time before the server's first answer."""
         server_time = self._server_time()
         return self._local_time() if server_time is None else server_time
 
     async def sleep_until(self, at: float | None) -> None:
-        """Sleeps until this server time (POSIX seconds), also if that time jumps; None sleeps for ever."""
+        """Sleep until this server time in POSIX seconds; None sleeps until cancelled.
+
+        It looks at the time at least every second (MAX_SLEEP_S), so it also ends soon after that time jumps.
+        """
         while at is None or self.now() < at:
             await asyncio.sleep(MAX_SLEEP_S if at is None else min(MAX_SLEEP_S, at - self.now()))
 
@@ -77,9 +80,9 @@ VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt give
 class AgentDaemon:
     """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`.
 
-    Creating it opens and locks the journal, which only `run` and `run_once` close; Rejected if it cannot be used. None
-    means the default: a client of the configured endpoint, no observer, the server's clock, the kernel's boot id,
-    `AgentJournal`. A poll is held for at most `hold_s` seconds. `boot_id` and `open_journal` are for tests.
+    Creating it opens and locks the journal, which only `run` and `run_once` close; it raises Rejected if the journal
+    cannot be used, and sends nothing yet. None means the default: a client of the configured endpoint, no observer, the
+    server's clock, the kernel's boot id, `AgentJournal`. The server may hold a poll for `hold_s` seconds.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class AgentDaemon:
         )
 
     async def run(self) -> None:
-        """Watches for events and acts on them until `stop`, then closes the journal.
+        """Watch for events and act on them until `stop` is called, then close the journal.
 
         It begins by ending commands that an earlier agent left running, pruning the journal and removing step folders
         that no record needs (with an empty journal it moves them all aside). At the end running steps get the grace
@@ -141,11 +144,12 @@ class AgentDaemon:
             await self._close()
 
     async def run_once(self) -> None:
-        """Polls until one answer, runs what is due, and returns when no task runs.
+        """Poll the endpoint until one answer, run what is due, and return when no task runs any more.
 
-        It begins as `run` does, and closes the journal at the end. Later steps are left to the next run. It gives up
-        after a few polls without an answer. Raises Unavailable if the endpoint does not answer or the journal cannot be
-        written, NotFound or Rejected if the endpoint refuses, Rejected also if journal or cursor file cannot be used.
+        It begins as `run` does, by ending left-over commands and pruning, and closes the journal at the end. Steps that
+        are due later are left to the next run. It gives up after a few polls without an answer. Raises Unavailable if
+        the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the endpoint refuses,
+        Rejected also if journal or cursor file cannot be used.
         """
         try:
             await self._prepare(retry=False)
@@ -161,7 +165,7 @@ class AgentDaemon:
             await self._close()
 
     def stop(self) -> None:
-        """Makes `run` return, and itself returns at once; running steps get the grace period first.
+        """Make `run` end, and return at once; `run` first gives running steps the grace period.
 
         Call it on the event loop, once or more; before `run` it makes that return at once. It has no effect on
         `run_once`.
@@ -169,13 +173,13 @@ class AgentDaemon:
         self._stopping.set()
 
     def reload(self, config: AgentConfig) -> None:
-        """Uses the rules, steps and grace period of a new configuration from now on, and wakes the loop.
+        """Use the rules, steps and grace period of a new configuration from now on, and wake the main loop.
 
         Call it on the event loop. A running step continues as it began. Known events keep their rule; one whose rule is
         none or not configured any more, and without step runs, is matched again. Raises Rejected, and changes nothing,
-        if a setting differs that only a restart can change (endpoint, vm, state, listen, board); Unavailable, and keeps
-        the old configuration, if the journal cannot be written; events that were matched before that keep their new
-        rule.
+        if a setting differs that only a restart can change (endpoint, vm, state, listen, board). Raises Unavailable,
+        and keeps the old configuration, if the journal cannot be written; events that were matched before that keep
+        their new rule.
         """
         fixed = [name for name in _FIXED_SETTINGS if getattr(config, name) != getattr(self._config, name)]
         if fixed:
@@ -221,10 +225,11 @@ class AgentDaemon:
         self._woken.set()
 
     def reconcile(self) -> float | None:
-        """Journals and takes every due action; returns the server time of the next one (POSIX seconds).
+        """Journal and take every action that is due; return the server time of the next one in POSIX seconds.
 
-        None if only a change or the end of a task can cause one. It starts tasks and does not wait for them. Raises
-        Unavailable if the journal cannot be written; the actions before that are taken. `run` and `run_once` call it.
+        None if only a change of an event or the end of a task can cause one. It starts tasks and does not wait for
+        them. Raises Unavailable if the journal cannot be written; the actions before that are taken. `run` and
+        `run_once` call it.
         """
         actions = self._take_next_actions()
         # Each of these may allow further actions.
@@ -234,9 +239,9 @@ class AgentDaemon:
         return min((wait.until for wait in self._waits if wait.until is not None), default=None)
 
     def snapshot(self) -> AgentSnapshot:
-        """The state that decisions are based on, now: open records, configuration, time, tasks and board.
+        """Return what decisions are based on, as of now: open records, configuration, time, tasks and board.
 
-        Without a board its part is an empty BoardView.
+        It reads nothing from disk or network. Without a readiness board that part is an empty BoardView.
         """
         return AgentSnapshot(
             open_records=self._journal.open_records,
@@ -250,7 +255,7 @@ class AgentDaemon:
         )
 
     def report(self) -> AgentReport:
-        """The state for people, now: endpoint, problems, open events, and what they wait for.
+        """Return the agent's state for people, now: endpoint, problems, open events, and what they wait for.
 
         The waits are those of the latest `reconcile`. Call it on the event loop.
         """

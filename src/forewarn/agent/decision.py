@@ -37,11 +37,12 @@ BOARD_RECHECK_S = 2.0  # while other VMs are not ready
 
 
 def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
-    """The actions to take now, oldest open event first: the next action of each, or a WaitUntil.
+    """Return the actions to take now, oldest open event first: the next action of each, or a WaitUntil.
 
-    Each is decided as if those before it were already journalled. An event that needs nothing has none. One with
-    running tasks has none either or, once it is gone, a StopStep for each task that still prepares for it. After a
-    RecordStepEnd or CloseEvent, further actions may be due at once: ask again.
+    It only decides: nothing is journalled or run. Each action is decided as if those before it were already journalled.
+    An event that needs nothing has none. One with running tasks has none either or, once it is gone, a StopStep for
+    each task that still prepares for it. After a RecordStepEnd or CloseEvent, further actions may be due at once: ask
+    again.
     """
     actions: list[AgentAction] = []
     for record in snapshot.open_records:
@@ -59,11 +60,11 @@ def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
 
 
 def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[ScheduledStep, ...]:
-    """The schedule of the event's steps without a run yet, in the plan's order, at the snapshot's time.
+    """Return the schedule of the event's steps without a run yet, in their order, at the snapshot's time.
 
     It includes steps that would be cut, and leaves out steps that are not configured any more. After the event's start
-    it is made by `schedule_after_start`, else by `schedule_steps`; if the rule is not configured any more, with the
-    defaults of RuleConfig. Of an event that is gone it has no meaning.
+    it is made by `schedule_after_start`, before by `schedule_steps`; if the rule is not configured any more, with the
+    defaults of RuleConfig. For an event that is gone the result has no meaning.
     """
     steps = [snapshot.steps[name] for name in record.plan if record.step_run(name) is None and name in snapshot.steps]
     rule = snapshot.rules.get(record.rule, RuleConfig(name=""))
@@ -73,9 +74,10 @@ def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[Sc
 
 
 def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
-    """True if all steps of the event are done or skipped, as an approval requires; True without steps.
+    """Return whether all steps of the event are done or skipped, as an approval requires.
 
-    False if a step has not ended, failed, was cut (not run for lack of time), or was undone by a reboot.
+    True without steps. False if a step has not ended, failed, was cut (not run for lack of time), or was undone by a
+    reboot.
     """
     runs = [record.step_run(name) for name in record.plan]
     if not all(run is not None and run.state in (StepState.DONE, StepState.SKIPPED) for run in runs):
@@ -85,7 +87,7 @@ def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
 
 
 def resolve_interrupted_step(step: StepConfig, phase: StepPhase, is_done: bool | None) -> StepState | None:
-    """The end of an interrupted step or undo: DONE, FAILED, or None to run it again.
+    """Return how an interrupted step or undo counts: DONE, FAILED, or None to run it again.
 
     `is_done` says whether the step is in effect now. In phase DO, True gives DONE and False gives None; in phase UNDO,
     False gives DONE and True gives None. If it is unknown (None), the step's `unclear` decides: `repeat` gives None,

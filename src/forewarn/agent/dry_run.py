@@ -20,17 +20,17 @@ _APPROVAL_TEXTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What the agent would do for one event, as texts for people."""
+    """What the agent would do for one event, as texts for people; `dry_run_event` makes it."""
 
     event: Event
     rule: str = ""  # the name of the rule that matches; "": none does, nothing would be done
-    title: str  # the event, the time left, and the rule or why nothing would be done
+    title: str  # one line: the event, the time left, and the rule or why nothing would be done
     steps: tuple[str, ...] = ()  # one text for each step of the rule in order: when it would begin, or that it is cut
     approval: str = ""  # whether and when it would approve; "" without a rule
 
 
 def dry_run_event(event: Event, rules: Sequence[RuleConfig], vm: str, now: float) -> DryRun:
-    """Says what an agent on `vm` with these rules would do for the event at `now`, the server's time.
+    """Return what an agent on `vm` with these rules would do for the event at `now`, the server's time.
 
     It assumes that no step has run yet, runs nothing, and does not ask the approval check.
     """

@@ -28,14 +28,15 @@ def records_after_changes(
     boot_id: str,
     count_records: Callable[[str], int],
 ) -> tuple[EventRecord, ...]:
-    """The new and changed records after these changes, in their order and not yet journalled.
+    """Return the records that are new or changed by these changes, in the order of the changes.
 
-    A change without effect gives none, and an event with several changes has a record for each. A new event gets the
-    first of `rules` that matches at `now`, the server's time, on the VM `vm`; a known one keeps its rule, and gets the
-    changed event and the time of its start. A later NotBefore removes the runs of steps that were cut, unless a step
-    after them was tried. Gone sets time and outcome; it has no effect on an unknown event. After its start only Gone
-    changes a record. `boot_id`, the current boot's, goes into a new record. `count_records` returns how many records an
-    `event_key` has in the journal, which numbers the new key.
+    Nothing is journalled yet. A change without effect gives no record, and an event with several changes has one for
+    each. A new event gets the first of `rules` that matches at `now`, the server's time, on the VM `vm`. A known one
+    keeps its rule, and gets the changed event and the time of its start. A later NotBefore removes the runs of steps
+    that were cut, unless a step after them was tried. Gone sets time and outcome (finished instead of unknown if a
+    start was seen); it has no effect on an unknown event. After its start only Gone changes a record. `boot_id`, the
+    current boot's, goes into a new record. `count_records` returns how many records an `event_key` has in the journal:
+    with one, the new key ends in #2.
     """
     listed = {event_key(record.event): record for record in open_records if record.gone_at is None}
     created: Counter[str] = Counter()  # records of this call, by `event_key`
@@ -61,10 +62,10 @@ def records_after_changes(
 
 
 def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], vm: str) -> EventRecord | None:
-    """A copy of the record with the rule and steps that `rules` give it now; None if it stays as it is.
+    """Return a copy of the record with the rule and steps that `rules` give it now; None if it stays.
 
-    Only a listed event without step runs, whose rule is none or not configured any more, is matched again: as of
-    when it was first seen, so that only the configuration decides. `vm` is the name of this VM.
+    Only a listed event without step runs, whose rule is none or not configured any more, is matched again: as of when
+    it was first seen, so that only the configuration decides. `vm` is the name of this VM. Nothing is journalled.
     """
     if record.gone_at is not None or record.step_runs or record.rule in {rule.name for rule in rules}:
         return None
@@ -74,10 +75,10 @@ def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], 
 
 
 def record_after_reboot(record: EventRecord, boot_id: str) -> EventRecord | None:
-    """A copy of the record with the current `boot_id`, if its event is listed and was not seen started.
+    """Return a copy of the record with the current `boot_id`, if its event is listed and not seen started.
 
     None otherwise, or if it has that boot id already. A reboot before the start was not caused by the event, so the
-    event is still to be prepared for.
+    event is still to be prepared for. Nothing is journalled.
     """
     is_coming = record.gone_at is None and record.started_at is None
     return replace(record, boot_id=boot_id) if is_coming and record.boot_id != boot_id else None

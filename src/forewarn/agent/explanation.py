@@ -38,11 +38,11 @@ class AgentExplanation:
 def explain_event(
     record: EventRecord, rules: Mapping[str, RuleConfig], waits_for: str = "", *, is_agent_running: bool = True
 ) -> AgentExplanation:
-    """Explains from its record what happened to an event: first seen, steps, approval, start, end, undo.
+    """Explain from its record what happened to an event: first seen, steps, approval, start, end, undo.
 
-    `rules` are the ones of the present file by name; they give the budgets of the steps, and whether an approval is
-    missing. `waits_for`, if not empty, becomes `now` instead of the state that the record shows. `is_agent_running`:
-    without a running agent a step that has begun and not ended is shown as interrupted in `now`.
+    `rules` are those of the present configuration by name; they give the budgets of the steps, and whether an approval
+    is missing. `waits_for`, if not empty, becomes `now` of the result, instead of the state that the record shows. If
+    `is_agent_running` is False, `now` calls a step that has begun and not ended interrupted instead of running.
     """
     preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf
@@ -69,14 +69,17 @@ def _with_sort_times(lines: Iterable[AgentExplanationLine], since: float) -> lis
 
 
 def promised_notice_s(record: EventRecord) -> float | None:
-    """Seconds from when the event was first seen to the NotBefore given then, at least 0; None if none."""
+    """Return the seconds from when the event was first seen to the NotBefore given then, at least 0.
+
+    None if the event gave no NotBefore then.
+    """
     return None if record.not_before is None else max(0.0, record.not_before - record.seen_at)
 
 
 def actual_notice_s(record: EventRecord) -> float | None:
-    """Seconds from when the event was first seen to when it was seen started; None if it was not.
+    """Return the seconds from when the event was first seen to when it was seen started.
 
-    0.0 if it was first seen started.
+    0.0 if it was first seen started; None if it was not seen started.
     """
     return None if record.started_at is None else record.started_at - record.seen_at
 
@@ -200,10 +203,10 @@ def _missing_approval_text(record: EventRecord, rule: RuleConfig | None) -> str:
 
 
 def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tuple[StepConfig, list[str]]]:
-    """One pair for each step of the rule, in order: the step, and a text for each of the notices.
+    """Return a pair for each step of the rule, in order: the step, and a text for each of `notices_s`.
 
-    The text says when the step would begin for an event that is seen that many seconds before its NotBefore: `cut`,
-    `at once, late` (it may not end in time), `at once, by 10m before` (NotBefore, at the latest), or `10m before` if it
+    The text says when the step would begin for an event that is seen that many seconds before its NotBefore: `cut`, `at
+    once, late` (it may not end in time), `at once, by 10m before` (NotBefore, at the latest), or `10m before` if it
     begins late, or has no time to spare.
     """
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]

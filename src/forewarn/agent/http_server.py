@@ -49,15 +49,15 @@ _PRIVATE_PAGES = frozenset({"/state"})
 
 
 def json_page(view: Any, status: int = 200) -> AgentPage:
-    """A page whose body is this value as one line of JSON, with this HTTP status."""
+    """Return a page whose body is this value as one line of JSON, with this HTTP status."""
     return AgentPage(body=json.dumps(view).encode() + b"\n", status=status)
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """Splits `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port.
+    """Split `127.0.0.1:9258` or `[::1]:9258` into host (without brackets) and port.
 
-    Port 0 is allowed; the host may be a name. Raises Rejected if host or port is missing or not valid. `text` is the
-    option `listen`. Opens nothing.
+    Port 0 is allowed; the host may be a name, and is not resolved. Raises Rejected if host or port is missing or not
+    valid. `text` is the setting `listen`. Opens nothing.
     """
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -69,7 +69,7 @@ def parse_listen_address(text: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
-    """Context manager: serves the pages by GET and HEAD at `listen` (host:port), and yields the port.
+    """Context manager: serve the pages by GET and HEAD at `listen` (host:port), and yield the port.
 
     Port 0 picks a free one. It makes a page on the event loop at each request; one that raises is logged and becomes a
     500. Unknown paths get a 404, other methods a 405, what is not HTTP a 400. Each connection gets one answer, or none

@@ -59,9 +59,9 @@ MIGRATIONS = (
 class JournalLock:
     """An exclusive lock on the journal at `path`; creating the object takes the lock.
 
-    It locks the file `{path}.lock`, and creates it and its folder if needed. Raises Rejected, without waiting, if
-    another process has the lock, or if the folder is not usable. A process that only asks whether the journal is locked
-    is waited for. The kernel releases the lock when the process ends.
+    It locks the file `{path}.lock`, and creates it and its folder if needed. Raises Rejected at once if another process
+    holds the lock, or if the folder is not usable; it only waits, up to 5 s, for `is_journal_locked` in other
+    processes. The kernel releases the lock when the process ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,9 +104,9 @@ def _lock_exclusively(fd: int) -> None:
 
 
 def is_journal_locked(path: Path) -> bool:
-    """True if a process (an agent or a repair) holds the lock of the journal at `path`; does not wait.
+    """Return whether a process (an agent or a repair) holds the lock of the journal at `path`.
 
-    False if the lock file is absent or not readable.
+    It does not wait. False if the lock file is absent or not readable.
     """
     try:
         fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
@@ -215,7 +215,7 @@ def _repair_remedy(config_file: Path | None) -> str:
 
 
 class JournalDamaged(Rejected):
-    """The file is not a readable journal; `AgentJournal` raises it. `forewarn agent repair` helps."""
+    """The file is not a readable journal; `AgentJournal` raises it. `forewarn agent repair` repairs it."""
 
 
 def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:
@@ -287,7 +287,7 @@ def record_from_rows(
     approvals: Sequence[sqlite3.Row],
     checks: Sequence[sqlite3.Row],
 ) -> EventRecord:
-    """Builds a record from its rows of the tables events, steps, approvals and consents (`checks`).
+    """Build a record from its rows of the tables events, steps, approvals and consents (`checks`).
 
     The runs keep the order of `steps`. Only the first row of `approvals` and `checks` counts; without one, the record
     has none. Raises one of UNREADABLE_ROW_ERRORS if a value is not valid.
@@ -316,7 +316,7 @@ def _event_from_json(facts: str) -> Event:
 
 
 def step_run_from_row(row: sqlite3.Row) -> StepRun:
-    """Builds a run from its row of the table `steps`; its notes are JSON.
+    """Build a step run from its row of the table `steps`; the row's notes are JSON.
 
     Raises one of UNREADABLE_ROW_ERRORS if a value is not valid.
     """
@@ -348,7 +348,7 @@ MAX_CLOSED_EVENTS = 1000  # older closed events are deleted
 
 
 class AgentJournal:
-    """The journal of one agent, an SQLite file; the attribute `open_records` equals the open ones on disk.
+    """One agent's journal: an SQLite file with a record for each event; `open_records` has the open ones.
 
     Opening it takes the lock (Rejected if another agent has it), and creates or migrates the file. With `readonly` it
     does neither, and `open_records` is as of the opening. `config_file` is the agent's file, for messages. Opening and
@@ -366,11 +366,11 @@ class AgentJournal:
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Closes the database and releases the lock, if it has it; may be called twice."""
+        """Close the database and release the lock, if it has it; may be called twice."""
         self._opened.close()
 
     def save(self, *records: EventRecord) -> None:
-        """Adds the records, or updates those with the same keys, in one transaction; durable when it returns.
+        """Add the records, or update those with the same keys, in one transaction; durable when it returns.
 
         An update keeps stored step runs (except cut ones), approval and approval check that the new record does not
         have. Then updates `open_records`: a closed record is dropped there, but stays in the file until it is pruned.
@@ -383,20 +383,20 @@ class AgentJournal:
         self.open_records = self.open_records.with_records(*records)
 
     def count_records(self, event_id: str) -> int:
-        """How many records, not pruned, have this `event_key`; raises Rejected if they cannot be read."""
+        """Return how many records, open and closed, have this `event_key`; Rejected if they cannot be read."""
         ((count,),) = self._select("SELECT count(*) FROM events WHERE id = ?", event_id)
         return int(count)
 
     def keys(self) -> tuple[str, ...]:
-        """The keys of all records, the first saved first; raises Rejected if they cannot be read."""
+        """Return the keys of all records, open and closed, first saved first; Rejected if they cannot be read."""
         return tuple(row[0] for row in self._select("SELECT key FROM events ORDER BY number"))
 
     def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:
-        """The `limit` newest records, open and closed, newest first; -1: all. Rejected if one is unreadable."""
+        """Return the `limit` newest records, open and closed, newest first; -1: all. Rejected if unreadable."""
         return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
     def find_by_prefix(self, prefix: str) -> tuple[EventRecord, ...]:
-        """The records, open and closed, whose key begins with this text, ignoring case; oldest first.
+        """Return the records, open and closed, whose key begins with `prefix` (ignoring case), oldest first.
 
         () if none does; "" finds all. Raises Rejected if the file cannot be read, JournalDamaged if a record cannot.
         """
@@ -404,7 +404,7 @@ class AgentJournal:
         return tuple(self._read_records("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))
 
     def load_value(self, name: str) -> Any:
-        """The value that `save_value` stored under this name; None if there is none.
+        """Return the value that `save_value` stored under this name; None if there is none.
 
         Raises JournalDamaged if it is not JSON, Rejected if the file cannot be read.
         """
@@ -415,7 +415,7 @@ class AgentJournal:
             raise self._unusable_error(error) from error
 
     def save_value(self, name: str, value: Any) -> None:
-        """Stores a value as JSON under a name, over an earlier one; durable when it returns.
+        """Store a value as JSON under a name, over an earlier one; durable when it returns.
 
         Raises Unavailable if the file cannot be written.
         """
@@ -423,7 +423,7 @@ class AgentJournal:
             self._db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (name, json.dumps(value)))
 
     def verify(self) -> None:
-        """Checks SQLite's pages and reads every record, open and closed, and every stored value.
+        """Check SQLite's pages and read every record, open and closed, and every stored value.
 
         Raises JournalDamaged if one of them is not readable, Rejected if the file is not; changes nothing.
         """
@@ -435,7 +435,7 @@ class AgentJournal:
             self.load_value(row[0])
 
     def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
-        """Deletes all closed records except the newest `keep`, with their step runs and approvals.
+        """Delete all closed records except the newest `keep`, with their step runs and approvals.
 
         The newest are those that were first saved last. Open records are not touched. Raises Unavailable if the file
         cannot be written.

@@ -48,10 +48,10 @@ RowKey = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRepair:
-    """What a repair kept and what it could not read."""
+    """What a repair of the agent's journal kept and what it could not read; `repair_journal` returns it."""
 
     damaged_copy: Path | None = None  # where the damaged file is kept; None: it is not damaged, nothing was changed
-    kept: tuple[str, ...] = ()  # keys of the records, open and closed, oldest first; () if nothing was changed
+    kept: tuple[str, ...] = ()  # keys of the kept records, open and closed, oldest first; () if nothing was changed
     unreadable: tuple[str, ...] = ()  # texts: each lost row or value with the consequence, and what else may be lost
     step_folders: Path | None = None  # where step folders of lost events are now; None: there are none
 
@@ -66,12 +66,13 @@ class _SalvagedTable:
 
 
 def repair_journal(path: Path, step_folders: Path, now: float) -> JournalRepair:
-    """Replaces a damaged journal with one that has everything readable; an undamaged one is not changed.
+    """Replace a damaged journal with one that has everything readable; do not change an undamaged one.
 
     Returns what it kept and lost. Holds the journal's lock meanwhile. Copies the damaged file beside it, and moves the
     folders below `step_folders` whose events are lost into a folder beside that; `now` (POSIX seconds) is part of both
-    names. Nothing is replaced until the new journal is complete. Raises Rejected if an agent uses the journal, or if it
-    does not exist, is of another version or cannot be read or copied; Unavailable if the new one cannot be written.
+    names. Nothing is replaced until the new journal is complete. A step whose row is lost counts as failed. Raises
+    Rejected if an agent uses the journal, or if it does not exist, is of another version or cannot be read or copied;
+    Unavailable if the new one cannot be written.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: there is nothing to repair")

@@ -41,7 +41,8 @@ class EndpointHealth:
 class EndpointHealthTracker:
     """Tracks when the endpoint last answered and why it failed since; it begins when it is created.
 
-    `clock` returns seconds from any origin, and is the machine's monotonic clock by default.
+    `clock` returns seconds from any origin, and is the machine's monotonic clock by default. It keeps everything in
+    memory.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,18 +52,18 @@ class EndpointHealthTracker:
         self._last_error = ""
 
     def record_answer(self) -> None:
-        """Records that the endpoint answered now, and forgets the last failure."""
+        """Record that the endpoint answered now, and forget the last failure."""
         self._answered_at, self._last_error = self._clock(), ""
 
     def record_failure(self, reason: str) -> None:
-        """Records why a poll failed, over an earlier reason; the next answer clears it."""
+        """Record why a poll failed, instead of an earlier reason; the next answer clears it."""
         self._last_error = reason
 
     def health(self) -> EndpointHealth:
-        """The health now: not ok once the endpoint has been silent for too long.
+        """Return the endpoint's health now: not ok once the endpoint has been silent for too long.
 
-        The limit is FIRST_ANSWER_LIMIT_S from the beginning, and SILENCE_LIMIT_S from the last answer. Within it a
-        failure is ok too, with its reason as `text`.
+        Too long is FIRST_ANSWER_LIMIT_S (180 s) from the creation without any answer, then SILENCE_LIMIT_S (90 s) from
+        the last answer. Before that a failure is ok too, with its reason as `text`.
         """
         now = self._clock()
         waited_s = now - (self._started_at if self._answered_at is None else self._answered_at)
@@ -102,10 +103,11 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class AgentMetrics:
-    """An `AgentObserver` that counts events, polls and steps, and tracks the endpoint's health.
+    """An `AgentObserver` that counts events, polls and steps for Prometheus, with the endpoint's health.
 
-    `steps` are the names of all configured steps, `endpoint_health` the tracker to use (None: a new one), `read_time`
-    returns the real time in POSIX seconds. Counts are in memory only.
+    `steps` are the names of all configured steps, `endpoint_health` the tracker to use (None: a new one), also an
+    attribute. `read_time` returns the real time in POSIX seconds. Each object has a registry of its own; counts are in
+    memory only.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class AgentMetrics:
         self._ready = self._gauge("ready", "1 if /ready answers 200, 0 while a readiness step is in effect.")
 
     def add_steps(self, names: Iterable[str]) -> None:
-        """Creates the series of these steps at 0, after a reload; those that exist keep their values.
+        """Create the series of these steps at 0, after a reload; those that exist keep their values.
 
         Series of steps that are not named stay too.
         """
@@ -168,10 +170,10 @@ class AgentMetrics:
         return _with_all_labels(histogram, labels)
 
     def poll_answered(self, lag_s: float) -> None:
-        """Counts an answered poll, and adds `lag_s` to its histogram; a negative one counts as 0.
+        """Count an answered poll, and add `lag_s` to the histogram of lags; a negative one counts as 0.
 
-        `lag_s` is what `AgentObserver` says: the seconds since the last answer, without those of a held poll; 0.0 for
-        the first answer. It also sets the real time of the last answer, and records the answer in `endpoint_health`.
+        `lag_s` is the seconds since the last answer, without the time for which the server held the poll; 0.0 for the
+        first answer. It also sets the real time of the last answer, and records the answer in `endpoint_health`.
         """
         self.endpoint_health.record_answer()
         self._polls.labels("answered").inc()
@@ -179,12 +181,12 @@ class AgentMetrics:
         self._polled_at.set(self._read_real_time())
 
     def poll_failed(self, reason: str) -> None:
-        """Counts a failed poll, and records the reason in `endpoint_health`."""
+        """Count a failed poll, and record the reason, a text for people, in `endpoint_health`."""
         self.endpoint_health.record_failure(reason)
         self._polls.labels("failed").inc()
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """Adds the announced notice in seconds to its histogram, by the event's kind; None adds nothing.
+        """Add the announced notice in seconds to its histogram, by the event's kind; None adds nothing.
 
         An unknown kind counts as `other`, a negative notice as 0.
         """
@@ -192,21 +194,22 @@ class AgentMetrics:
             self._promised_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Adds the actual notice in seconds to its histogram, by the event's kind.
+        """Add the actual notice of an event that has started to its histogram, by the event's kind.
 
-        An unknown kind counts as `other`, a negative notice as 0.
+        `notice_s` is the seconds from when the event was first seen to its start; a negative one counts as 0. An
+        unknown kind counts as `other`.
         """
         self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def notice_missed(self, event: Event) -> None:
-        """Counts, by kind, an event that was first seen started or after its NotBefore: without notice.
+        """Count, by kind, an event that was first seen started or after its NotBefore: without notice.
 
-        An unknown kind counts as `other`. It does not check the event.
+        An unknown kind counts as `other`. It does not check that the notice was missed.
         """
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Adds the `took_s` real seconds of a step or an undo to its histogram, by step, phase and result.
+        """Add the `took_s` real seconds of a step or an undo to its histogram, by step, phase and result.
 
         The result is `done` if the outcome is ok, else `failed`; a negative duration counts as 0.
         """
@@ -214,22 +217,22 @@ class AgentMetrics:
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        """Counts a step that was cut, by the step's name; `event` does not matter."""
+        """Count a step that was cut (not run), by the step's name; `event` does not matter."""
         self._cuts.labels(step.name).inc()
 
     def event_approved(self, event: Event) -> None:
-        """Counts an approval that the endpoint accepted, by the event's kind (`other` if that is unknown)."""
+        """Count an approval that the endpoint accepted, by the event's kind (`other` if that is unknown)."""
         self._approvals.labels(_kind_label(event)).inc()
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """Counts an event that is no longer listed, by kind and outcome.
+        """Count an event that is no longer listed, by kind and outcome.
 
         An unknown kind counts as `other`, an outcome that is no value of `Outcome` as `unknown`.
         """
         self._gone.labels(_kind_label(event), outcome if outcome in _OUTCOMES else EventOutcome.UNKNOWN).inc()
 
     def render(self, status: MaintenanceStatus) -> bytes:
-        """All metrics in Prometheus' text format, as UTF-8.
+        """Return all metrics in Prometheus' text format, as UTF-8.
 
         It first sets the gauges of listed events by kind, of maintenance and of readiness from `status`.
         """

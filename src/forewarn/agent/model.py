@@ -15,7 +15,10 @@ OWN_VM = "own"  # value of a rule's `vms`: events that list the agent's own VM
 
 
 class StepPhase(StrEnum):
-    """Which half of a step is run: its preparation for an event, or the undo of that."""
+    """Which half of a step is run: DO prepares for an event, UNDO undoes that after the event is gone.
+
+    The values are "do" and "undo".
+    """
 
     DO = "do"  # while the event is listed, usually before it starts
     UNDO = "undo"  # after the event is gone
@@ -23,7 +26,11 @@ class StepPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig:
-    """One configured step, a [steps.NAME] table of the agent's file: a reaction, its budget, its policies."""
+    """One configured step, a [steps.NAME] table of the agent's file: a reaction, its budget, its policies.
+
+    A step that was interrupted, and whose `check` cannot tell whether it is in effect, is run again if `unclear` is
+    `repeat`, and counts as done with `skip`, as failed with `report`.
+    """
 
     name: str  # as in [steps.NAME]
     use: str  # name of the reaction in REACTIONS
@@ -31,17 +38,21 @@ class StepConfig:
     cut: int | None = None  # cut (not run) in this order if time is short, lowest first; None: not for lack of time
     begin: Literal["at-once", "late"] | None = None  # late: as late as the budgets allow; None: as the rule says
     repeatable: bool = False  # an interrupted `do` or `undo` is resumed by running it again, without asking its `check`
-    unclear: Literal["repeat", "skip", "report"] = "report"  # if `check` cannot tell: run it, or count as done, failed
+    unclear: Literal["repeat", "skip", "report"] = "report"  # of an interrupted step, if `check` cannot tell
     undo: Literal["when-gone", "never"] = "when-gone"  # when-gone: once its event is not listed any more
     undo_budget_s: float = 60.0  # seconds of each try of the undo
     undo_tries: int = 3  # at most, the first included
-    survives_reboot: bool = True  # False: a reboot undoes it
+    survives_reboot: bool = True  # False: a reboot of the VM undoes it, so that no undo is run after one
     shared_by_events: bool = True  # one run for all events that need it; False (notifications): one run for each
     options: Any = None  # what the `read` of its ReactionKind returned; None if that failed
 
 
 class ApproveWhen(StrEnum):
-    """When the agent approves an event, so that it may start before its NotBefore."""
+    """When the agent approves an event, so that the event may start before its NotBefore.
+
+    NEVER ("never"); DONE ("when-done"): when this VM's steps for the event are done; ALL_DONE ("when-all-done"): when
+    those of all VMs that the event lists are done, by the readiness board.
+    """
 
     NEVER = "never"
     DONE = "when-done"  # when this VM's steps for it are done
@@ -61,7 +72,7 @@ class ApprovalPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalCheckConfig:
-    """The command or webhook that must answer yes before an approval (configuration key `gate`).
+    """A command or webhook that must answer yes before the agent approves an event (its key is `gate`).
 
     `runner.run_approval_check` runs it. The times are seconds.
     """
@@ -83,13 +94,13 @@ class RuleConfig:
 
     name: str  # unique among the rules of the file and of its profile; the journal stores it
     steps: tuple[StepConfig, ...] = ()  # in the order in which they run; (): nothing is run
-    kinds: frozenset[str] = frozenset()  # the event's type, in any case; empty: any but SpotRebalanceRecommendation
-    sources: frozenset[str] = frozenset()  # the event's source, such as Platform, in any case; empty: any
-    vms: str = OWN_VM  # events that list this VM; or a pattern (`web-*`, in any case) that a listed VM must match
-    min_duration_s: float | None = None  # of the impact; an unknown duration (-1) counts as endless; None: no limit
-    max_duration_s: float | None = None  # likewise, at most; the limits are inclusive
-    min_left_s: float | None = None  # until NotBefore when first seen; an unknown time counts as 0; None: no limit
-    max_left_s: float | None = None  # likewise, at most
+    kinds: frozenset[str] = frozenset()  # the event's type, ignoring case; empty: any but SpotRebalanceRecommendation
+    sources: frozenset[str] = frozenset()  # the event's source, such as Platform, ignoring case; empty: any
+    vms: str = OWN_VM  # events that list this VM; or a pattern (`web-*`, ignoring case) that a listed VM must match
+    min_duration_s: float | None = None  # seconds of impact, at least; an unknown one counts as endless; None: no limit
+    max_duration_s: float | None = None  # seconds of impact, at most; the limits are inclusive
+    min_left_s: float | None = None  # seconds to NotBefore when first seen; an unknown time counts as 0; None: no limit
+    max_left_s: float | None = None  # likewise, at most; None: no limit
     begin: Literal["at-once", "late"] = "at-once"  # for steps that do not say; late: as late as the budgets allow
     margin_s: float = 5.0  # seconds between the end of the last step and NotBefore
     no_time: Literal["essential", "all", "nothing"] = "essential"  # steps to run after the start; essential: `cut` None
@@ -122,27 +133,28 @@ class StepOutcome:
 
 
 class Reaction(Protocol):
-    """Does something for an event and undoes it. A new object is made for each call.
+    """What a step does for an event, and how that is undone; each file in `reactions` implements one.
 
-    The agent cancels it when its budget ends; `undo` must work after that too. An exception counts as a failure.
+    The agent makes a new object for each call. It cancels a call when the step's budget ends; `undo` must work after
+    that too. An exception counts as a failure.
     """
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Prepares for the event and returns the outcome; it may run again after an interruption.
+        """Prepare for the event, and return the outcome; it must be safe to run again.
 
-        It fails if the outcome is not `ok`, if it raises, or if its budget ends; it is not tried again then, but undone
-        when the event is gone.
+        The agent runs it again only to resume it after the agent was interrupted. It fails if the outcome is not `ok`,
+        if it raises, or if its budget ends. Then it is not tried again, but undone when the event is gone.
         """
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Restores the state before `do`, also if `do` failed or was cancelled; returns the outcome.
+        """Restore the state before `do`, also if `do` failed or was cancelled; return the outcome.
 
         It fails if the outcome is not `ok`, if it raises, or if its budget ends. Then it is tried again after 10
         seconds, doubled each time up to 5 minutes, at most `undo_tries` times in all (a setting of the step).
         """
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if `do` is in effect now, False if not; None if that cannot be determined.
+        """Return whether `do` is in effect now; None if that cannot be determined.
 
         The agent asks this before it resumes an interrupted `do` or `undo`, to decide whether to run that again, unless
         the step is `repeatable`. An exception or the end of the budget counts as None.

@@ -26,14 +26,14 @@ LoadConfig = Callable[[], AgentConfig]  # reads the configuration again; raises 
 
 
 async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
-    """Runs the agent and serves its pages until SIGTERM or SIGINT; sets the handlers of these signals.
+    """Run the agent and serve its pages until SIGTERM or SIGINT; sets the handlers of these signals.
 
     SIGHUP calls `load_again` and uses the rules, steps and grace period of what it returns. If that is not valid, or
     changes endpoint, vm, state, listen or board, which needs a restart, it logs why and keeps all of the old one. At a
     terminal SIGHUP stops the agent, because the terminal has closed. Before it returns, running steps get the grace
     period. An address that is taken is logged and retried. Without `listen` it serves no pages. Raises Rejected if
-    prometheus_client, which the pages need, is missing, or the journal or the cursor cannot be used; Unavailable if the
-    journal cannot be written at the start.
+    prometheus_client, which the pages need, is missing, or the journal or the cursor file cannot be used; Unavailable
+    if the journal cannot be written at the start.
     """
     if not config.listen:
         await _run_daemon(AgentDaemon(config), config, load_again, lambda steps: None)
@@ -51,7 +51,7 @@ async def run_until_signal(config: AgentConfig, load_again: LoadConfig) -> None:
 
 
 async def run_once(config: AgentConfig) -> None:
-    """Polls the endpoint until one answer, runs the actions that are due, and returns when they end.
+    """Poll the endpoint until one answer, run the actions that are due, and return when they have ended.
 
     It gives up after a few polls without an answer, and serves no pages. It sets handlers: SIGTERM, SIGINT and SIGHUP
     cancel it (CancelledError), and the next run resumes the steps. Raises Unavailable if the endpoint does not answer

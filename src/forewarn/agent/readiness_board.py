@@ -32,16 +32,16 @@ HEARTBEAT_INTERVAL_S = 3.0
 class ReadinessBoard:
     """The readiness board, a folder shared by all VMs, as the VM `vm` uses it.
 
-    `vm` is this VM's name as the `resources` of events spell it, in any case. Each VM publishes in the folder that it
-    is alive and for which events it is ready. The methods block on the file system: call them in a thread. Creating the
-    object touches nothing; `publish_and_read` creates the folder if it is missing.
+    `vm` is this VM's name as the `resources` of events spell it, ignoring letter case. Each VM publishes in the folder
+    that it is alive and for which events it is ready. The methods block on the file system: call them in a thread.
+    Creating the object touches nothing; `publish_and_read` creates the folder if it is missing.
     """
 
     def __init__(self, folder: Path, vm: str) -> None:
         self._folder, self._name = folder, _safe_file_name(normalize_vm_name(vm))
 
     def publish_and_read(self, ready: Iterable[str], listed: Iterable[str]) -> BoardView:
-        """Publishes this VM's heartbeat and the events it is ready for; returns what all VMs have published.
+        """Publish this VM's heartbeat and the events it is ready for; return what all VMs have published.
 
         `ready` are the `event_key`s for which this VM is ready; for those of `listed` that are not among them it
         withdraws its readiness. The view has, for each VM, how many seconds before this VM's new heartbeat its own was
@@ -65,9 +65,9 @@ class ReadinessBoard:
         )
 
     def remove_event(self, event_id: str) -> None:
-        """Withdraws this VM's readiness for an event (`event_key`) that is gone; ignores errors.
+        """Withdraw this VM's readiness for an event (`event_key`) that is gone; ignore errors.
 
-        It removes the event's folder too, if no other VM has a file in it.
+        It removes the event's folder from the board too, if no other VM has a file in it. Blocks on the file system.
         """
         with suppress(OSError):
             (self._event_folder(event_id) / self._name).unlink(missing_ok=True)
@@ -105,11 +105,12 @@ LOG = logging.getLogger("forewarn.agent")
 
 
 class BoardSynchronizer:
-    """Publishes this VM's readiness and reads the others', every few seconds and when woken.
+    """Publishes this VM's readiness on the board and reads that of all VMs, regularly and when woken.
 
     `get_snapshot` returns the agent's current state, `on_change` is called when `view` has changed. `view` is the board
     as last read while an event was listed that needs all VMs for its approval, empty before; `problem` says why the
-    board could not be used at the last try ("": it could, or was not tried yet).
+    board could not be used at the last try ("": it could, or was not tried yet). It does nothing before `run` or
+    `synchronize`.
     """
 
     def __init__(
@@ -122,14 +123,14 @@ class BoardSynchronizer:
         self.problem = ""
 
     def wake(self) -> None:
-        """Makes `run` synchronize now, because an event may have become ready; returns at once.
+        """Make `run` synchronize now, because an event may have become ready; return at once.
 
         Call it on the event loop.
         """
         self._woken.set()
 
     async def run(self) -> None:
-        """Calls `synchronize` at once, then every HEARTBEAT_INTERVAL_S and when woken, until cancelled."""
+        """Call `synchronize` at once, then every HEARTBEAT_INTERVAL_S (3 s) and when woken, until cancelled."""
         while True:
             self._woken.clear()
             await self.synchronize()
@@ -139,7 +140,7 @@ class BoardSynchronizer:
                     await self._woken.wait()
 
     async def synchronize(self) -> None:
-        """Publishes this VM's heartbeat and readiness and reads those of all VMs, once, in a thread.
+        """Publish this VM's heartbeat and readiness and read those of all VMs, once, in a thread.
 
         That concerns the listed events whose rule approves when all VMs are done; for others it withdraws what it had
         published. Only if there are such events does it update `view`, and calls `on_change` if that differs. An

@@ -10,7 +10,13 @@ from forewarn.agent.model import Event, StepPhase
 
 
 class StepState(StrEnum):
-    """The state of one run of a step, or of its undo."""
+    """The state of one run of a step, or of its undo, in the journal.
+
+    BEGUN: running, or interrupted. DONE: it succeeded, counts so after an interruption, or was already done for another
+    event. FAILED: perhaps done in part; a step is undone later, an undo may be tried again. CUT: not run, because there
+    was no time or the event had started; due again if the event is postponed. SKIPPED: not run for another reason. The
+    values are the names in lower case.
+    """
 
     BEGUN = "begun"  # running, or interrupted
     DONE = "done"  # it succeeded, counts so after an interruption, or was already done for another event
@@ -44,12 +50,16 @@ class StepRun:
 
     @property
     def is_reused(self) -> bool:
-        """True if nothing was run for this event, because the step was already done for another one."""
+        """Whether nothing was run for this event, because the step was already done for another one."""
         return bool(self.holder) and self.text.startswith(REUSED_TEXT)
 
 
 class ApprovalState(StrEnum):
-    """The state of an approval. One that was asked and not answered is sent again; that is harmless."""
+    """The state of the agent's approval of an event, in the journal.
+
+    ASKED: about to be sent, or sent without an answer; it is sent again, which is harmless. SENT: the endpoint accepted
+    it. REFUSED: the endpoint rejected it; it is not sent again. The values are the names in lower case.
+    """
 
     ASKED = "asked"  # about to be sent, or sent without an answer
     SENT = "sent"  # the endpoint accepted it
@@ -77,7 +87,10 @@ class ApprovalCheckRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Everything the agent has journalled about one event. Times are the server's, in POSIX seconds."""
+    """Everything the agent has journalled about one event; immutable.
+
+    Times are the server's, in POSIX seconds.
+    """
 
     key: str  # what `event_key` returns, the id in upper case; with #2 if it was gone and came again
     event: Event  # as its latest change, Scheduled or Started, had it; so with the newest NotBefore, until it starts
@@ -87,24 +100,24 @@ class EventRecord:
     rule: str = ""  # the name of its rule; "": no rule matches
     plan: tuple[str, ...] = ()  # names of the rule's steps, in the order in which they run
     started_at: float | None = None  # when first seen started; None: not seen started
-    gone_at: float | None = None  # None: still listed
-    outcome: str = ""  # a value of `Outcome` once gone
+    gone_at: float | None = None  # when it was first missing from the list; None: still listed
+    outcome: str = ""  # "finished", "withdrawn" or "unknown" once gone; "" before
     closed: bool = False  # gone, and no undo is left to try
     step_runs: tuple[StepRun, ...] = ()  # one for each step and phase, the latest saved last
     approval: ApprovalRecord | None = None  # None: not asked for
     approval_check: ApprovalCheckRecord | None = None  # None: not run yet
 
     def step_run(self, step: str, phase: StepPhase = StepPhase.DO) -> StepRun | None:
-        """The run of this step in this phase, also one that was cut or skipped; None if there is none yet."""
+        """Return the run of this step in this phase, also one that was cut or skipped; None if there is none."""
         return next((run for run in self.step_runs if run.step == step and run.phase == phase), None)
 
     def with_step_run(self, run: StepRun) -> EventRecord:
-        """A copy in which this run is the last one, instead of the one of the same step and phase, if any."""
+        """Return a copy with this run as the last one, instead of that of the same step and phase, if any."""
         others = tuple(each for each in self.step_runs if (each.step, each.phase) != (run.step, run.phase))
         return replace(self, step_runs=(*others, run))
 
     def holder_of(self, step: str) -> str:
-        """The key of the event for which the step was first tried, and whose step folder it uses.
+        """Return the key of the event for which the step was first tried, and whose step folder it uses.
 
         It is this record's own key, also without a run, unless the run was continued or reused from another event.
         """
@@ -114,7 +127,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRecords:
-    """The records that are not closed, in the order in which they were first seen; iterable and immutable."""
+    """The journal's records that are not closed, first seen first; iterable and immutable."""
 
     records: tuple[EventRecord, ...] = ()
 
@@ -122,13 +135,13 @@ class OpenRecords:
         return iter(self.records)
 
     def get(self, key: str) -> EventRecord | None:
-        """The record with exactly this key; None if it is closed or unknown."""
+        """Return the record with exactly this key; None if it is closed or unknown."""
         return next((record for record in self.records if record.key == key), None)
 
     def with_records(self, *records: EventRecord) -> OpenRecords:
-        """A copy with each of these in the place of the record with its key, else added last, in their order.
+        """Return a copy with each of these in the place of the record with its key, else added last, in order.
 
-        Closed records are removed instead.
+        Closed records among these are removed instead. Nothing is journalled.
         """
         by_key = {record.key: record for record in (*self.records, *records)}  # keeps the place of the first
         return replace(self, records=tuple(record for record in by_key.values() if not record.closed))

@@ -22,53 +22,59 @@ LOG = logging.getLogger("forewarn.agent")
 class AgentObserver(Protocol):
     """Receives what the agent sees and does; events and steps are already journalled by then.
 
-    The agent calls it on the event loop, so its methods must return at once. Errors that they raise are logged.
+    The agent calls its methods on the event loop, so they must return at once. Errors that they raise are logged.
     """
 
     def poll_answered(self, lag_s: float) -> None:
-        """The endpoint gave a usable answer to a poll: a document, or that it has not changed.
+        """Called when the endpoint gave a usable answer to a poll: a document, or that it has not changed.
 
-        `lag_s` is the real time since the last such answer, in seconds, without the time for which the server held
-        this poll open to wait for a change; 0.0 for the first answer. An error status is not an answer.
+        `lag_s` is the real time since the last such answer, in seconds, without the time for which the server held this
+        poll open to wait for a change; 0.0 for the first answer. An error status is not an answer.
         """
 
     def poll_failed(self, reason: str) -> None:
-        """A poll, or the question for this VM's name, got no usable answer; `reason` is for people.
+        """Called when a poll, or the question for this VM's name, got no usable answer.
 
-        Also called if a change could not be journalled.
+        It is also called if a change of events could not be journalled. `reason` is for people.
         """
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """An event is new, with `notice_s` seconds of notice left; None: it has started, or gives no time."""
+        """Called when an event is new to the agent, with `notice_s` seconds of notice left.
+
+        None: the event has already started, or gives no readable NotBefore.
+        """
 
     def notice_missed(self, event: Event) -> None:
-        """An event of this VM was first seen started, or with its NotBefore passed."""
+        """Called when an event that lists this VM was first seen started, or with its NotBefore passed.
+
+        `event_first_seen` is called before.
+        """
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """An event that was seen scheduled has started, `notice_s` seconds after it was first seen.
+        """Called when an event that was seen scheduled has started.
 
-        Not called for an event that was first seen started.
+        `notice_s` is the seconds since the agent first saw it. Not called for an event that was first seen started.
         """
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """A step or its undo that was run has ended, after `took_s` real seconds; also if it failed.
+        """Called when a step or its undo was run and has ended, after `took_s` real seconds; also if it failed.
 
         `phase` says which of the two ran, `outcome` how it ended. Not called for a step that was cut, skipped or
         reused, nor for one that a check ended after an interruption.
         """
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        """A step was cut (not run) for this event, for lack of time or because the event has started."""
+        """Called when a step was cut (not run) for this event: no time, or the event has started."""
 
     def event_approved(self, event: Event) -> None:
-        """The endpoint accepted the agent's approval of this event."""
+        """Called when the endpoint accepted the agent's approval of this event."""
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """An event is no longer listed; `outcome` is a value of `Outcome`."""
+        """Called when an event is no longer listed; `outcome` is finished, withdrawn or unknown."""
 
 
 class NullObserver:
-    """An observer that ignores everything."""
+    """An `AgentObserver` that ignores everything; the agent uses it if it is given no other."""
 
     def poll_answered(self, lag_s: float) -> None:
         """Does nothing; `lag_s` is how late the answer was, in seconds."""
@@ -117,7 +123,7 @@ class _ErrorLoggingObserver:
 
 
 def with_errors_logged(observer: AgentObserver) -> AgentObserver:
-    """Returns an observer that forwards every call to this one, and logs exceptions instead of raising.
+    """Return an observer that forwards every call to `observer`, and logs exceptions instead of raising.
 
     Call its methods with positional arguments.
     """
@@ -125,7 +131,7 @@ def with_errors_logged(observer: AgentObserver) -> AgentObserver:
 
 
 def log_startup(config: AgentConfig) -> None:
-    """Logs at level INFO that the agent runs, with the names of its steps and the address of its pages."""
+    """Log at level INFO that the agent runs, with the names of its steps and the address of its pages."""
     pages = f"http://{config.listen}" if config.listen else "none"
     LOG.info("the agent runs; steps: %s; pages: %s", ", ".join(config.steps) or "none", pages)
 
@@ -137,7 +143,7 @@ class SingleLineFormatter(logging.Formatter):
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The formatted message with unprintable characters, such as newlines, written as escapes.
+        """Return the formatted message with unprintable characters, such as newlines, written as escapes.
 
         A traceback is not part of it, and still follows on its own lines.
         """
@@ -146,7 +152,7 @@ class SingleLineFormatter(logging.Formatter):
 
 
 def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new: bool, vm: str, now: float) -> None:
-    """Logs, and tells the observer, that an event is new, has started or is gone; logs other changes.
+    """Log, and tell the observer, that an event is new, has started or is gone; only log other changes.
 
     `record` is the event's record after the change, `is_new` says that it had none before, `now` is the server's time.
     For a new event that lists `vm`, this VM, and has no notice left it reports the missed notice too. The observer does
@@ -171,7 +177,7 @@ def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new:
 def report_step_end(
     observer: AgentObserver, record: EventRecord, action: RecordStepEnd, steps: Mapping[str, StepConfig]
 ) -> None:
-    """Logs, as a warning, the end of a step or undo that was not run: cut, skipped, reused or interrupted.
+    """Log, as a warning, the end of a step or undo that was not run: cut, skipped, reused or interrupted.
 
     `record` is the event's, `action` the end that was journalled. Tells the observer only if the step was cut and is in
     `steps`, the configured ones by name.

@@ -18,7 +18,7 @@ from forewarn.protocol.document import Kind, NoticeStatus
 
 
 def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) -> RuleConfig | None:
-    """The first of the rules that matches the event at `now`, the server's time; None if none does.
+    """Return the first of the rules that matches the event at `now`, the server's time; None if none does.
 
     `vm` is the name of the agent's own VM. A rule matches if the event meets all its conditions (`rule_matches`): kind,
     source, listed VMs, duration, and the time left until NotBefore.
@@ -27,11 +27,12 @@ def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) ->
 
 
 def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
-    """True if the event meets all conditions of the rule at `now`, the server's time; `vm` is this VM.
+    """Return whether the event meets all conditions of the rule at `now`, the server's time.
 
-    The conditions are kind, source, listed VMs, duration, and the time left until NotBefore; the limits are inclusive.
-    Case does not matter. An unknown duration counts as endless; an unknown NotBefore, or an event that has started, as
-    0 s left. A SpotRebalanceRecommendation has no impact, so only a rule that names this kind matches it (spec §14.4).
+    The conditions are kind, source, listed VMs (`vm` is this VM), duration, and the time left until NotBefore. The
+    limits are inclusive, and letter case does not matter. An unknown duration counts as endless; an unknown NotBefore,
+    or an event that has started, as 0 s left. A SpotRebalanceRecommendation has no impact, so only a rule that names
+    this kind matches it (spec §14.4).
     """
     return (
         _matches_any(event.kind, rule.kinds)
@@ -44,12 +45,12 @@ def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
 
 
 def has_started(event: Event) -> bool:
-    """True if the event's status is Started; False for Scheduled and for an unknown status."""
+    """Return whether the event's status is Started; False for Scheduled and for an unknown status."""
     return event.status == NoticeStatus.STARTED
 
 
 def notice_left_s(event: Event, now: float) -> float | None:
-    """Seconds from `now` (server time) until NotBefore; 0 after it or once the event has started.
+    """Return the seconds from `now` (server time) until NotBefore; 0 after it or after the event's start.
 
     None if the event has not started and the server gave no readable NotBefore.
     """
@@ -69,7 +70,7 @@ def _matches_vms(rule: RuleConfig, event: Event, vm: str) -> bool:
 
 
 def normalize_vm_name(name: str) -> str:
-    """The VM's name for comparisons: lower case, without the one leading underscore of 2017 (spec §3)."""
+    """Return a VM's name for comparisons: lower case, without one leading underscore (of 2017, spec §3)."""
     return name.casefold().removeprefix("_")
 
 
@@ -138,9 +139,10 @@ PROFILE_NOTICE_S = {"fifteen-minutes": 900.0, "thirty-seconds": 30.0, "seven-day
 
 
 def excess_budget_s(profile: str, steps: Sequence[StepConfig]) -> float:
-    """Seconds by which the steps that are never cut, with the margin, exceed the profile's notice.
+    """Return the seconds by which steps that are never cut, with the margin, exceed the profile's notice.
 
-    0 if they fit. `profile` is a key of PROFILES, else KeyError is raised. The margin is the least of its rules.
+    0 if they fit. `profile` is a key of PROFILES, else KeyError is raised. The margin is the least of the profile's
+    rules that run steps.
     """
     margin_s = min(rule.margin_s for rule in PROFILES[profile](()) if rule.name != "a short freeze")
     needed_s = sum(step.budget_s for step in steps if step.cut is None)

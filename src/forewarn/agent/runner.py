@@ -79,8 +79,8 @@ class ActionRunner:
 
     A task saves its end in the journal. `client` sends the approvals; `observer` hears of ended steps and approvals.
     `on_change` is called when a task does not count as running any more: it has ended or was cancelled. One whose end
-    could not be journalled counts as running for FAILED_TASK_DELAY_S more. Use it on the event loop. `context` has the
-    agent's configuration and clock.
+    could not be journalled counts as running for FAILED_TASK_DELAY_S (5 s) more. Use it on the event loop. `context`
+    has the agent's configuration and clock.
     """
 
     def __init__(
@@ -98,11 +98,14 @@ class ActionRunner:
 
     @property
     def running_tasks(self) -> frozenset[TaskKey]:
-        """The keys of the tasks that count as running now: of steps, undos, approvals and approval checks."""
+        """The keys of the tasks that count as running now: of steps, undos, approvals and approval checks.
+
+        A key is the key of the event with the step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK. A copy.
+        """
         return frozenset(self._tasks)
 
     def start(self, action: AgentAction) -> None:
-        """Starts the task for an action, which is already journalled, and returns at once.
+        """Start the task for an action, which is already journalled, and return at once.
 
         A StopStep instead cancels its task, if that runs; a step then ends as failed. A step whose `check` was running,
         an approval and its check stay as journalled. Does nothing for RecordStepEnd, CloseEvent and WaitUntil. The step
@@ -121,7 +124,7 @@ class ActionRunner:
                 self._spawn((key, APPROVAL_TASK), self._send_approval(key))
 
     async def shut_down(self, grace_s: float) -> None:
-        """Waits up to `grace_s` real seconds for running tasks, then cancels the rest and awaits their end.
+        """Wait up to `grace_s` real seconds for running tasks, then cancel the rest and await their end.
 
         The steps of cancelled tasks stay journalled as begun, so that the next agent resumes them.
         """
@@ -299,12 +302,12 @@ ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}  # of an approval check; any other s
 
 
 async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
-    """Runs the approval check once; returns its answer ("yes", "no", "" if none) and a text for people.
+    """Run the approval check once; return its answer ("yes", "no", "" if none) and a text for people.
 
-    A command gets the event on stdin as JSON and in its environment, answers by exit status 0 or 1, and ends with the
-    context's time; its output goes to gate.log in the context's folder. A webhook gets the event by POST as JSON, and
-    answers by {"approve": true or false} in a 2xx within `timeout_s`. Failures and timeouts are no answer; it does not
-    raise them. It journals nothing.
+    A command gets the event on stdin as JSON and in its environment, answers by exit status 0 or 1, and is ended when
+    the context's time is over; its output goes to gate.log in the context's folder. A webhook gets the event by POST as
+    JSON, and answers by {"approve": true or false} in a 2xx within `timeout_s`. Failures and timeouts are no answer; it
+    does not raise them. It journals nothing.
     """
     return await (_check_by_command(check, context) if check.command else _check_by_webhook(check, context))
 
@@ -334,7 +337,7 @@ _MAX_FOLDER_NAME = 120
 
 
 def make_step_folder(root: Path, key: str, step: str) -> Path:
-    """Creates the folder EVENT/STEP below `root` if needed, readable by the owner only, and returns it.
+    """Create the folder EVENT/STEP below `root` if needed, accessible to the owner only, and return it.
 
     `key` is the key of the event's record, which is encoded as EVENT; `step` is the step's name. Raises OSError.
     """
@@ -346,7 +349,7 @@ def make_step_folder(root: Path, key: str, step: str) -> Path:
 
 
 def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
-    """Yields the keys of the events whose step folders these records need; a key may come repeatedly.
+    """Yield the keys of the events whose step folders these records need; a key may come repeatedly.
 
     These are their own keys, and those of events whose runs of a step they share.
     """
@@ -356,9 +359,10 @@ def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
 
 
 def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
-    """Yields the folders of events directly below `root` that have none of these keys, sorted by name.
+    """Yield the folders directly below `root` that belong to no event of `keys`, sorted by name.
 
-    Yields nothing if `root` does not exist; deletes nothing.
+    `keys` are the keys of the records whose folders are needed. Yields nothing if `root` does not exist; deletes
+    nothing.
     """
     kept = {_event_folder_name(key) for key in keys}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
@@ -367,7 +371,7 @@ def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
 
 
 def set_step_folders_aside(root: Path, now: float) -> Path | None:
-    """Renames `root`, the folder of all step folders; returns its new path, None if missing or empty.
+    """Rename `root`, the folder of all step folders; return its new path, None if it is missing or empty.
 
     The new name adds `.damaged-` and `now` (POSIX seconds) as time stamp. Raises OSError.
     """
@@ -379,12 +383,16 @@ def set_step_folders_aside(root: Path, now: float) -> Path | None:
 
 
 def file_time_stamp(now: float) -> str:
-    """The time `now` (POSIX seconds) in UTC, for names of files that are kept: 20260131T235959Z."""
+    """Return the time `now` (POSIX seconds) in UTC, for names of files that are kept: 20260131T235959Z."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
-    """Deletes the folders of events directly below `root` that have none of these keys; ignores errors."""
+    """Delete the folders directly below `root`, with their content, that belong to no event of `keys`.
+
+    `keys` are the keys of the records whose folders are needed. Ignores what cannot be deleted; does nothing if `root`
+    does not exist.
+    """
     for folder in stale_step_folders(root, keys):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -46,7 +46,7 @@ class MaintenanceStatus:
 
 
 def maintenance_status(open_records: OpenRecords, steps: Mapping[str, StepConfig], vm: str) -> MaintenanceStatus:
-    """Computes the status from the open records; `steps` are the configured ones by name, `vm` is this VM.
+    """Compute the status from the open records; `steps` are the configured ones by name, `vm` is this VM.
 
     A step that is not configured any more does not hold the readiness.
     """
@@ -101,17 +101,18 @@ class AgentReport:
 
 
 def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
-    """Pairs of each open record, oldest first, and its `remaining_schedule`: the steps without a run yet.
+    """Return a pair for each open record, oldest first: the record, and the schedule of its steps to come.
 
-    The open records include events that are gone and not closed; their schedule has no meaning.
+    The schedule is that of `remaining_schedule`: the steps without a run yet. The open records include events that are
+    gone and not closed; their schedule has no meaning.
     """
     return tuple((record, remaining_schedule(record, snapshot)) for record in snapshot.open_records)
 
 
 def open_problems(open_records: OpenRecords) -> Iterator[str]:
-    """Yields a sentence for each failed step or undo, cut step and refused approval of the open records.
+    """Yield a sentence for each failed step or undo, cut step and refused approval of the open records.
 
-    A cut step was not run: there was no time, or the event had started. It goes by record, oldest first.
+    A cut step was not run: there was no time, or the event had started. The order is by record, oldest first.
     """
     for record in open_records:
         for run in record.step_runs:
@@ -128,7 +129,7 @@ JsonObject = dict[str, Any]
 
 
 def state_view(snapshot: AgentSnapshot) -> JsonObject:
-    """The JSON object of the page /state. Times are the server's, in POSIX seconds.
+    """Return the JSON object of the agent's page /state. Times are the server's, in POSIX seconds.
 
     Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (a list of ReadinessHold as objects) and `events`: an
     object for each open record, oldest first. That has key, id and other facts of the event, its `rule`, `status`

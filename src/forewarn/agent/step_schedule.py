@@ -18,7 +18,10 @@ LateStepPolicy = Literal["essential", "all", "nothing"]  # which steps still run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledStep:
-    """A step of an event and when it is to run. Times are the server's, in POSIX seconds."""
+    """A step of an event and when it is to run; `schedule_steps` and `schedule_after_start` make it.
+
+    Times are the server's, in POSIX seconds.
+    """
 
     step: StepConfig
     due_at: float  # when it begins, if the steps before it are done
@@ -35,12 +38,13 @@ def schedule_steps(
     begin: StepTiming = "at-once",
     margin_s: float = 0.0,
 ) -> tuple[ScheduledStep, ...]:
-    """Schedules the steps one after the other, so that their budgets end `margin_s` before `not_before`.
+    """Schedule the steps one after the other, so that their budgets end `margin_s` before `not_before`.
 
-    If they do not fit, steps with a `cut` number are cut, lowest first, of equal ones the last; if the rest does not
-    fit either, it is marked late and scheduled from `now` on. A step with begin `at-once` is due now, a `late` one at
-    its `latest_at`; `begin` is for steps that do not say. Returns all steps in their order, also those that are cut.
-    With `not_before` None all are due now, and none is cut or late.
+    Only computes; `now` and `not_before` are POSIX seconds. If the steps do not fit, those with a `cut` number are cut,
+    lowest first, of equal ones the last; if the rest does not fit either, it is marked late and scheduled from `now`
+    on. A step with begin `at-once` is due now, a `late` one at its `latest_at`; `begin` is for steps that do not say.
+    Returns all steps in their order, also those that are cut. With `not_before` None all are due now, and none is cut
+    or late.
     """
     if not_before is None:
         return tuple(ScheduledStep(step=step, due_at=now, latest_at=now) for step in steps)
@@ -60,7 +64,7 @@ def schedule_steps(
 
 
 def schedule_after_start(steps: Sequence[StepConfig], now: float, policy: LateStepPolicy) -> tuple[ScheduledStep, ...]:
-    """Schedules the steps of an event that has started; returns all of them in their order, due at `now`.
+    """Schedule the steps of an event that has started; return all of them in their order, due at `now`.
 
     The policy `nothing` cuts all steps, `essential` those with a `cut` number, `all` none. The others are late.
     """

@@ -26,11 +26,11 @@ MAX_UNDO_RETRY_S = 300.0
 
 
 def undo_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
-    """Yields the one next action for an event that is gone: undo or end one step, wait, or close.
+    """Yield the one next action for an event that is gone: undo or end one step, wait, or close.
 
-    It goes through the steps that were tried, in reverse order of the plan. While tasks of the event run, it yields
-    only a StopStep for each that still prepares: the `do` of a step, an approval check or an approval. So it yields
-    nothing while an undo runs.
+    It only decides. It goes through the steps that were tried, in reverse order of the plan. While tasks of the event
+    run, it yields only a StopStep for each that still prepares: the `do` of a step, an approval check or an approval.
+    So it yields nothing while an undo runs.
     """
     running = [name for key, name in snapshot.running_tasks if key == record.key]
     if running:
@@ -131,9 +131,10 @@ def _reason_not_to_undo(record: EventRecord, step: StepConfig, snapshot: AgentSn
 
 
 def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
-    """True if the step does not survive reboots, and was tried for this event in another boot.
+    """Return whether a reboot has undone the step for this event.
 
-    False if the event has no run of the step yet, and if the step was cut or skipped: then there is nothing to undo.
+    That is so if the step does not survive reboots, and was tried for the event in another boot. False if the event has
+    no run of the step yet, and if the step was cut or skipped: then there is nothing to undo.
     """
     run = record.step_run(step.name)
     if step.survives_reboot or run is None or run.state not in TRIED_STATES:
@@ -161,7 +162,7 @@ def _is_undo_in_progress(undo: StepRun, step: StepConfig) -> bool:
 
 
 def ended_step_run(run: StepRun, state: StepState, snapshot: AgentSnapshot, text: str) -> StepRun:
-    """A copy of the run that has ended at the snapshot's time with this state and text."""
+    """Return a copy of the run that has ended at the snapshot's time with this state and text."""
     return replace(run, state=state, ended_at=snapshot.now, text=text)
 
 

@@ -27,12 +27,12 @@ JOURNAL_RETRY_S = 1.0  # the longest time between two polls while the journal ca
 class EventWatcher:
     """Polls the endpoint and passes the changes of events to `on_changes`, all changes of a poll at once.
 
-    They count as handled once `on_changes` has returned, and may come again after a crash. If that raises Unavailable
-    (the journal cannot be written), the polls go on, and they are passed again after each of them, together with later
-    ones. `cursor` is the file that remembers this. `on_poll` is called after each answer whose changes were taken; the
-    observer hears of each poll. The server may hold a poll for `hold_s` seconds. `problem` says why the latest poll
-    failed, why its changes could not be journalled, or why only a part of its document is usable; else "". `client`
-    sends the polls.
+    Changes count as handled once `on_changes` has returned, and may come again after a crash. If it raises Unavailable
+    (the journal cannot be written), the polls go on, and the changes are passed again after each of them, together with
+    later ones. `cursor` is the file that remembers this. `on_poll` is called after each answer whose changes were
+    taken; the observer hears of each poll. The server may hold a poll for `hold_s` seconds. `problem` says why the
+    latest poll failed, why its changes could not be journalled, or why only a part of its document is usable; else "".
+    `client` sends the polls. Nothing is sent before `run` or `watch`.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class EventWatcher:
         self.problem = ""
 
     async def run(self) -> None:
-        """Watches until cancelled; after a refusal, again after RETRY_S.
+        """Poll the endpoint for changes of events until cancelled, through all outages and refusals.
 
-        A refusal is logged, becomes `problem`, and is reported to the observer as a failed poll.
+        When `watch` ends with an error, such as a refusal of the endpoint, that is logged, becomes `problem`, and is
+        reported to the observer as a failed poll; RETRY_S (5 s) later it begins again.
         """
         while True:
             try:
@@ -65,10 +66,10 @@ class EventWatcher:
             await asyncio.sleep(RETRY_S)
 
     async def watch(self, *, once: bool = False) -> None:
-        """Watches through outages of endpoint and disk, until the endpoint refuses.
+        """Poll the endpoint for changes, through outages of endpoint and disk, until the endpoint refuses.
 
         Then it raises NotFound or Rejected; the latter also if the cursor file cannot be used at the start. With `once`
-        it returns after the first answer and its changes, and raises Unavailable after MAX_FIRST_POLL_FAILURES in a
+        it returns after the first answer and its changes, and raises Unavailable after MAX_FIRST_POLL_FAILURES (5) in a
         row, or if the journal cannot be written.
         """
         failures, self._waiting, self._is_behind = 0, [], False
@@ -135,12 +136,13 @@ class EventWatcher:
 
 
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
-    """Makes the cursor file at `path` know exactly the events that the journal has as listed.
+    """Make the cursor file at `path` know exactly the events that the journal has as listed.
 
-    So the watch delivers again what the journal lacks, and reports as gone what it has too much. Changes that the file
-    still has as unhandled count as journalled, because the watch delivers them first. Writes the file, with `boot_id`
-    (the current boot's), only if the events differ. A missing file counts as empty, a damaged one too, with a warning
-    in the log; raises Rejected if it cannot be read or written.
+    The cursor file holds what the watch knows. So the watch reports again the events that the journal lacks, and
+    reports as gone those that it has too much. Changes that the file still has as unhandled count as journalled,
+    because the watch delivers them first. Writes the file, with `boot_id` (the current boot's), only if the events
+    differ. A missing file counts as empty, a damaged one too, with a warning in the log; raises Rejected if it cannot
+    be read or written.
     """
     try:
         cursor = load_cursor(path)
