@@ -24,28 +24,33 @@ RULE_PRIORITY = 16925  # after the local table (0), before the main one (32766)
 
 @dataclass(frozen=True, slots=True)
 class ApplyOutcome:
-    """What a command found or changed: the plan, and in words what differed from it before."""
+    """A plan for this host, and in words what differed from it when the host was read.
+
+    `compare_here` changes nothing and returns what differs; `apply_plan` returns what differed before it changed the
+    host.
+    """
 
     plan: NetworkPlan
-    differences: tuple[str, ...]  # clauses, without a full stop; of `compare_here` also missing devices; (): none
+    differences: tuple[str, ...]  # clauses without a full stop; only `compare_here` adds missing devices; (): none
 
 
 def plan_here(named: NamedInterfaces, state_file: Path, *, with_firewall: bool = True) -> NetworkPlan:
-    """Return the plan for this host as it is now; changes nothing.
+    """Return the plan for the named interfaces on this host as it is now; changes nothing.
 
-    With `with_firewall` it reads the firewall too, which needs root. A state file that does not exist counts as empty.
-    Raises Rejected if the interfaces do not fit this host or each other, the state file cannot be used, or a program
-    such as `ip` fails.
+    `state_file` is the record of earlier changes; one that does not exist counts as empty. With `with_firewall` the
+    firewall is read too, which needs root; the plan is the same without. Raises Rejected if the interfaces do not fit
+    this host or each other, the state file cannot be used, or a program such as `ip` fails.
     """
     record = read_record(state_file) or Record()
     return build_plan(named.interfaces, read_machine(with_firewall=with_firewall), record.former)
 
 
 def compare_here(named: NamedInterfaces, state_file: Path) -> ApplyOutcome:
-    """Return the plan and all differences between it and this host, in words. Changes nothing.
+    """Return the plan for the named interfaces, and all differences between it and this host, in words.
 
-    Devices that are missing come first. Needs root. Raises Rejected if the interfaces do not fit this host or each
-    other, the state file cannot be used, or a program such as `ip` fails.
+    Changes nothing. Devices that are missing come first in the differences. `state_file` is the record of what was
+    applied; one that does not exist counts as empty. Needs root. Raises Rejected if the interfaces do not fit this host
+    or each other, the state file cannot be used, or a program such as `ip` or `nft` fails.
     """
     record, machine = read_record(state_file) or Record(), read_machine()
     plan = build_plan(named.interfaces, machine, record.former)
@@ -56,13 +61,16 @@ def compare_here(named: NamedInterfaces, state_file: Path) -> ApplyOutcome:
 def apply_plan(
     named: NamedInterfaces, state_file: Path, *, replace_earlier: bool = False, wait_for_devices: bool = False
 ) -> ApplyOutcome:
-    """Change this host as the plan for the interfaces says, and return what differed before.
+    """Change this host as the plan for the named interfaces says, and return what differed before.
 
-    Only what differs is changed; missing devices are no difference. Writes `state_file` before the first change and
-    after the last. With `wait_for_devices`, devices may be missing; else that is Rejected, and so are a failing program
-    and a plan that is not possible. Raises Refused if VMs of an earlier plan would be dropped that `named.sources` did
-    not name, unless `replace_earlier`, and while tables of the firewall were loaded by hand. Call it as root, with
-    `exclusive_access`.
+    Sets firewall, sysctls, the metadata address, rules and routes; only what differs is changed, and missing devices
+    are no difference. Writes `state_file`, the record for `remove_plan`, before the first change and after the last.
+    Call it as root, within `exclusive_access`.
+
+    Raises Rejected if a device is missing, unless `wait_for_devices`, if a program fails, and if the plan is not
+    possible. Raises Refused while firewall tables of the documentation are loaded by hand, and, unless
+    `replace_earlier`, if the earlier plan had interfaces that are not named now and that came from options or from a
+    source that was not read.
     """
     record, machine = read_record(state_file) or Record(), read_machine()
     plan = build_plan(named.interfaces, machine, record.former)
@@ -92,10 +100,11 @@ def apply_plan(
 
 
 def remove_plan(state_file: Path) -> bool:
-    """Remove what `apply_plan` added, and restore what it changed; False if there was nothing.
+    """Remove what `apply_plan` added here, and restore what it changed; False if there was nothing.
 
-    Deletes `state_file`. Without it, removes our tables, rules and routes, and leaves sysctls and the address as they
-    are. Raises Rejected if the file cannot be read, or `ip` or `nft` fails. Call it as root, with `exclusive_access`.
+    Deletes `state_file` if it returns True. Without a record of this boot in that file, removes our tables, rules and
+    routes, and leaves sysctls and the address as they are. Raises Rejected if the file cannot be read or is of another
+    network namespace, or if `ip` or `nft` fails. Call it as root, within `exclusive_access`.
     """
     record, machine = read_record(state_file), read_machine()
     if record is None and not (machine.tables or machine.rules or machine.routes):

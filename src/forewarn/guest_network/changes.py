@@ -31,16 +31,19 @@ _SET_MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What must be changed so that the machine is as planned; false if nothing must be changed."""
+    """What must be changed on this host so that it is as planned; `pending_changes` computes it.
 
-    ruleset: tuple[str, ...]  # why the firewall's tables must be loaded again, in words
+    A plain value, which changes nothing; false if nothing must be changed. Missing devices are not in it.
+    """
+
+    ruleset: tuple[str, ...]  # why the firewall's tables must be loaded again, in clauses; (): they need not
     sysctls: Mapping[str, int]  # to be set, by path below /proc/sys
-    restored: Mapping[str, int]  # to be set to what they were: no longer in the plan
-    add_address: bool  # no device has the metadata address
-    added_rules: frozenset[tuple[int, int]]  # mark and routing table, as the next
-    deleted_rules: frozenset[tuple[int, int]]  # mark and routing table
-    added_routes: frozenset[tuple[int, str]]  # routing table and device, as the next
-    deleted_routes: frozenset[tuple[int, str]]  # routing table and device
+    restored: Mapping[str, int]  # sysctls no longer in the plan, to be set back to these former values, by path
+    add_address: bool  # whether loopback must get the metadata address, because no device has it
+    added_rules: frozenset[tuple[int, int]]  # routing rules to add: mark and routing table
+    deleted_rules: frozenset[tuple[int, int]]  # our own rules to delete: mark and routing table
+    added_routes: frozenset[tuple[int, str]]  # default routes to add: routing table and device
+    deleted_routes: frozenset[tuple[int, str]]  # our own routes to delete: routing table and device
 
     def __bool__(self) -> bool:
         return bool(
@@ -56,10 +59,11 @@ def pending_changes(
     former: Mapping[str, FormerValue],
     loaded: Mapping[str, list[dict[str, Any]]],
 ) -> Changes:
-    """Return what differs between plan and machine; devices that are missing are no difference.
+    """Return what must change so that the host (`machine`) is as planned.
 
-    `former` has the sysctls that were changed before, `loaded` the fixed part of our tables, by family, as `nft` listed
-    them after they were loaded; both come from the record, and are empty without one.
+    Missing devices are no difference. Only computes; nothing is changed. `former` has the values of sysctls before our
+    first change, by path, and `loaded` the fixed part of our firewall tables, by family, as `nft` listed them after
+    they were loaded. Both come from the state file's record, and are empty without one.
     """
     return Changes(
         ruleset=tuple(_ruleset_differences(plan.elements, machine.tables, loaded)),
@@ -74,9 +78,10 @@ def pending_changes(
 
 
 def restorable_sysctls(machine: HostState, former: Mapping[str, FormerValue]) -> dict[str, int]:
-    """Return the former values, by path, that differ from today's and can be restored.
+    """Return the former values of sysctls, by path, that differ from today's and can be restored.
 
-    Those of a device that is gone, or was created again since, are left out.
+    `former` has the values before our first change. Those of a device that is gone, or was created again since, are
+    left out. Sets nothing.
     """
     restored = {}
     for path, was in former.items():
@@ -117,9 +122,10 @@ def _describe_element(name: str, element: Element) -> str:
 
 
 def describe_changes(changes: Changes, plan: NetworkPlan, machine: HostState) -> list[str]:
-    """Return a clause, without a full stop, for each difference between plan and machine; may be [].
+    """Return a clause, without a full stop, for each pending change: what the host has or lacks now.
 
-    The firewall comes first, then sysctls, the address, rules and routes.
+    The firewall comes first, then sysctls, the address, rules and routes; [] if nothing must be changed. `plan` and
+    `machine` are those of which `changes` is the difference.
     """
     devices = dict(plan.routes | machine.routes)
     lines = list(changes.ruleset)

@@ -22,7 +22,10 @@ _LINK_LOCAL_PREFIX = "169.254."
 
 
 class Attachment(StrEnum):
-    """How the device of a VM is connected to the host."""
+    """How the device of a VM is connected to the host: `tap` or `port`.
+
+    TAP: routed, the device is in no bridge. PORT: the device is a port of a Linux bridge.
+    """
 
     TAP = "tap"  # routed: the device is in no bridge
     PORT = "port"  # the device is a port of a Linux bridge
@@ -30,14 +33,17 @@ class Attachment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmInterface:
-    """One network device on this host that belongs to one VM."""
+    """One network device on this host that belongs to one VM, as an option, a file or libvirt names it.
 
-    vm: str  # its name
+    The device need not exist yet.
+    """
+
+    vm: str  # the VM's name, as the source writes it
     device: str  # the name of the device on the host
     attachment: Attachment
     mac: str = ""  # of the VM, in lower case; "": not known
     addresses: tuple[str, ...] = ()  # IPv4 addresses of the VM; empty: not known
-    mark: int = 0  # the firewall mark that the operator chose; 0: `plan` chooses it
+    mark: int = 0  # the firewall mark that the operator chose; 0: `build_plan` chooses it
     source: str = ""  # the file or libvirt URI that names it; "": options of the command
 
     @property
@@ -48,7 +54,7 @@ class VmInterface:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceFile:
-    """What a TOML file says: interfaces, and the URIs of libvirt whose running domains to add."""
+    """The content of a user's TOML file: interfaces, and the URIs of libvirt whose running domains to add."""
 
     interfaces: tuple[VmInterface, ...]  # in the order of the file
     libvirt_uris: tuple[str, ...]  # in the order of the file
@@ -57,8 +63,8 @@ class InterfaceFile:
 def parse_option(text: str, attachment: Attachment) -> VmInterface:
     """Return the interface of an option such as `web-0=vnet3,mac=52:54:00:00:00:01,ip=10.0.0.11`.
 
-    `ip` may be repeated; of several `mac` the last counts. Blanks around the parts are ignored. Raises Rejected if the
-    text has another form, a value is not valid, or a port has no MAC.
+    The text is VM=DEVICE with settings behind it. `ip` may be repeated; of several `mac` the last counts. Blanks around
+    the parts are ignored. Raises Rejected if the text has another form, a value is not valid, or a port has no MAC.
     """
     vm, _, rest = text.partition("=")
     device, *settings = rest.split(",")
@@ -78,11 +84,11 @@ def parse_option(text: str, attachment: Attachment) -> VmInterface:
 
 
 def parse_interface_file(text: str, path: str) -> InterfaceFile:
-    """Return the interfaces and libvirt URIs that a TOML file names, in its order; both may be empty.
+    """Return the interfaces and libvirt URIs in the text of a TOML file, in its order; both may be empty.
 
-    `path` names the file in messages and as the source of its interfaces. It has `[[interfaces]]` tables with vm, tap
-    or port, and optionally mac, addresses and mark; and `libvirt`, a URI or a list of them. Raises Rejected with the
-    line if the text is not TOML, or a key or value is wrong.
+    Reads no file: `path` only names it in messages and as the source of its interfaces. The text has `[[interfaces]]`
+    tables with vm, tap or port, and optionally mac, addresses and mark; and `libvirt`, a URI or a list of them. Raises
+    Rejected with the line if the text is not TOML, or a key or value is wrong.
     """
     try:
         data = tomllib.loads(text)
@@ -140,10 +146,11 @@ def checked_interface(
 ) -> VmInterface:
     """Return an interface with its values trimmed and checked; Rejected if one is not valid.
 
-    The MAC is in lower case, the addresses are sorted as text, each once. A port needs a MAC, because the rules that
-    keep a VM to its own address begin with it. Not valid are an empty VM, what is not the name of a device, a MAC of a
-    group, and addresses that are not IPv4, or are multicast, unspecified or link-local. `vm` is the VM as named,
-    `device` the network device on this host, `mac` "" if it is not known.
+    `vm` is the VM's name, `device` the network device on this host, which need not exist, and `mac` "" if it is not
+    known. The MAC is put in lower case, the addresses are sorted as text, each once. Not valid are an empty VM, a text
+    that cannot be the name of a device, a MAC of a group, a port without a MAC, and addresses that are not IPv4, or are
+    multicast, unspecified or link-local. A port needs a MAC, because the rules that keep a VM to its own address begin
+    with it.
     """
     vm, device, mac = vm.strip(), device.strip(), mac.strip().lower()
     if not vm:
@@ -176,8 +183,9 @@ def _checked_address(text: str, vm: str) -> str:
 def combine_interfaces(sources: Iterable[VmInterface]) -> tuple[VmInterface, ...]:
     """Return the interfaces of all sources, each device once, ordered by VM and device.
 
-    Two sources may describe the same device of the same VM, if what both say agrees; what one leaves out is taken from
-    the other. Raises Rejected if they contradict each other, or one device belongs to two VMs.
+    Two sources may describe the same device of the same VM, if they agree in what both say; a MAC, addresses, a mark or
+    a source that the first leaves out is taken from the second. Raises Rejected if they contradict each other, also in
+    tap or port, or if one device belongs to two VMs.
     """
     combined: dict[str, VmInterface] = {}
     for interface in sources:

@@ -14,31 +14,31 @@ _IPV4_FAMILIES = ("ipv4", None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainNic:
-    """One `<interface>` of a running domain that has a device on the host."""
+    """One `<interface>` of a running libvirt domain that has a device on the host."""
 
-    domain: str  # its name
-    device: str  # on the host
-    mac: str  # "": not given
-    addresses: tuple[str, ...]  # that the XML itself gives; mostly none
+    domain: str  # the name of the domain, which is that of the VM
+    device: str  # the name of the device on the host
+    mac: str  # of the VM, in lower case; "": not given
+    addresses: tuple[str, ...]  # IPv4, as the XML gives them or its network reserves them; mostly none
     network: str  # the libvirt network that it is connected to; "": none
-    is_port: bool | None  # of a bridge; None: libvirt does not know, the host does
+    is_port: bool | None  # True: a port of a bridge; None: libvirt does not know, so look at the host's devices
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The name of a domain, its usable interfaces, and in words the interfaces that cannot be used."""
+    """What the XML of a running libvirt domain says about its network interfaces."""
 
-    name: str  # which is that of the VM
-    interfaces: tuple[DomainNic, ...]  # in the order of the XML
-    skipped: tuple[str, ...]  # a clause for each, with the reason
+    name: str  # of the domain, which is that of the VM
+    interfaces: tuple[DomainNic, ...]  # those that can be used, in the order of the XML
+    skipped: tuple[str, ...]  # a clause for each interface that cannot be used, with the reason
 
 
 def parse_domain(xml: str) -> Domain:
-    """Return the interfaces of a running domain, in the order of the output of `virsh dumpxml`.
+    """Return the name and interfaces of a running domain from the output of `virsh dumpxml`.
 
-    An interface without a device on the host (`user`, `hostdev`, `vhostuser`) or past the host's network stack
-    (`direct`) is in `skipped`, with the reason. MACs are in lower case. Raises Rejected if the text is not the XML of a
-    domain.
+    Only interfaces of the types `network`, `bridge` and `ethernet` with a device on the host can be used, in the order
+    of the XML; the others are in `skipped`, with the reason. MACs are in lower case. Raises Rejected if the text is not
+    the XML of a domain, or the domain has no name.
     """
     root = _parse_xml(xml, "domain")
     name = (root.findtext("name") or "").strip()

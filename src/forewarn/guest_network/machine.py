@@ -27,8 +27,9 @@ _SO_NETNS_COOKIE = 71
 def run_program(name: str, *arguments: str, text: str = "") -> str:
     """Run a program, wait for its end, and return what it wrote to stdout; `text` is its input.
 
-    Raises Rejected if it is not installed, exits with another status than 0, or does not end within a minute; the
-    message has the first two lines of its errors. `name` is the program's, found on PATH or in the sbin directories.
+    `name` is found on PATH or in the sbin directories; `arguments` are passed without a shell. Raises Rejected if it is
+    not installed, exits with another status than 0, or does not end within a minute, when it is killed; the message has
+    the first two lines of its errors.
     """
     path = shutil.which(name) or shutil.which(name, path=os.pathsep.join(_MORE_DIRECTORIES))
     if path is None:
@@ -47,7 +48,7 @@ def run_program(name: str, *arguments: str, text: str = "") -> str:
 
 
 def require_root(command: str) -> None:
-    """Raise Rejected, naming this command, if the user is not root or the system is not Linux."""
+    """Raise Rejected, naming `command`, if the user is not root or the system is not Linux."""
     if sys.platform != "linux":
         raise Rejected(f"`{command}` needs Linux: run it on the host of the VMs")
     if os.geteuid() != 0:
@@ -75,18 +76,19 @@ def boot_id() -> str:
 
 
 def read_links() -> dict[str, Link]:
-    """Return the network devices of this network namespace by name. Needs no privilege.
+    """Return all network devices of this process's network namespace, by name. Needs no privilege.
 
-    Raises Rejected if the program `ip` is not installed or fails.
+    Runs `ip`; raises Rejected if it is not installed or fails.
     """
     return {link.name: link for link in map(_read_link, _ip_json("-d", "link", "show"))}
 
 
 def read_machine(*, with_firewall: bool = True) -> HostState:
-    """Return what this host has now, in this network namespace.
+    """Return what this host has now: devices, metadata address, sysctls, and our rules, routes and tables.
 
-    Only root may read the firewall; without it no privilege is needed, and the state has no tables. Raises Rejected as
-    `run_program` does.
+    Of this process's network namespace. Only root may read the firewall; with `with_firewall` False no privilege is
+    needed, and the state has no tables, as if none were loaded. Runs `ip` and `nft`; raises Rejected if one is not
+    installed, fails, or does not end within a minute.
     """
     addresses = _ip_json("-4", "addr", "show")
     tables = _read_tables() if with_firewall else set()
@@ -155,9 +157,10 @@ def _read_sysctls() -> dict[str, int]:
 
 
 def write_sysctl(path: str, value: int) -> None:
-    """Set a sysctl by its path below /proc/sys; a device that is gone meanwhile is no error.
+    """Set a sysctl by its path below /proc/sys, such as net/ipv4/fwmark_reflect, until the next boot.
 
-    Raises Rejected if this user or this kernel does not allow it.
+    Does nothing if the path is of a device that is gone. Raises Rejected if this kernel has no such setting, or this
+    user may not change it.
     """
     try:
         (_SYSCTLS / path).write_text(f"{value}\n", encoding="ascii")

@@ -25,7 +25,7 @@ _ASSIGNED_BY_LIBVIRT = re.compile(r"vnet\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A network device of the host."""
+    """A network device of the host, as `ip link` shows it."""
 
     name: str  # of the device
     index: int  # changes if the device is created again
@@ -37,43 +37,52 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """What the host has now, as far as it concerns the metadata address."""
+    """What the host has now, as far as it concerns the metadata address; `read_machine` reads it.
+
+    "Ours" are the rules, routes and firewall tables that `forewarn network apply` has set, also in an earlier run.
+    """
 
     links: Mapping[str, Link]  # by name
-    address_devices: tuple[str, ...]  # those that have 169.254.169.254
-    sysctls: Mapping[str, int]  # by path below /proc/sys
-    rules: frozenset[tuple[int, int]] = frozenset()  # our own: mark and routing table
+    address_devices: tuple[str, ...]  # the devices that have 169.254.169.254; mostly `lo` or none
+    sysctls: Mapping[str, int]  # the values of those that matter here, by path below /proc/sys
+    rules: frozenset[tuple[int, int]] = frozenset()  # our own routing rules: mark and routing table
     routes: frozenset[tuple[int, str]] = frozenset()  # our own default routes: routing table and device
-    tables: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)  # our own: listing by family
-    hand_made_tables: tuple[str, ...] = ()  # rules of docs/how-to/network that somebody loaded
+    tables: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)  # our own: family → listing of `nft -j`
+    hand_made_tables: tuple[str, ...] = ()  # tables of docs/how-to/network that were loaded by hand, such as `ip NAME`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormerValue:
-    """The value of a sysctl before the first change."""
+    """The value that a sysctl had before our first change, to be restored when the plan is removed."""
 
     value: int  # as it was read
-    index: int  # of the device, which may have been created again since; 0: no device
+    index: int  # of its device at that time: another index now means a new device; 0: no device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedInterface:
-    """An interface with what identifies its VM."""
+    """A named interface of a VM, its device on this host, and the mark and table that identify the VM."""
 
     interface: VmInterface  # as named
     link: Link | None  # None: the device does not exist yet
-    mark: int  # 0: a port without a bridge yet
-    table: int  # the routing table for refusals; 0 if the mark is 0
+    mark: int  # the firewall mark of the VM's packets; 0: a port that is in no bridge yet
+    table: int  # the routing table by which refused connections are answered; 0 if the mark is 0
 
     @property
     def bridge(self) -> str:
-        """The bridge of a port; "" for a tap, and for a port that does not exist or is in no bridge yet."""
+        """The name of the bridge that a port is in; "" for a tap, and for a port that is in no bridge yet.
+
+        "" also if the device of the port does not exist.
+        """
         is_port = self.interface.attachment is Attachment.PORT
         return self.link.master if self.link is not None and is_port else ""
 
     @property
     def waits_for(self) -> str:
-        """Why it cannot be set up yet: `does not exist`, `is down` or `is in no bridge`; "" if it can."""
+        """Why the device cannot be set up yet; "" if it can.
+
+        `does not exist`, else `is in no bridge` (only of a port), else `is down`.
+        """
         if self.link is None:
             return "does not exist"
         if self.interface.attachment is Attachment.PORT and not self.link.master:
@@ -82,29 +91,33 @@ class PlannedInterface:
 
     @property
     def served_device(self) -> str:
-        """The device that the service listens on: the tap, or the bridge; "" for a port without a bridge yet."""
+        """The device that the service listens on: the tap itself, or the bridge of a port.
+
+        A tap is named even if it does not exist yet; "" for a port that is in no bridge yet.
+        """
         return self.interface.device if self.interface.attachment is Attachment.TAP else self.bridge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """What the host must have beside the metadata address: firewall, sysctls, rules and routes.
+    """What the host must have, besides the metadata address, so that its VMs are identified.
 
-    Rules and routes are for refusals: connections of VMs while no service listens.
+    `build_plan` makes it; nothing is changed yet. Rules and routes send refusals, the answers to connections of VMs
+    while no service listens, back to the right device.
     """
 
-    interfaces: tuple[PlannedInterface, ...]  # all that were named, also those whose devices are missing
-    elements: Mapping[str, SetElements]  # of the firewall's sets, by family
-    sysctls: Mapping[str, int]  # by path below /proc/sys
-    rules: frozenset[tuple[int, int]]  # mark and routing table
-    routes: frozenset[tuple[int, str]]  # routing table and device
+    interfaces: tuple[PlannedInterface, ...]  # all that were named, in their order, also those with missing devices
+    elements: Mapping[str, SetElements]  # nftables family (bridge, ip) → set name → its elements
+    sysctls: Mapping[str, int]  # the wanted values, by path below /proc/sys
+    rules: frozenset[tuple[int, int]]  # mark and routing table, of devices that are ready
+    routes: frozenset[tuple[int, str]]  # routing table and device, of devices that are ready
     warnings: tuple[str, ...]  # sentences for people, about what is possible and not safe
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The interfaces that cannot be set up yet, in words, such as `tap tap0 of VM web-0 does not exist`.
+        """The interfaces whose devices do not exist, are down or are in no bridge yet, as clauses.
 
-        In the order of the plan; () if none is missing.
+        Such as `tap tap0 of VM web-0 does not exist`, in the order of the plan; () if all devices are ready.
         """
         return tuple(f"{each.interface.title} {each.waits_for}" for each in self.interfaces if each.waits_for)
 
@@ -114,11 +127,13 @@ def build_plan(
 ) -> NetworkPlan:
     """Return what the host must have, so that each VM is identified by its device. Changes nothing.
 
-    `former` has the sysctls that an earlier plan has changed; None: none. The plan has the interfaces in their order. A
-    device that does not exist, is down or is not in its bridge yet gets those firewall elements now that are known
-    without its bridge, and the rest later. Raises Rejected if a tap is in a bridge, is a bridge or is a device of the
-    host itself, if a port is in something other than a Linux bridge, if two ports of one bridge have the same MAC or
-    address, if two VMs, or one on two devices, have the same mark, and if two devices have the same routing table.
+    `machine` is the host as it is now. `former` has the sysctls that an earlier plan has changed; None: none. The plan
+    has the interfaces in their order. A device that does not exist, is down or is not in its bridge yet gets only those
+    firewall elements that are known without it, and no rules and routes: build the plan again when it is there.
+
+    Raises Rejected if a tap is in a bridge, is a bridge or is a device of the host itself, if a port is in something
+    other than a Linux bridge, if two ports of one bridge have the same MAC or address, if two VMs, or one on two
+    devices, have the same mark, and if two devices have the same routing table.
     """
     planned = tuple(_plan_interface(each, machine.links) for each in interfaces)
     _check_conflicts(planned)
@@ -239,18 +254,19 @@ def _rp_filter_path(device: str) -> str:
 
 
 def device_of(path: str) -> str:
-    """Return the device of a path such as net/ipv4/conf/tap0/rp_filter; "" for any other path.
+    """Return the device in the path of an rp_filter sysctl, such as net/ipv4/conf/tap0/rp_filter.
 
-    The paths of `all` and `default` are not of one device.
+    "" for any other path, also of another sysctl of a device, and for those of `all` and `default`.
     """
     match = re.fullmatch(r"net/ipv4/conf/([^/]+)/rp_filter", path)
     return match[1] if match and match[1] not in ("all", "default") else ""
 
 
 def former_values(machine: HostState, known: Mapping[str, FormerValue]) -> dict[str, FormerValue]:
-    """Return the values of all sysctls, by path, as they were before any change of ours.
+    """Return the values of all sysctls in `machine`, by path, as they were before any change of ours.
 
-    `known` is what the record has; it does not count for a device that was created again since.
+    `known` are the former values in the record; they count where it has one, except for a device that was created again
+    since. All other values are those of now.
     """
     values = {}
     for path, value in machine.sysctls.items():
@@ -309,10 +325,11 @@ def _warnings(planned: Iterable[PlannedInterface], machine: HostState) -> Iterab
 
 
 def listener_tables(plan: NetworkPlan) -> list[dict[str, Any]]:
-    """Return the `[[listeners]]` tables for the service's settings file, those of taps first.
+    """Return the `[[listeners]]` tables that the service's settings file needs for this plan.
 
-    A tap has the keys `by`, `device` and `vm`. All ports of a bridge are one table with `by`, `device` and `marks`, the
-    VM by mark in hexadecimal; bridges are in order of their names. Ports that are in no bridge yet are left out.
+    Those of taps come first, in the order of the plan, with the keys `by` ("device"), `device` and `vm`. Then one table
+    for each bridge, in order of their names, with `by` ("mark"), `device` (the bridge) and `marks`, an object with the
+    VM by mark, such as 0x1a2b3c4d. Ports that are in no bridge yet are left out.
     """
     tables: list[dict[str, Any]] = []
     marks: defaultdict[str, dict[str, str]] = defaultdict(dict)

@@ -26,14 +26,18 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What `apply_plan` has applied, and how the host was before; stored in the state file as JSON."""
+    """What `apply_plan` has applied to this host, and how the host was before.
 
-    interfaces: tuple[VmInterface, ...] = ()  # that the latest plan was made for
-    former: dict[str, FormerValue] = field(default_factory=dict)  # sysctls before the first change, by path
+    Stored as JSON in the state file by `write_record`, which sets `boot` and `namespace`. `Record()` stands for a host
+    on which nothing was applied.
+    """
+
+    interfaces: tuple[VmInterface, ...] = ()  # those of the latest plan, ordered by VM and device
+    former: dict[str, FormerValue] = field(default_factory=dict)  # path → value of a changed sysctl before that
     has_added_address: bool = False  # whether we gave loopback the metadata address
-    loaded: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the fixed part of our tables, by family
-    boot: str = ""  # the id of the boot it is of
-    namespace: int = 0  # the cookie of the network namespace it is of
+    loaded: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # family → `fixed_part` of our firewall table
+    boot: str = ""  # the `boot_id` when it was written; "": not written yet, or the system does not tell
+    namespace: int = 0  # the `namespace_cookie` when it was written; 0: not written yet, or not known
 
 
 def read_record(path: Path) -> Record | None:
@@ -60,9 +64,10 @@ def read_record(path: Path) -> Record | None:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Replace the file with this record, durably, as one of this boot and network namespace.
+    """Replace the state file with this record, atomically, and sync it to disk.
 
-    Creates its directory. Raises Rejected if it cannot be written.
+    Sets `boot` and `namespace` in the file to those of now, not in `record`. Creates the directory. Raises Rejected if
+    the file cannot be written.
     """
     data = {"format": _FORMAT, **asdict(replace(record, boot=boot_id(), namespace=namespace_cookie()))}
     temporary = path.with_name(f"{path.name}.new")
@@ -102,10 +107,10 @@ def _decode(data: dict[str, Any]) -> Record:
 
 @contextmanager
 def exclusive_access(path: Path) -> Iterator[None]:
-    """Context manager that lets only one process at a time change what the state file records.
+    """Context manager that lets only one process at a time change the network and this state file.
 
-    Does not wait: raises Refused if another one does now, Rejected if the lock file beside the state file cannot be
-    created. Creates the directory; the lock file stays afterwards.
+    Holds the lock file beside the state file `path` until the block ends; the lock file stays afterwards. Does not
+    wait: raises Refused if another process holds it, Rejected if it cannot be created. Creates the directory.
     """
     lock = path.with_name(f"{path.name}.lock")
     try:

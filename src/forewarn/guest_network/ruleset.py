@@ -144,9 +144,10 @@ _RULES = {
 
 
 def render_ruleset(elements: Mapping[str, SetElements]) -> str:
-    """Return the text for one `nft -f` that replaces our tables by tables with these elements, by family.
+    """Return the input for one `nft -f` that replaces both our tables, with these elements in their sets.
 
-    `elements` has all families and all their sets, as `NetworkPlan.elements` has; KeyError otherwise.
+    `elements` is by family, then by name of the set, and has all families and all their sets, as `NetworkPlan.elements`
+    has; KeyError otherwise. Only a text: nothing is loaded. Works also if the tables do not exist yet.
     """
     replaced = "".join(f"table {family} {TABLE}\ndelete table {family} {TABLE}\n" for family in FAMILIES)
     tables = (
@@ -157,7 +158,10 @@ def render_ruleset(elements: Mapping[str, SetElements]) -> str:
 
 
 def render_removal(families: Iterable[str]) -> str:
-    """Return the text for one `nft -f` that deletes our tables of these families, which must exist."""
+    """Return the input for one `nft -f` that deletes our tables of these families (`bridge`, `ip`).
+
+    `nft` fails if one of the tables does not exist. Only a text: nothing is deleted; "" for no families.
+    """
     return "".join(f"delete table {family} {TABLE}\n" for family in families)
 
 
@@ -174,9 +178,10 @@ def _render_element(name: str, value: Element) -> str:
 
 
 def read_elements(listing: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[Element]]:
-    """Return the elements of the sets and maps of one table by name, from `nft -j list table`.
+    """Return the elements of a table's sets and maps, by name, from the JSON of `nft -j list table`.
 
-    An element of a map is its key and its value; a set without elements has an empty set.
+    An element is a tuple of its parts, the device first; an element of a map has its key and its value. A set without
+    elements has an empty frozenset. Runs no program.
     """
     found = {}
     for item in listing:
@@ -193,9 +198,10 @@ def _read_element(value: Any) -> Element:
 
 
 def fixed_part(listing: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the objects of `nft -j list table`, in order, without what depends on VMs.
+    """Return the objects in the JSON of `nft -j list table`, in order, without what depends on VMs.
 
-    That is without handles, elements and the `metainfo` of `nft`.
+    Leaves out handles, elements of sets and maps, and the `metainfo` of `nft`, so that two listings of the same rules
+    are equal. The objects are copies.
     """
     kept = []
     for item in listing:

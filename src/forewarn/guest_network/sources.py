@@ -26,16 +26,19 @@ VirshRunner = Callable[[Sequence[str]], str]  # runs virsh with these arguments 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedInterfaces:
-    """The interfaces that all sources name."""
+    """The interfaces that all sources (options, a file, libvirt) name together, at the time of reading."""
 
     interfaces: tuple[VmInterface, ...]  # each device once, ordered by VM and device
-    sources: frozenset[str] = frozenset()  # the file and libvirt URIs that were read, even if they name none
-    notes: tuple[str, ...] = ()  # interfaces that were left out, and why
+    sources: frozenset[str] = frozenset()  # the file (absolute) and libvirt URIs that were read, even if empty
+    notes: tuple[str, ...] = ()  # clauses about interfaces of libvirt that were left out, and why
 
 
 @dataclass(slots=True, kw_only=True)
 class InterfaceSources:
-    """Reads the interfaces of options (`given`), of a file, and of the running domains at libvirt URIs."""
+    """Reads the interfaces of options (`given`), of a file, and of the running domains at libvirt URIs.
+
+    Made once per command; `read` may be called repeatedly, and caches what libvirt said.
+    """
 
     given: tuple[VmInterface, ...] = ()  # those of options, parsed
     file: Path | None = None  # None: no file
@@ -43,10 +46,10 @@ class InterfaceSources:
     _domains: dict[str, DomainList] = field(default_factory=dict)
 
     def read(self, *, reuse_domains: bool = False) -> NamedInterfaces:
-        """Return the interfaces that the sources name now; the file is read at each call.
+        """Return the interfaces that the sources name now, combined; the file is read at each call.
 
-        With `reuse_domains` libvirt is asked only the first time. Raises Rejected if no source is given, or one cannot
-        be read, is wrong or contradicts another.
+        libvirt is asked by `virsh` at each call, or, with `reuse_domains`, only for URIs that were not asked before.
+        Raises Rejected if no source is given, or if one cannot be read, is wrong or contradicts another.
         """
         if not self.given and self.file is None and not self.libvirt_uris:
             raise Rejected("no VM is named: give --tap, --port, --libvirt or --file")
@@ -76,17 +79,18 @@ class InterfaceSources:
 
 @dataclass(frozen=True, slots=True)
 class DomainList:
-    """The interfaces of libvirt's running domains, and in words those left out."""
+    """The interfaces of all running domains at one libvirt URI, made by `read_domains`."""
 
-    interfaces: tuple[DomainNic, ...]  # domain by domain, as `virsh` lists them
-    skipped: tuple[str, ...]  # a clause for each, with the reason
+    interfaces: tuple[DomainNic, ...]  # those that can be used, domain by domain, as `virsh` lists them
+    skipped: tuple[str, ...]  # a clause for each interface that cannot be used, with the reason
 
 
 def read_domains(virsh: VirshRunner) -> DomainList:
-    """Return the interfaces of the running domains; a domain that ends meanwhile is left out.
+    """Return the interfaces of libvirt's running domains; a domain that ends meanwhile is left out.
 
-    `virsh` runs that program. An interface without an address gets the one that its network reserves for its MAC; a
-    network that cannot be read reserves none. Raises Rejected if `virsh` fails for anything else.
+    `virsh` runs the program of that name with the arguments that it is given, and returns its output. An interface
+    without an address gets the one that the DHCP server of its network reserves for its MAC; a network that cannot be
+    read reserves none. Raises Rejected if `virsh` fails for another reason, or its output is not the expected XML.
     """
     domains = list(_running_domains(virsh))
     reserved: dict[str, dict[str, str]] = {}
@@ -122,10 +126,11 @@ def _domain_names(virsh: VirshRunner) -> list[str]:
 
 
 def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str) -> VmInterface:
-    """Return the interface of a domain as one of the VM of that name: a tap or a port.
+    """Return the interface of a libvirt domain as a VmInterface of the VM with the domain's name.
 
-    Where libvirt does not say which, the devices of the host (`links`) do; a device that is not among them is a tap.
-    Raises Rejected if a value is not valid, such as a port without a MAC. `source` is the libvirt URI that it is from.
+    It is a tap or a port; where libvirt does not say which, `links`, the devices of the host, do: a port if the device
+    has a master, else, also if it is not among them, a tap. `source` is the libvirt URI that named it. Raises Rejected
+    if a value is not valid, such as a port without a MAC.
     """
     link = links.get(interface.device)
     is_port = interface.is_port if interface.is_port is not None else bool(link and link.master)
@@ -140,11 +145,10 @@ def vm_interface(interface: DomainNic, links: Mapping[str, Link], *, source: str
 
 
 def select_fleet_vms(named: NamedInterfaces, fleet: Collection[str], uris: Collection[str]) -> NamedInterfaces:
-    """Return a copy with the interfaces whose VM is in the fleet; names are compared without case.
+    """Return a copy with only the interfaces of VMs of the fleet; letter case of names is ignored.
 
-    Domains of the libvirt `uris` that are not VMs of the fleet are left out, with a note. `fleet` has the names of its
-    VMs, also in longer forms such as `group/name`. Raises Rejected if an option or file names a VM that the fleet does
-    not have.
+    `fleet` has the names of its VMs, also in longer forms such as `group/name`. An interface that one of the libvirt
+    `uris` named for another VM is left out, with a note; one that an option or file named raises Rejected.
     """
     known = {name.casefold() for name in fleet}
     kept, notes = [], list(named.notes)
