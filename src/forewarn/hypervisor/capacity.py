@@ -13,23 +13,32 @@ from forewarn.hypervisor.interface import Hypervisor
 class CapacityHypervisor(Protocol):
     """A hypervisor that knows how much memory its hosts have free, and what VMs need.
 
-    Memory is in MiB: free by host (`free_mib`), needed by size (`size_mib`) or by VM (`vm_mib`); what has no entry is
-    not known. `incompatible_hosts` has, by VM, the hosts to which it cannot be migrated live, `silent_hosts` those that
-    did not answer the last time. All of it is read while a decision is made, so it must be in memory already: the
-    hypervisor refreshes it beside its work.
+    The service reads it to choose the hosts to which VMs move. Memory is in MiB: free by host (`free_mib`), needed by
+    size (`size_mib`) or by VM (`vm_mib`); what has no entry is not known. `incompatible_hosts` has, by VM, the hosts to
+    which it cannot be migrated live, `silent_hosts` those that did not answer the last time. All of it is read while a
+    decision is made, so it must be in memory already: the hypervisor refreshes it beside its work.
     """
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory in MiB that is free for more VMs, by the name of the host; without unknown ones."""
+        """Memory in MiB that is free for more VMs, by the name of the host.
+
+        A host whose free memory is not known has no entry.
+        """
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """Memory of a VM in MiB, by its size in the fleet file, such as Standard_D2s_v5; without unknown ones."""
+        """Memory of a VM in MiB, by its size in the fleet file, such as Standard_D2s_v5.
+
+        A size whose memory is not known has no entry.
+        """
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
-        """Memory of single VMs in MiB, by name, which counts instead of that of their size."""
+        """Memory of single VMs in MiB, by the VM's name; it counts instead of that of the VM's size.
+
+        A VM without an entry needs what `size_mib` has for its size.
+        """
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
@@ -40,30 +49,36 @@ class CapacityHypervisor(Protocol):
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts that did not answer when they were last looked at."""
+        """Names of the hosts that did not answer when the hypervisor last looked at them."""
 
 
 @runtime_checkable
 class CpuHypervisor(Protocol):
     """A hypervisor that knows which CPUs its running VMs need, and compares CPUs with its hosts.
 
-    A CPU is a text in the words of its driver, which the hypervisors of all hosts must understand. `vm_cpus` has those
+    A CPU is a text that only drivers read; the drivers of all hosts must understand the same texts. `vm_cpus` has those
     that VMs need, by the VM's name; `can_run_cpu` compares one with a host.
     """
 
     @property
     def vm_cpus(self) -> Mapping[str, str]:
-        """The CPU that each running VM needs, by the VM's name; without VMs that any host can run."""
+        """The CPU that each running VM needs, by the VM's name, as a text for `can_run_cpu`.
+
+        VMs that any host can run have no entry.
+        """
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
-        """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now."""
+        """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now.
+
+        `cpu` is a text from `vm_cpus` of this or another host's hypervisor, `host` the name of a host of this one.
+        """
 
 
 def destination_hints(hypervisor: Hypervisor, unreachable_hosts: frozenset[str]) -> DestinationHints:
     """Return what is known about destinations now: memory, CPUs, and which hosts do not answer.
 
-    The last are `unreachable_hosts` (names), and those that are silent for the hypervisor. If it is no
-    `CapacityHypervisor`, only `unreachable_hosts` are known. Asks no host.
+    Hosts that do not answer are `unreachable_hosts` (names), and the hypervisor's `silent_hosts`. If the hypervisor is
+    no `CapacityHypervisor`, the hints have only `unreachable_hosts`. Reads memory only, and asks no host.
     """
     if isinstance(hypervisor, CapacityHypervisor):
         return DestinationHints(

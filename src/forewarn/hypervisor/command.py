@@ -47,7 +47,7 @@ EVENT_TYPE_OF_VERB: dict[Verb, Kind] = {  # the event type that announces a verb
 
 
 class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one verb is performed. In the settings: `[commands.reboot]`."""
+    """The operator's command for one verb, such as reboot. In the settings: `[commands.reboot]`."""
 
     run: tuple[str, ...]  # program and arguments; exit code 0 means that the act succeeded
     timeout_s: float = 300  # real time, for `run` and for `check`; after it they are killed
@@ -56,10 +56,11 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
-    """Raises Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
+    """Raise Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
 
     Also if its `steps` lack release, as empty ones do, or have others than prepare, release, activate, undo and return.
-    `commands` has them by verb; the key `*` is the command of all verbs that have none of their own.
+    `commands` has the commands by verb; the key `*` is the command of all verbs that have none of their own. Runs
+    nothing, and does not look for the programs.
     """
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):
@@ -80,10 +81,10 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
 class CommandHypervisor:
     """Performs each act with the operator's command for its verb, and records each run in a journal.
 
-    A command that began and was not seen to end runs again, unless its check says that the act was done. `commands` has
-    them by verb, with `*` for all other verbs. `directory`, created if missing, holds the journal, and the output of
-    commands until they end. One `perform` waits `perform_wait_s` of real time. The constructor raises Rejected if a
-    command is wrong or the journal cannot be used.
+    A command that began and was not seen to end, because the service was interrupted, runs again, unless its check says
+    that the act was done. `commands` has the commands by verb, with `*` for all other verbs. `directory`, created if
+    missing, holds the journal, and the output of commands until they end. One `perform` waits at most `perform_wait_s`
+    of real time. The constructor raises Rejected if a command is wrong or the journal cannot be used.
     """
 
     def __init__(
@@ -106,29 +107,32 @@ class CommandHypervisor:
 
     @property
     def verb_setting(self) -> str:
-        """The table of settings that adds a verb, with `{verb}` in the place of the verb's name."""
+        """The table of settings that adds a verb, `[commands.{verb}]`; `{verb}` stands for the verb's name."""
         return "[commands.{verb}]"
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start the command of this act and wait for it for `perform_wait_s`, or return its recorded outcome.
 
-        If the command still runs then, returns ActUnderWay, and the next call waits again. The act fails if its verb
-        has no command, or if the command cannot be started, ends with another code than 0, or takes too long. Raises
-        Unavailable if a check does not know whether the act was done, or if a command of an earlier service does not
-        end; ActNotTried if the journal cannot be used. `now` is lab time.
+        If the command still runs then, returns ActUnderWay, and the next call waits again. The act fails (ActDone with
+        `ok` False) if its verb has no command, or if the command cannot be started, ends with another code than 0, or
+        is killed after its `timeout_s`. If an earlier service started the command and did not see its end, first waits
+        for that run to end or kills it; then the check, if there is one, decides whether the command runs again. Raises
+        Unavailable if the check cannot say whether the act was done, or if that earlier run does not end; ActNotTried
+        if the journal cannot be used. `now` is lab time.
         """
         return await self._perform(act, "", now)
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Perform this step of a move to or from another host, if the act's command has the step.
 
-        Other steps succeed at once, without a command, but RETURN fails then: the VM may be on the destination. A
-        RELEASE that succeeds hands over `release_of` the act. WITHDRAW makes a later RELEASE fail, or reports the
-        release that has begun; after RETURN it succeeds. FENCE always fails, and so do RELEASE after RETURN, ACTIVATE
-        after UNDO and UNDO after ACTIVATE. By default a command performs a whole move, on the source; if the source was
-        fenced, on the destination. A verb without a command fails. Waits for the command for `perform_wait_s`, then it
-        is under way. Raises Unavailable if it is not known whether the step was done, ActNotTried if the journal cannot
-        be used. `now` is lab time.
+        Steps that the command does not have succeed at once, but RETURN fails: the VM may be on the destination. A
+        RELEASE that succeeds hands over `release_of` the act. WITHDRAW makes a later RELEASE fail; if a RELEASE is on
+        record, it waits for that and reports how it ended; after RETURN it succeeds. FENCE always fails, and so do
+        RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By default a command performs a whole move in
+        RELEASE, on the source; if the source was fenced (`given.release`), in ACTIVATE, on the destination. A verb
+        without a command fails. Waits for the command for `perform_wait_s`, then reports that the step is under way.
+        Raises Unavailable if it is not known whether the step was done, ActNotTried if the journal cannot be used.
+        `now` is lab time.
         """
         done = StepReport.of(ActDone(True))
         match step:
@@ -206,7 +210,7 @@ class CommandHypervisor:
         return task.result()
 
     async def close(self) -> None:
-        """Close the journal; may be called twice.
+        """Stop waiting for commands and close the journal; may be called twice.
 
         Running commands continue, and the next service finds them in the journal.
         """
@@ -281,8 +285,9 @@ class CommandHypervisor:
 
 
 def command_input(act: Act, step: str = "") -> dict[str, str]:
-    """The input of a command: each value as FOREWARN_NAME in its environment, and all as JSON on stdin.
+    """Return what a command is told about its act, by key; all values are text.
 
+    The command gets each value as FOREWARN_KEY in its environment (the key in upper case), and all as JSON on stdin.
     The keys are act (its id), vm (the name), key (of the VM), verb, kind (the event type; "" if the verb has none),
     event (the id), host (where the VM is), to_host ("": none), duration (in seconds; -1: not known) and step (of a move
     between host nodes, which has an act id of its own; "": the whole act).

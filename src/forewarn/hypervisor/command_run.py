@@ -42,15 +42,18 @@ _CREATE_TABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command ended: `code` is negative for a signal, None if it was killed after its timeout."""
+    """How a command ended, and the end of its output; `CommandRun.wait` returns it."""
 
-    code: int | None  # the exit code
+    code: int | None  # the exit code; -N: signal N ended it; None: it was killed after its timeout
     output: str  # the last 4096 bytes of stdout and stderr, or why they cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRun:
-    """A command that was started: its process, the process's start time, and its output file."""
+    """A command that `CommandRun.start` has started: its process and its output file.
+
+    The command does not depend on this object, and runs on if the service ends.
+    """
 
     pid: int  # also the id of its session and process group
     started: str  # the process's start time, in clock ticks since boot; "": it had already ended
@@ -58,11 +61,11 @@ class CommandRun:
 
     @classmethod
     def start(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], stdin: bytes, output: Path) -> CommandRun:
-        """Start the command in a session of its own; OSError if that fails. Does not wait for it.
+        """Start the command in a session of its own, and return at once. Raises OSError if that fails.
 
         `environment` is all that it gets. `stdin` must fit into a pipe's buffer (64 KiB). Stdout and stderr go to the
-        file `output`, which is replaced. The command and its children hold a lock on the file, which shows that one of
-        them still runs, also to a restarted service.
+        file `output`, which is replaced; its directory is created. The command and its children hold a lock on the
+        file, which shows that one of them still runs, also to a restarted service.
         """
         with ExitStack() as stack:
             read_end, write_end = os.pipe()
@@ -82,11 +85,12 @@ class CommandRun:
         return cls(pid=pid, started=process_start_time(pid), output=output)
 
     async def wait(self, *, within_s: float) -> CommandResult:
-        """Wait for its end, and return its exit code and the end of its output. Deletes the output file.
+        """Wait for the end of the command, and return its exit code and the end of its output.
 
-        `within_s` seconds of real time after this call, kill it with its process group; the result's `code` is then
-        None. Only the process that started it may wait, and not again after a result (ChildProcessError). If the wait
-        is cancelled, the command goes on, and its starter may wait again.
+        Deletes the output file. `within_s` seconds of real time after this call, kills the command with its process
+        group; the result's `code` is then None. Meanwhile an output file above 1 MiB is cut to its end. Only the
+        process that started the command may wait, and not again after a result (ChildProcessError). If the wait is
+        cancelled, the command goes on, and its starter may wait again.
         """
         deadline = asyncio.get_running_loop().time() + within_s
         interval_s = 0.005
@@ -133,9 +137,10 @@ class CommandRun:
 
 
 def kill_process_group(pid: int) -> None:
-    """Kill (SIGKILL) the command and its children that stayed in its process group; ignored if it is gone.
+    """Kill (SIGKILL) a command and its children that stayed in its process group.
 
-    `pid` is the command's process id. Does not wait for the end.
+    `pid` is the command's process id. Does not wait for the end. Raises nothing if the group is gone, or belongs to
+    another user.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -162,10 +167,10 @@ def _is_locked(output: Path) -> bool:
 
 
 async def end_orphaned_command(record: CommandRunRecord, output: Path, *, within_s: float) -> bool:
-    """Wait for a command that an earlier service started; kill it after `within_s` seconds of real time.
+    """Wait for a command that an earlier service started, kill it if needed; return whether it is gone.
 
-    `record` is its entry in the journal. `within_s` counts from this call; a killed command has 10 seconds more to end.
-    Returns whether it is gone. If that service died before it recorded the process, the command cannot be killed, and
+    `record` is its entry in the journal. After `within_s` seconds of real time the command is killed, and has 10
+    seconds more to end. If the earlier service died before it recorded the process, the command cannot be killed, and
     the lock on its file `output` says whether it runs.
     """
     if not record.pid:
@@ -197,10 +202,11 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandRunJournal:
-    """The journal of command runs, a SQLite file. Writes are durable on return.
+    """The journal of the commands that performed acts, a SQLite file. Writes are durable on return.
 
     The constructor creates the file, or raises Rejected if it cannot be used; later calls raise ActNotTried. Each act
-    has at most one entry. Calls block. For each run: `begin`, `record_process`, `end`. `path` is the file.
+    has at most one entry, about its latest run. Calls block. For each run: `begin`, `record_process`, `end`. `path` is
+    the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -219,7 +225,10 @@ class CommandRunJournal:
             ) from error
 
     def find(self, act_id: str) -> CommandRunRecord | None:
-        """The entry of this act; None if nothing was recorded about it, or its entry was deleted as old."""
+        """Return the entry of this act; None if it has none, or its entry was deleted as old.
+
+        Raises ActNotTried if the journal cannot be used.
+        """
         rows = self._execute("SELECT act_id, begun_at, pid, started, ok, note FROM attempt WHERE act_id = ?", act_id)
         values = dict(zip(CommandRunRecord.__struct_fields__, rows[0], strict=True)) if rows else None
         return msgspec.convert(values, CommandRunRecord, strict=False) if values else None
@@ -227,29 +236,32 @@ class CommandRunJournal:
     def begin(self, act_id: str, now: float) -> None:
         """Record at lab time `now` that the command is about to start: from then on it may have an effect.
 
-        Replaces the act's earlier entry, and deletes finished entries that began over 30 days of lab time ago.
+        Replaces the act's earlier entry, and deletes finished entries that began over 30 days of lab time ago. Raises
+        ActNotTried if the journal cannot be used.
         """
         self._execute("DELETE FROM attempt WHERE ok IS NOT NULL AND begun_at < ?", now - _RETENTION_S)
         self._execute("INSERT OR REPLACE INTO attempt VALUES (?, ?, 0, '', NULL, '')", act_id, now)
 
     def record_process(self, act_id: str, pid: int, started: str) -> None:
-        """Record the process (`pid`) of the command of this act. Does nothing unless `begin` came before.
+        """Record the process (`pid`) of the command of this act. Does nothing if the act has no entry.
 
-        `started` is what `process_start_time` returned for it.
+        `started` is what `process_start_time` returned for it. Raises ActNotTried if the journal cannot be used.
         """
         self._execute("UPDATE attempt SET pid = ?, started = ? WHERE act_id = ?", pid, started, act_id)
 
     def end(self, act_id: str, *, ok: bool, note: str) -> None:
-        """Record the outcome of the command of this act; does nothing unless `begin` came before.
+        """Record the outcome of the command of this act, in place of an earlier one.
 
-        `ok` says whether the act succeeded, `note` is for people.
+        `ok` says whether the act succeeded, `note` is for people. Does nothing if the act has no entry. Raises
+        ActNotTried if the journal cannot be used.
         """
         self._execute("UPDATE attempt SET ok = ?, note = ? WHERE act_id = ?", ok, note, act_id)
 
     def fail_without_run(self, act_id: str, now: float, *, note: str) -> None:
         """Record at lab time `now` that the act has failed, although no command ran for it now.
 
-        `note` says why, for people. Of an earlier run that the journal knows, time and process stay in the act's entry.
+        `note` says why, for people. If the act has an entry, its time and process stay, and an earlier outcome is
+        replaced. Raises ActNotTried if the journal cannot be used.
         """
         self._execute(
             "INSERT INTO attempt VALUES (?, ?, 0, '', 0, ?)"
@@ -260,7 +272,7 @@ class CommandRunJournal:
         )
 
     def close(self) -> None:
-        """Close the file; later calls of the other methods raise ActNotTried."""
+        """Close the file; may be called twice. Later calls of the other methods raise ActNotTried."""
         self._connection.close()
 
     def _execute(self, sql: str, *values: object) -> list[tuple[object, ...]]:

@@ -28,7 +28,7 @@ class ActDone(msgspec.Struct, frozen=True):
 
 
 class ActUnderWay(msgspec.Struct, frozen=True):
-    """The answer of `Hypervisor.perform`: the act is under way.
+    """The answer of `Hypervisor.perform`: the act is not over yet.
 
     Perform it again, with the same id, at lab time `at` or later.
     """
@@ -39,30 +39,31 @@ class ActUnderWay(msgspec.Struct, frozen=True):
 
 
 class ActNotTried(Unavailable):
-    """A local problem, such as a full disk, prevented the attempt, which does not count as one.
+    """A local problem, such as a full disk, prevented an attempt to perform an act or to record it.
 
-    `Hypervisor.perform`, steps of moves, and the ledgers and journals below them raise it; the act is performed again
-    later.
+    The attempt does not count as one: the act is performed again later, however often this happens.
+    `Hypervisor.perform`, steps of moves, and the files in which hypervisors record acts raise it.
     """
 
 
 class Hypervisor(Protocol):
     """Performs acts on VMs, each at most once. Implementations pass the suite in `forewarn.conformance`.
 
-    `perform` starts an act, known by its id, or says how it is going; it is called again until the act is done. `close`
-    releases everything.
+    An act is one operation on one VM. `perform` starts an act, known by its id, or says how it is going; it is called
+    again until the act is done. `close` releases everything.
     """
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Start this act, or return how it is going; does not wait for lab time.
+        """Start this act, or return how it is going; does not wait for lab time to pass.
 
         An act, known by its id, takes effect at most once, however often this is called, also at the same time and
-        after reopening. `now` is lab time. An act that failed is ActDone with `ok` False. Raises Unavailable if the
-        outcome is unknown: call it again later; ActNotTried if the attempt does not count.
+        after reopening. `now` is lab time. The answer is ActDone once the act is over, with `ok` False if it failed,
+        and ActUnderWay before. Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if the
+        attempt does not count.
         """
 
     async def close(self) -> None:
-        """Release everything; may be called twice. Call nothing else afterwards.
+        """Release connections, files and tasks; may be called twice. Call nothing else afterwards.
 
         Acts under way continue or not, as the implementation says; a hypervisor opened later finds them by their ids.
         """
@@ -83,13 +84,14 @@ class ObservingHypervisor(Protocol):
 
     @property
     def observe_interval_s(self) -> float:
-        """How often each host is to be observed, in seconds of real time; 0: never."""
+        """How many seconds of real time to wait between two observations of a host; 0: never observe."""
 
     async def observe(self, host: str) -> HostObservation:
         """Return what a host reports about all its VMs, or why it does not answer. Changes nothing.
 
-        Raises Unavailable if the hypervisor cannot tell which VMs it is acting on itself, or cannot ask the host now;
-        it may also wait until it can.
+        A host that does not answer raises nothing: the result's `problem` says why. Raises Unavailable if the
+        hypervisor cannot tell which VMs it is acting on itself, or cannot ask the host now; it may also wait until it
+        can.
         """
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:

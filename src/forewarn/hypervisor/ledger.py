@@ -53,17 +53,17 @@ _HOST_LEAVING_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of one act on one VM, finished or under way. Times are lab time.
+    """The effect of one act on one VM, as the simulated hypervisor records it. Times are lab time.
 
-    `ends_at` is planned when it begins. `ended` is False until a perform at `ends_at` or later sees the end.
+    It is under way from `begun_at`. `ended` stays False until a perform at `ends_at` or later sees the end.
     """
 
     act_id: str  # of the act, or `ACT/STEP` for a step of a move
     vm: str  # the VM's key
     verb: Verb  # of the act
     event_id: str  # of the act's event
-    begun_at: float  # lab time
-    ends_at: float  # planned when it began
+    begun_at: float  # lab time of the first perform
+    ends_at: float  # lab time, planned when it began
     ended: bool = False  # whether a perform at `ends_at` or later has seen its end
     from_host: str = ""  # where the VM was when it began; "": on no host
     to_host: str = ""  # where it brings the VM; "": it does not move
@@ -71,18 +71,19 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What has happened to a VM, from the effects that ended."""
+    """How often a simulated VM booted and where it is, from the effects that ended."""
 
-    boots: int = 0  # effects of reboots, redeployments (also of a release alone), starts and reimages
+    boots: int = 0  # by effects of reboots, redeployments (also of a release alone), starts and reimages
     host: str = ""  # where the effects of any verb have left it; "": on no host, or unknown
 
 
 class EffectLedger:
-    """The record of effects on VMs, at most one per act id: durable in a SQLite file, or in memory.
+    """The simulated hypervisor's record of effects on VMs, at most one per act id.
 
-    It also has the outcomes of acts that ended without an effect. Open it with `EffectLedger.open`; its user must close
-    it. Calls without `await` block, and are safe from any thread. Reads and writes raise ActNotTried if the ledger
-    cannot be used now. `connection` is the open database, `name` its file or `:memory:` for messages.
+    It is durable in a SQLite file, or in memory. It also has the outcomes of acts that ended without an effect. Open it
+    with `EffectLedger.open`; its user must close it. Calls without `await` block, and are safe from any thread. Reads
+    and writes raise ActNotTried if the ledger cannot be used now. `connection` is the open database, `name` its file or
+    `:memory:` for messages.
     """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
@@ -95,7 +96,7 @@ class EffectLedger:
 
     @classmethod
     def open(cls, path: Path | None) -> EffectLedger:
-        """The ledger in this file, created if missing; None: in memory.
+        """Open the ledger in this file, created if missing, and return it; None: in memory.
 
         Raises Rejected if the file is not a ledger, Unavailable if it cannot be opened.
         """
@@ -111,9 +112,9 @@ class EffectLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Context manager: what is written in the block is committed at its end, or nothing after an error.
+        """Return a context manager that commits what the block writes at its end, or nothing after an error.
 
-        Other threads wait meanwhile. It cannot be nested.
+        Other threads wait meanwhile. It cannot be nested. Raises ActNotTried if the ledger cannot be written.
         """
         with self._lock:
             self._execute("BEGIN IMMEDIATE")
@@ -125,10 +126,11 @@ class EffectLedger:
                     self._execute("ROLLBACK")
 
     async def write_in_group(self, write: Callable[[], T]) -> T:
-        """The result of `write`, or its error, once its writes are durable. Concurrent calls share a commit.
+        """Run `write` in a transaction, and return its result, or raise its error, once that is durable.
 
-        `write` may run in another thread, and again after a rollback because of another call: it must change only the
-        ledger, and not use `transaction`. Raises ActNotTried if the ledger cannot be written.
+        Concurrent calls share a commit. `write` may run in another thread, and again after a rollback because of
+        another call: it must change only the ledger, and not use `transaction`. Raises ActNotTried if the ledger cannot
+        be written. A ledger in memory runs `write` at once, in this thread.
         """
         if self._name == _IN_MEMORY:
             with self.transaction():
@@ -140,7 +142,7 @@ class EffectLedger:
         return await future
 
     async def wait_until_written(self) -> None:
-        """Wait until all calls of `write_in_group` are done."""
+        """Wait until all calls of `write_in_group` so far have been committed, or have failed; raises nothing."""
         if self._commit_task is not None:
             await self._commit_task
 
@@ -166,7 +168,10 @@ class EffectLedger:
         return [self._run_writes([write])[0] for write in writes]
 
     def count_perform(self, act_id: str) -> int:
-        """Count one `perform` of this act, and return how many there were, this one included."""
+        """Count one `perform` of this act, and return how many there were, this one included.
+
+        Raises ActNotTried if the ledger cannot be written.
+        """
         rows = self._execute(
             "INSERT INTO act (act_id, performs) VALUES (?, 1)"
             " ON CONFLICT DO UPDATE SET performs = performs + 1 RETURNING performs",
@@ -203,6 +208,7 @@ class EffectLedger:
         """Record how an act ended without an effect at lab time `at`; its first outcome stays.
 
         From time to time it deletes old outcomes: all but the newest 100,000 and those of the last day of lab time.
+        Raises ActNotTried if the ledger cannot be written.
         """
         insert = "INSERT INTO outcome (act_id, at, ok, note) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq"
         rows = self._execute(insert, act_id, at, done.ok, done.note)
@@ -212,23 +218,33 @@ class EffectLedger:
             self._execute(f"DELETE {old}", *limits)
 
     def find_outcome(self, act_id: str) -> ActDone | None:
-        """How this act ended without an effect; None for one with an effect, and for one unknown or deleted."""
+        """Return how this act ended without an effect; None if it had an effect, or is not known.
+
+        An outcome that was deleted as old is not known. Raises ActNotTried if the ledger cannot be read.
+        """
         rows = self._execute("SELECT ok, note FROM outcome WHERE act_id = ?", act_id)
         return ActDone(ok=bool(rows[0][0]), note=rows[0][1]) if rows else None
 
     def mark_ended(self, act_id: str) -> None:
-        """Record that the effect of this act has ended; does nothing if the act has none."""
+        """Record that the effect of this act has ended; does nothing if the act has none.
+
+        Raises ActNotTried if the ledger cannot be written.
+        """
         self._execute("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
 
     def find(self, act_id: str) -> Effect | None:
-        """The effect of this act, ended or under way; None if it has none, or it was deleted as old."""
+        """Return the effect of this act, ended or under way; None if it has none, or it was deleted as old.
+
+        Raises ActNotTried if the ledger cannot be read.
+        """
         rows = self._execute(f"{_SELECT_EFFECTS} WHERE act_id = ?", act_id)
         return _effect_from_row(rows[0]) if rows else None
 
     def effects(self, vm: str | None = None) -> list[Effect]:
-        """All effects in the order they began, ended or not, or only those on `vm` (a key); [] if none.
+        """Return all effects in the order they began, ended or not, or only those on `vm` (a key).
 
-        Those that were deleted as old are not among them.
+        [] if there are none. Those that were deleted as old are not among them. Raises ActNotTried if the ledger cannot
+        be read.
         """
         return [
             _effect_from_row(row)
@@ -236,9 +252,10 @@ class EffectLedger:
         ]
 
     def vm_history(self, vm: str) -> VmHistory:
-        """How often this VM (by key) booted, and the host it is on, from the effects that ended.
+        """Return how often this VM (by key) booted, and the host it is on, from the effects that ended.
 
-        For an unknown VM: no boots and no host. Effects that were deleted as old do not count.
+        For an unknown VM: no boots and no host. Effects that were deleted as old do not count. Raises ActNotTried if
+        the ledger cannot be read.
         """
         ended = sorted((e for e in self.effects(vm) if e.ended), key=lambda e: e.ends_at)
         host = ""
@@ -250,7 +267,7 @@ class EffectLedger:
     def repeated_effects(self) -> int:
         """How often `record_effect` refused a second effect of an act: 0 unless a hypervisor has a bug.
 
-        Without acts that were deleted as old.
+        Acts that were deleted as old do not count. Raises ActNotTried if the ledger cannot be read.
         """
         return int(self._execute("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
 

@@ -12,7 +12,10 @@ _STATE_FIELD, _START_TIME_FIELD = 0, 19  # after the command's name; fields 3 an
 
 
 def process_start_time(pid: int) -> str:
-    """When the process with this pid started, in clock ticks since boot; "" if it is gone or a zombie."""
+    """Return when the process with this pid started, in clock ticks since boot, as text.
+
+    "" if the process is gone or a zombie. Raises nothing.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -22,7 +25,7 @@ def process_start_time(pid: int) -> str:
 
 
 def is_process_alive(pid: int, started: str) -> bool:
-    """Whether this process, and not a later one with the same pid, is alive.
+    """Return whether this process, and not a later one with the same pid, is alive.
 
     `started` is what `process_start_time` returned for it; "" counts as not alive, and so does a zombie.
     """
@@ -30,9 +33,10 @@ def is_process_alive(pid: int, started: str) -> bool:
 
 
 async def wait_for_process_exit(pid: int, started: str, *, within_s: float) -> bool:
-    """Wait until the process is gone, for at most `within_s` real seconds; returns whether it is gone.
+    """Wait until the process is gone, for at most `within_s` real seconds; return whether it is gone.
 
-    `pid` and `started` identify it, as for `is_process_alive`.
+    `pid` and `started` identify the process: `started` is what `process_start_time` returned for it. Only waits, and
+    does not end the process; a zombie counts as gone.
     """
     deadline = asyncio.get_running_loop().time() + within_s
     interval_s = 0.01

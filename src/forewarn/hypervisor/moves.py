@@ -18,7 +18,13 @@ from forewarn.hypervisor.interface import ActDone, ActUnderWay
 
 
 class MoveStep(StrEnum):
-    """A step of a move over two hosts. All may be repeated."""
+    """A step of a move of a VM between two hosts that have a hypervisor each; all may be repeated.
+
+    The source performs DESCRIBE (say what the destination must know), RELEASE (stop or send the VM, or refuse),
+    WITHDRAW (refuse the release from now on), CLEAN_UP (forget the VM) and RETURN (take it back). The destination
+    performs PREPARE (get ready to take the VM), FENCE (cut off a source that does not answer), ACTIVATE (run the VM)
+    and UNDO (forget what was prepared, and never activate it).
+    """
 
     DESCRIBE = "describe"  # source: says what the destination must know; changes nothing
     PREPARE = "prepare"  # destination: gets ready to take the VM
@@ -32,7 +38,11 @@ class MoveStep(StrEnum):
 
 
 class MoveRelease(StrEnum):
-    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere."""
+    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere.
+
+    STOPPED: the source reported that it is off. OFF: the same in a live migration, after which it stays off. SENT: its
+    live migration has completed. FENCED: the source was fenced, or an operator confirmed that it is down.
+    """
 
     STOPPED = "stopped"  # the source reported that it is off: it stopped in the move, or was off before a redeploy
     OFF = "off"  # of a live migration: the VM was off before it, or its user has stopped it, and it stays off
@@ -43,16 +53,20 @@ class MoveRelease(StrEnum):
 class MoveHandover(msgspec.Struct, frozen=True, array_like=True):
     """What the hosts of a move hand over to each other, as far as it is known.
 
-    A report of a step has only what that step adds.
+    DESCRIBE adds the definition, PREPARE the address, and RELEASE the release; the report of a step has only what that
+    step adds.
     """
 
-    definition: bytes = b""  # of the VM, in the form of its hypervisor; b"": not known, or not needed
+    definition: bytes = b""  # of the VM, in the format of its hypervisor; b"": not known, or not needed
     address: str = ""  # where the destination waits for a live migration; "": not known, or not needed
     release: MoveRelease | None = None  # None: the VM may run on the source
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
-    """How a step is going, and what it hands over once it is done. It has one of `done` and `under_way`."""
+    """How a step of a move is going, and what it hands over once it is done.
+
+    Exactly one of `done` and `under_way` is set.
+    """
 
     done: ActDone | None = None  # with `ok` False: the step failed; None: it is under way
     under_way: ActUnderWay | None = None  # None: the step is over
@@ -65,7 +79,10 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def answer(self) -> ActDone | ActUnderWay:
-        """How the step ended, or that it is under way; ActUnderWay at lab time 0 if the report has neither."""
+        """`done` or `under_way`, the one that is set: how the step ended, or when to ask again.
+
+        If neither is set, ActUnderWay at lab time 0: ask again at once.
+        """
         return self.done or self.under_way or ActUnderWay(at=0.0)
 
 
@@ -94,7 +111,7 @@ def is_move(act: Act) -> bool:
 
 
 def release_of(act: Act) -> MoveRelease:
-    """Return the release that a source reports which knows no more than that it released the VM.
+    """Return the release to report for a source that knows only that it has released the VM.
 
     SENT for a migration, STOPPED for any other act.
     """
@@ -102,8 +119,8 @@ def release_of(act: Act) -> MoveRelease:
 
 
 def step_act(act: Act, step: MoveStep) -> Act:
-    """Return the step as an act of its own, for ledgers that know whole acts only: its id is `ACT/STEP`.
+    """Return the step of a move as an act of its own, whose id is `ACT/STEP`; all else is that of `act`.
 
-    All else is that of `act`.
+    For ledgers and journals, which know whole acts only.
     """
     return msgspec.structs.replace(act, id=f"{act.id}/{step}")

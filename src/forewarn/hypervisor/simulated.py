@@ -32,51 +32,53 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
-    """Acts that match `vm` and `verb` take this long, not as long as asked for or usual.
+    """Makes acts that match `vm` and `verb` take this long, instead of as long as asked for or usual.
 
-    Those that have begun keep their time. A SlowRule that matches too multiplies it. `vm` is a pattern for VM names in
-    any case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules that match an act,
-    the first counts.
+    Acts that have begun keep their time. A SlowRule that matches too multiplies it. `vm` is a pattern for VM names,
+    ignoring letter case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules that
+    match an act, the first counts.
     """
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # lab time
 
 
 class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
-    """Acts that match `vm` and `verb` take `factor` times as long as otherwise, also by a DurationRule.
+    """Makes acts that match `vm` and `verb` take `factor` times as long as otherwise.
 
-    Those that have begun keep their time. `vm` is a pattern for VM names in any case, such as `web-*`, by default all;
-    `verb` None means every verb. Of several such rules that match an act, the first counts.
+    That also multiplies the time of a DurationRule. Acts that have begun keep their time. `vm` is a pattern for VM
+    names, ignoring letter case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules
+    that match an act, the first counts.
     """
 
-    factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0
+    factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0  # below 1: faster
 
 
 class FailRule(_BaseRule, frozen=True, kw_only=True, tag="fail"):
-    """Acts that match `vm` and `verb` fail at once and for good, without effect, unless they have begun.
+    """Makes acts that match `vm` and `verb` fail at once and for good, without effect.
 
-    `vm` is a pattern for VM names in any case, such as `web-*`, by default all; `verb` None means every verb. Of
-    several such rules that match an act, the first counts.
+    Acts that have begun go on. `vm` is a pattern for VM names, ignoring letter case, such as `web-*`, by default all;
+    `verb` None means every verb. Of several such rules that match an act, the first counts.
     """
 
     note: str = "the simulated hypervisor was told to fail"  # the reason that the history shows
 
 
 class UnreachableRule(_BaseRule, frozen=True, kw_only=True, tag="unavailable"):
-    """For each act that matches `vm` and `verb`, the first `times` calls of `perform` raise Unavailable.
+    """Makes the first `times` calls of `perform` for each act that matches raise Unavailable.
 
-    These calls have no effect on the VM. `vm` is a pattern for VM names in any case, such as `web-*`, by default all;
-    `verb` None means every verb. Of several such rules that match an act, the first counts.
+    An act matches by `vm` and `verb`. These calls have no effect on the VM. `vm` is a pattern for VM names, ignoring
+    letter case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules that match an act,
+    the first counts.
     """
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class FalseSuccessRule(_BaseRule, frozen=True, kw_only=True, tag="lie"):
-    """Acts that match `vm` and `verb` are reported as done at once, but have no effect.
+    """Makes acts that match `vm` and `verb` report success at once, although they have no effect.
 
-    Those that have begun go on. `vm` is a pattern for VM names in any case, such as `web-*`, by default all; `verb`
-    None means every verb. A FailRule that matches too comes first.
+    Acts that have begun go on. `vm` is a pattern for VM names, ignoring letter case, such as `web-*`, by default all;
+    `verb` None means every verb. A FailRule that matches too comes first.
     """
 
 
@@ -87,14 +89,16 @@ _RuleT = TypeVar("_RuleT", DurationRule, SlowRule, FailRule, UnreachableRule, Fa
 class SimulatedBehaviour(msgspec.Struct, frozen=True):
     """The rules that make the simulated hypervisor misbehave; without rules, every act succeeds.
 
-    A rule is for acts whose VM name and verb it matches (`vm`, a pattern, and `verb`); of each class the first counts.
+    A rule is for acts whose VM name and verb it matches (`vm`, a pattern, and `verb`). Its class says what it does:
+    DurationRule, SlowRule, FailRule, UnreachableRule or FalseSuccessRule. Of each class the first rule that matches
+    counts.
     """
 
-    rules: tuple[BehaviourRule, ...] = ()
+    rules: tuple[BehaviourRule, ...] = ()  # in the order of the settings
 
     @classmethod
     def from_rules(cls, rows: Sequence[Mapping[str, object]]) -> SimulatedBehaviour:
-        """The behaviour that the settings describe, one mapping per rule.
+        """Return the behaviour that these rules of the settings describe, one mapping per rule.
 
         `then` chooses the kind: take (with `seconds`), slow (`factor`), fail (`note`), unavailable (`times`) or lie.
         `vm` is a pattern for names, such as `web-*`, and `verb` a verb; a rule without them matches all. Raises
@@ -105,20 +109,23 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
         return cls(rules=tuple(_parse_rule(row) for row in rows))
 
     def first_match(self, kind: type[_RuleT], act: Act) -> _RuleT | None:
-        """The first rule of this class whose VM name pattern and verb match the act, or None."""
+        """Return the first rule of this class whose VM name pattern and verb match the act; None without one."""
         return next((rule for rule in self.rules if isinstance(rule, kind) and rule.matches(act)), None)
 
     def duration_s(self, act: Act, usual_s: float) -> float:
-        """How long this act takes by the rules, given its usual duration, both in seconds of lab time.
+        """Return how long this act takes by the rules, in seconds of lab time.
 
-        That is the time of the first DurationRule that matches, else `usual_s`, multiplied by the factor of the first
-        SlowRule that matches, if any.
+        That is the time of the first DurationRule that matches, else `usual_s` (also lab time), multiplied by the
+        factor of the first SlowRule that matches, if any.
         """
         duration_rule, slow_rule = self.first_match(DurationRule, act), self.first_match(SlowRule, act)
         return (duration_rule.seconds if duration_rule else usual_s) * (slow_rule.factor if slow_rule else 1.0)
 
     def unreachable_attempts(self, act: Act) -> int:
-        """How many of the first calls of `perform` for this act raise Unavailable, 0 without a rule."""
+        """Return how many of the first calls of `perform` for this act must raise Unavailable; 0: none.
+
+        That is `times` of the first UnreachableRule that matches.
+        """
         unreachable_rule = self.first_match(UnreachableRule, act)
         return unreachable_rule.times if unreachable_rule else 0
 
@@ -153,8 +160,9 @@ USUAL_DURATION_S: dict[Verb, float] = {  # of acts that do not say how long they
 class SimulatedHypervisor:
     """Performs acts only in its ledger, on lab time: no real machine is touched. It owns the ledger.
 
-    A change of the rules affects only acts that have neither begun nor ended, except for rules that make it
-    unreachable. `behaviour` has those rules at first; without any, every act succeeds.
+    `behaviour` has the rules by which it misbehaves; without any, every act succeeds after its usual time. A change of
+    the rules (`set_behaviour`) affects only acts that have neither begun nor ended, except for rules that make it
+    unreachable.
     """
 
     def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:
@@ -163,22 +171,25 @@ class SimulatedHypervisor:
 
     @property
     def ledger(self) -> EffectLedger:
-        """The ledger that it was made with, in which it records effects and outcomes; `close` closes it."""
+        """The ledger in which the hypervisor records effects and outcomes; `close` closes it."""
         return self._ledger
 
     def set_behaviour(self, behaviour: SimulatedBehaviour) -> None:
-        """Use this behaviour for acts that begin from now on; unreachable rules apply to all acts."""
+        """Use these rules for acts that begin from now on; unreachable rules apply to all acts at once.
+
+        The rules are kept in memory only.
+        """
         self._behaviour = behaviour
 
     def has_begun(self, act_id: str) -> bool:
-        """Whether this act was performed here: it has taken effect, is under way, or ended by a rule.
+        """Return whether this act was performed here: it has taken effect, is under way, or ended by a rule.
 
-        False again once the ledger has deleted it as old.
+        False again once the ledger has deleted it as old. Raises ActNotTried if the ledger cannot be read.
         """
         return self._ledger.find(act_id) is not None or self._ledger.find_outcome(act_id) is not None
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Record the effect of the act, or return how it is going.
+        """Record the effect of the act in the ledger, or return how it is going; touches no machine.
 
         The first call begins the effect at lab time `now`. Until its end, calls return ActUnderWay with the time of the
         end; from then on ActDone. A rule may make it fail or succeed at once without an effect; the ledger has that
@@ -227,9 +238,9 @@ class SimulatedHypervisor:
         RELEASE takes as long as the act, and rules apply to it; it hands over `release_of` the act when it has
         succeeded, and fails after WITHDRAW or RETURN. WITHDRAW succeeds, but if the effect of the release has begun and
         the VM was not taken back, it reports that release instead. ACTIVATE records the effect of the act, as ended; it
-        fails after UNDO, and UNDO after it. FENCE always fails; other steps succeed at once. `given` is not used; `now`
-        is lab time. Raises Unavailable if a rule makes a release unreachable, ActNotTried if the ledger cannot be
-        written.
+        fails after UNDO, and UNDO fails after ACTIVATE. FENCE always fails; other steps succeed at once. `given` is not
+        used; `now` is lab time. Raises Unavailable if a rule makes a release unreachable, ActNotTried if the ledger
+        cannot be written.
         """
         report = await self._ledger.write_in_group(lambda: self._step_in_ledger(act, step, now))
         if report is None:

@@ -14,12 +14,13 @@ from forewarn.hypervisor.interface import Hypervisor
 class LimitedHypervisor(Protocol):
     """A hypervisor that says which verbs it can perform; one without this is taken to perform all of them.
 
-    `supported_verbs` are those verbs, `verb_setting` the setting that adds another ("": none does).
+    A verb is what an act does, such as reboot. `supported_verbs` are those verbs, `verb_setting` the setting that adds
+    another ("": none does).
     """
 
     @property
     def supported_verbs(self) -> frozenset[Verb]:
-        """The verbs that it can perform with its settings; they do not change while it is open."""
+        """The verbs that the hypervisor can perform with its settings; they do not change while it is open."""
 
     @property
     def verb_setting(self) -> str:
@@ -30,12 +31,12 @@ class LimitedHypervisor(Protocol):
 class VerbSupport:
     """The verbs that the hypervisor of a service can perform, and the setting, if any, that adds others."""
 
-    verbs: frozenset[Verb] = frozenset(Verb)
+    verbs: frozenset[Verb] = frozenset(Verb)  # that it can perform
     setting: str = ""  # with `{verb}` in it; "": no setting adds a verb
 
     @classmethod
     def of(cls, hypervisor: Hypervisor) -> VerbSupport:
-        """Return what this hypervisor says about itself; all verbs if it says nothing."""
+        """Return which verbs this hypervisor supports; all of them if it is no `LimitedHypervisor`."""
         if isinstance(hypervisor, LimitedHypervisor):
             return cls(verbs=hypervisor.supported_verbs, setting=hypervisor.verb_setting)
         return cls()

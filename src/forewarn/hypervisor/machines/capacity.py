@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class HostCapacityMonitor:
-    """What is known about the free memory of a driver's hosts, and about what VMs need.
+    """Keeps in memory what is known about the free memory of a driver's hosts, and what VMs need.
 
     `free_mib` is by host, in MiB, `vm_mib`, `vm_cpus` and `incompatible_hosts` by the VM's name; all are empty until
     `run` or `refresh` has looked. `vm_cpus` has the CPUs that can be compared. A host that did not answer the last time
@@ -47,16 +47,17 @@ class HostCapacityMonitor:
     async def run(self) -> None:
         """Look at all hosts until cancelled, each on its own, so that a silent one delays no other.
 
-        Each is looked at every `interval_s`, and soon after `look_again`. That a host becomes silent is logged.
+        Each is looked at every `interval_s` seconds of real time, and at once after `look_again`. That a host becomes
+        silent is logged.
         """
         async with asyncio.TaskGroup() as tasks:
             for host in self._is_due:
                 tasks.create_task(self._watch(host))
 
     def look_again(self, *hosts: str) -> None:
-        """Let `run` look at these hosts, and at VMs on no host, at once; ignores names of other hosts.
+        """Let `run` look at these hosts, and at VMs on no host, at once; does not wait for that.
 
-        Returns at once.
+        Ignores names that the driver does not have.
         """
         for host in ("", *hosts):
             if (due := self._is_due.get(host)) is not None:
@@ -122,7 +123,11 @@ class HostCapacityMonitor:
         self.incompatible_hosts, self.vm_cpus = found, comparable
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
-        """Return whether the host can run a VM with this CPU; None if it cannot say now, or is not known yet."""
+        """Return whether the host can run a VM with this CPU; None if that is not known now.
+
+        `cpu` is a text from `vm_cpus`. It is not known if the host has never answered, or does not answer now. An
+        answer of the host is kept while its CPU model stays the same.
+        """
         return await self._fits(host, cpu) if host in self._cpu_models else None
 
     async def _fits(self, host: str, cpu: str) -> bool | None:

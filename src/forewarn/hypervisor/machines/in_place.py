@@ -31,10 +31,11 @@ _MIGRATING = (MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT)
 
 
 def first_step(act: MachineActRecord) -> Step:
-    """Return the step with which an act begins, also a move. It is abrupt if its VM's host has failed.
+    """Return the step with which an act begins, also a move; carries out nothing.
 
     A move is prepared; a freeze pauses the VM, a start boots it, and the deletion of a VM on no host removes its disks.
-    Any other act asks the guest to shut down; if it is abrupt, a reboot pauses the VM, and others power it off.
+    Any other act asks the guest to shut down; but if the act is abrupt, because its VM's host has failed, a reboot
+    pauses the VM, and others power it off.
     """
     if act.is_move:
         return Step.PREPARE
@@ -52,9 +53,10 @@ def first_step(act: MachineActRecord) -> Step:
 
 
 def next_in_place(act: MachineActRecord, seen: Observation) -> Decision:
-    """Return what an act that moves no VM does next, from its record and what its host reports.
+    """Decide what an act that moves no VM does next, from its record and what its host reports.
 
-    KeyError for a step that only moves have, such as SEND.
+    Returns Do, Enter, Wait or End, and carries out nothing. The act must be beyond BEGIN. KeyError for a step that only
+    moves have, such as SEND.
     """
     host = act.source
     if act.step is Step.UNDO:
@@ -106,11 +108,11 @@ def _undo(act: MachineActRecord, seen: Observation) -> Decision:
 
 
 def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
-    """Return what follows when the platform refuses an operation for good: the VM is not left paused.
+    """Decide what follows when the platform refuses an operation for good: the VM is not left paused.
 
-    A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, a failed reimage boots it; a
-    refused resume, unless the act was booting the VM, and any refusal while a start is undone, is tried again; any
-    other ends the act as failed. `reason` is a sentence for people.
+    For acts that move no VM. A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, a
+    failed reimage boots it; a refused resume, unless the act was booting the VM, and any refusal while a start is
+    undone, is tried again; any other ends the act as failed. `reason` is a sentence for people. Carries out nothing.
     """
     if act.step is Step.UNDO:
         return Wait(reason)

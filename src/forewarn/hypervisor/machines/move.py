@@ -35,21 +35,21 @@ _INCOMING = (MachineState.RECEIVING, MachineState.RECEIVED)
 
 
 def next_move(act: MachineActRecord, seen: Observation) -> Decision:
-    """Return what a migration or redeploy does next, from its record and what its two hosts report.
+    """Decide what a migration or redeploy does next, from its record and what its two hosts report.
 
-    KeyError for a step that no move has, such as BEGIN.
+    Returns Do, Enter, Wait or End, and carries out nothing. KeyError for a step that no move has, such as BEGIN.
     """
     return _DECIDERS[act.step](act, seen)
 
 
 def move_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
-    """Return what follows when the platform refuses an operation of the current step for good.
+    """Decide what follows when the platform refuses an operation of the current step of a move for good.
 
-    Before the release the move fails, and what was prepared is undone, except for a definition that the destination
-    refuses; but a guest that cannot be asked is powered off, and a migration that cannot be cancelled is waited for.
-    After it, the VM goes back if the destination cannot define or boot it, and the move fails with the VM off if the
-    source cannot either; else the move waits. What cannot be undone or cleaned up is left behind, with a note. `reason`
-    is a sentence for people.
+    Before the release, by which the source gives the VM up, the move fails, and what was prepared is undone, except for
+    a definition that the destination refuses; but a guest that cannot be asked is powered off, and a migration that
+    cannot be cancelled is waited for. After the release, the VM goes back if the destination cannot define or boot it,
+    and the move fails with the VM off if the source cannot either; else the move waits. What cannot be undone or
+    cleaned up is left behind, with a note. `reason` is a sentence for people. Carries out nothing.
     """
     match act.step:
         case Step.PREPARE | Step.SEND if operation is Operation.COPY_DEFINITION:  # what is there is not ours

@@ -17,7 +17,15 @@ LEAVING_VERBS = (Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE)  # after these the VM
 
 
 class Step(StrEnum):
-    """A durable step of an act; it says which operations may have taken effect. The values are stored."""
+    """A durable step of an act on a real VM; it says which operations may have taken effect.
+
+    It is in the journal before one of its operations takes effect, and its values are stored. BEGIN: nothing has been
+    done. Acts in place have PAUSE, HOLD (paused for its time), RESUME, SHUT_DOWN (ask the guest), POWER_OFF, RESET,
+    BOOT, REMOVE and REIMAGE. Moves have PREPARE (on the destination), SEND (migrate live), ABORT (cancel that),
+    ACTIVATE (the VM continues on the destination), CLEAN_UP (the source forgets it) and RETURN (it goes back to the
+    source), and also SHUT_DOWN and POWER_OFF. UNDO, of a move or a start that was given up, makes the host forget the
+    VM.
+    """
 
     BEGIN = "begin"  # nothing has been done; the marks on the hosts are read
     PAUSE = "pause"
@@ -39,7 +47,12 @@ class Step(StrEnum):
 
 
 class Release(StrEnum):
-    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere. Stored."""
+    """Why a VM certainly does not run on the source of its move, so that it may run elsewhere. Stored.
+
+    STOPPED: the source reported that it is off, or does not know it. SENT: its live migration has completed. FENCED:
+    the source was fenced, or an operator confirmed that it is down. LOCKED: the locks of its disks were free, which the
+    source would hold if the VM ran there.
+    """
 
     STOPPED = "stopped"  # the source reported that it is off, or does not know it
     SENT = "sent"  # the source reported that its live migration has completed
@@ -48,7 +61,7 @@ class Release(StrEnum):
 
 
 class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """When a step was entered."""
+    """When an act entered a step; part of the journal's record of the act."""
 
     step: Step  # the one that was entered
     lab_at: float  # lab time
@@ -56,9 +69,9 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The journal's record of one act on a real VM."""
+    """The journal's record of one act on a real VM, or of one step of a move between two hypervisors."""
 
-    act_id: str  # of a step of a move, with `/` and its name at the end
+    act_id: str  # of a step of a move between two hypervisors: `ACT/STEP`
     verb: Verb
     vm: str  # the VM's key
     name: str  # the VM's name, as drivers know it
@@ -78,22 +91,25 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step(self) -> Step:
-        """The latest step that was entered."""
+        """The latest step that the act has entered."""
         return self.steps[-1].step
 
     @property
     def is_move(self) -> bool:
-        """Whether it moves the VM between two hosts: its verb is migrate or redeploy."""
+        """Whether the act moves the VM between two hosts: its verb is migrate or redeploy."""
         return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
 
     @property
     def is_live(self) -> bool:
-        """Whether it moves the VM with its memory: its verb is migrate."""
+        """Whether the act moves the VM with its memory, running: its verb is migrate."""
         return self.verb is Verb.MIGRATE
 
     @property
     def boots_with_fresh_disk(self) -> bool:
-        """Whether the VM gets an empty ephemeral disk when the act boots it: the act brings it to a host."""
+        """Whether the VM gets a new and empty ephemeral disk when the act boots it.
+
+        True if the act has a destination, unless the VM goes back to the source of its move (RETURN).
+        """
         return bool(self.destination) and self.step is not Step.RETURN
 
     @property
@@ -103,12 +119,16 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_stopped or was_off
 
     def entry(self, step: Step) -> StepEntry | None:
-        """Return the latest entry of this step; None if it was never entered."""
+        """Return when the act entered this step, the latest time; None if it never did."""
         return next((entry for entry in reversed(self.steps) if entry.step is step), None)
 
 
 class Operation(StrEnum):
-    """An operation of `MachineDriver` in a step. All may be repeated within their step."""
+    """An operation of `MachineDriver` that an act performs in one of its steps; all may be repeated there.
+
+    They are PAUSE, RESUME, RESET (and then resume), PRESS_POWER_BUTTON, POWER_ON, POWER_OFF, REMOVE, REIMAGE,
+    COPY_DEFINITION, PREPARE_TO_RECEIVE, SEND, CANCEL_SEND and FENCE. The values are words for people.
+    """
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -126,13 +146,13 @@ class Operation(StrEnum):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when the next decision about an act is made.
+    """What is known about the hosts of an act when the next decision about it is made.
 
     A state is None if the host does not answer, or, for the destination, while it receives a guest.
     """
 
     source: MachineState | None  # of the VM on the act's source; ABSENT if it has none
-    destination: MachineState | None = MachineState.ABSENT  # of the VM there, if the act moves it
+    destination: MachineState | None = MachineState.ABSENT  # of the VM on the act's destination, if the act moves it
     progress: MigrationProgress | None = None  # of a live migration; None: not asked, or no answer
     is_source_down: bool = False  # it is silent, and was fenced just now, or the operator confirmed that it is down
     is_destination_down: bool = False  # the same for the destination
@@ -150,24 +170,27 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Do(msgspec.Struct, frozen=True):
-    """Decision: perform an operation on a host, then observe again. It belongs to the current step."""
+    """Decision about an act: perform an operation of the current step on a host, then observe again."""
 
     operation: Operation
-    host: str  # its name
+    host: str  # the name of the host
 
 
 class Enter(msgspec.Struct, frozen=True):
-    """Decision: make the next step durable, with what is known now, then observe again."""
+    """Decision about an act: store in the journal that it enters this step, then observe again.
+
+    The other fields are stored with the step.
+    """
 
     step: Step
-    release: Release | None = None  # None: as before
-    failure: str = ""  # "": as before
-    detail: str = ""  # "": as before
-    downtime_ms: int | None = None  # None: as before
+    release: Release | None = None  # why the VM does not run on the source; None: as before
+    failure: str = ""  # for people: why the act is given up; "": as before
+    detail: str = ""  # for people: what the outcome also says; "": as before
+    downtime_ms: int | None = None  # of a live migration; None: as before
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Decision: nothing can be done now."""
+    """Decision about an act: nothing can be done now; observe again later."""
 
     note: str  # for people: progress, or what it waits for
     until: float | None = None  # lab time; None: observe again soon
@@ -175,7 +198,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Decision: the act is over."""
+    """Decision about an act: it is over."""
 
     ok: bool  # whether it succeeded
     note: str = ""  # for people: why it failed, or what else there is to know
@@ -185,13 +208,16 @@ Decision = Do | Enter | Wait | End
 
 
 def halted_note(act: MachineActRecord, host: str, seen: Observation) -> str:
-    """Return a clause for people: that the VM is halted by an error on a host, and why if that is known."""
+    """Return a clause for people: the VM is halted by an error on this host, and why if that is known."""
     reason = f" ({seen.stop_reason})" if seen.stop_reason else ""
     return f"{act.name} is halted by an error on {host}{reason}"
 
 
 def wait_for_source(act: MachineActRecord) -> Wait:
-    """Return the decision to wait until the source answers, with what a person may confirm instead."""
+    """Return the decision to wait for the act's source, which does not answer and may still run the VM.
+
+    Its note for people says what to do meanwhile: fence the source, or confirm that it is down.
+    """
     note = (
         f"{act.source} does not answer, and {act.name} may still run there: fence {act.source}, or confirm that it "
         f"is down once it is certain that {act.name} does not run there"
@@ -200,5 +226,5 @@ def wait_for_source(act: MachineActRecord) -> Wait:
 
 
 def wait_for_host(host: str) -> Wait:
-    """Return the decision to wait until a host answers again."""
+    """Return the decision to wait until the host with this name answers again, with a note that says so."""
     return Wait(f"{host} does not answer: waiting for it", host=host)

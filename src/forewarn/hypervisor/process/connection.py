@@ -38,12 +38,12 @@ _SHUTDOWN_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.POWER_OFF, Verb.DEALL
 class SupervisorNotification:
     """A message of a supervisor that is not an answer to an order: a hello, a listener or an exit.
 
-    The fields of the others are None.
+    One of the first three fields is set, the others are None. A supervisor is the process that holds a namespace VM.
     """
 
-    hello: SupervisorHello | None = None  # the first message of each connection
+    hello: SupervisorHello | None = None  # the first message of each connection: which VM it holds
     listener: ListenerOffer | None = None  # a socket to serve metadata on
-    exited: ProgramExitMessage | None = None  # the program inside has ended
+    exited: ProgramExitMessage | None = None  # the program inside the VM has ended
     fds: tuple[int, ...] = ()  # of a listener; the receiver closes them
 
 
@@ -84,7 +84,7 @@ class SupervisorConnection:
     def identify(self, hello: SupervisorHello) -> None:
         """Record the hello: which VM the supervisor runs, its boot id and state, and the outcomes it knows.
 
-        These outcomes of acts count as final answers to their orders, see `final_answer`. The hello is not checked, and
+        These outcomes of acts count as final answers to their orders (`final_answer`). The hello is not checked, and
         nothing is sent: the caller checks it before, and sends the welcome.
         """
         self.hello, self.boot_id, self.state = hello, hello.boot_id, hello.state
@@ -96,8 +96,8 @@ class SupervisorConnection:
     async def receive(self) -> SupervisorNotification | None:
         """Wait for the next message that is not an answer, in order of arrival, and return it.
 
-        None once the connection is closed and all earlier messages were received. The caller closes `fds`. Only one
-        caller at a time.
+        None once the connection is closed and all earlier messages were received. The caller closes the file
+        descriptors in `fds`. Only one caller at a time.
         """
         notification = await self._received.get()
         if notification is None:
@@ -105,7 +105,10 @@ class SupervisorConnection:
         return notification
 
     def discard_received(self) -> None:
-        """Discard the messages that were not received, and close their file descriptors."""
+        """Discard the messages that `receive` has not returned yet, and close their file descriptors.
+
+        If the connection is closed, `receive` still returns None afterwards.
+        """
         while not self._received.empty():
             notification = self._received.get_nowait()
             for fd in notification.fds if notification else ():
@@ -140,19 +143,26 @@ class SupervisorConnection:
         self.send(order_message(act, duration_s))
 
     def send_thaw(self, act_id: str) -> None:
-        """Send the order to end the pause (freeze or migration) of this act now; the answer comes later."""
+        """Send the order to end the pause (freeze or migration) of this act now; does not wait.
+
+        The final answer to the act comes later (`wait_for_answer`). Sends nothing if the connection is closed.
+        """
         self.send({"thaw": act_id})
 
     def final_answer(self, act_id: str) -> SupervisorMessage | None:
-        """The final answer to this act, also one from the hello; None if it has not arrived."""
+        """Return the final answer to this act, also one from the hello; None if it has not arrived.
+
+        Does not wait.
+        """
         message = self._answers.get(act_id)
         return message if message is not None and message.is_final else None
 
     async def wait_for_answer(self, act_id: str, *, within_s: float, final: bool) -> SupervisorMessage | None:
         """Wait for the answer to an act, with `final` for its final answer, and return it.
 
-        An answer that is not final says that the act is under way. After `within_s` seconds of real time return the
-        latest answer, which may not be final, or None. Raises Unavailable if the connection closes before.
+        An answer that is not final says that the act is under way. After `within_s` seconds of real time returns the
+        latest answer, which may not be final, or None if there is none. Raises Unavailable if the connection closes
+        before. Sends nothing: `send_order` comes first.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -168,7 +178,8 @@ class SupervisorConnection:
         """Close the connection and its socket, and set `is_closed`; may be called twice. The VM runs on.
 
         `receive` then returns None, after the messages that came before, and `wait_for_answer` raises Unavailable
-        unless it has its answer. Those messages keep their file descriptors, see `discard_received`; others are closed.
+        unless it has its answer. Messages that were not received keep their file descriptors (`discard_received` closes
+        them); all other descriptors are closed.
         """
         if self.is_closed:
             return

@@ -26,17 +26,20 @@ _MIN_RETRY_AFTER_S = 0.05  # lab time
 
 
 class FallbackHypervisor(Hypervisor, Protocol):
-    """A hypervisor for VMs without a supervisor, which also says whether it has begun an act (by its id)."""
+    """A hypervisor for VMs without a supervisor, which also says whether it has begun an act (by its id).
+
+    A supervisor is the process that holds a namespace VM.
+    """
 
     def has_begun(self, act_id: str) -> bool:
-        """Whether this hypervisor has performed this act, or is performing it."""
+        """Return whether this hypervisor has performed the act with this id, or is performing it."""
 
 
 class ProcessHypervisor:
-    """Performs acts through the supervisors of VMs; VMs without one are left to `fallback`, which it owns.
+    """Performs acts on namespace VMs through their supervisors; other VMs are left to `fallback`.
 
-    A supervisor is the process that holds a namespace VM. One `perform` waits up to `answer_timeout_s` of real time for
-    its answer.
+    A supervisor is the process that holds a namespace VM; `supervisors` knows them. It owns `fallback`. One `perform`
+    waits up to `answer_timeout_s` of real time for a supervisor's answer.
     """
 
     def __init__(
@@ -57,10 +60,11 @@ class ProcessHypervisor:
         """Order the act from the VM's supervisor, or perform it with the fallback if the VM has none.
 
         An act that began with the fallback stays there; if the VM's supervisor is gone, the note says so. Then, and
-        when the fallback has booted the VM, the supervisor is forgotten, so that a program may start again. A freeze or
-        migration pauses the VM until its duration in real time is over or lab time `now` has advanced by it; until then
-        returns ActUnderWay. Waits for the end of any other act, up to `answer_timeout_s`; ActUnderWay if it goes on
-        then. Raises Unavailable if the supervisor does not connect or answer in time.
+        when the fallback has booted the VM, the registry forgets the supervisor, so that a program may start again. A
+        freeze or migration pauses the VM until its duration in real time is over or lab time `now` has advanced by it;
+        until then returns ActUnderWay. Waits for the end of any other act, up to `answer_timeout_s`; ActUnderWay if it
+        goes on then. Raises Unavailable if the supervisor does not connect or answer in time, and what the fallback
+        raises.
         """
         connection = await self._supervisors.wait_for_connection(act.vm)
         if connection is None or (connection.final_answer(act.id) is None and self._fallback.has_begun(act.id)):

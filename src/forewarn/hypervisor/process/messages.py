@@ -23,7 +23,10 @@ class KnownOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a supervisor: its VM, its process, and the acts whose outcome it knows."""
+    """The first message of a supervisor: its VM, its process, and the acts whose outcome it knows.
+
+    A supervisor is the process that holds a namespace VM.
+    """
 
     vm: str  # its name, `group/name` or key
     pid: int  # of the supervisor
@@ -31,11 +34,11 @@ class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str = ""  # changes with each boot of the VM
     program: tuple[str, ...] | None = None  # the program inside the VM, with its arguments; None: none yet
     state: str = "running"  # or "frozen" or "down"
-    known: dict[str, KnownOutcome] = {}  # by act id
+    known: dict[str, KnownOutcome] = {}  # outcomes of acts that are over, by act id
 
     @property
     def process_identity(self) -> tuple[int, str]:
-        """Process id and start time, which together identify the supervisor process."""
+        """Process id and start time (as text), which together identify the supervisor process."""
         return self.pid, str(self.started)
 
 
@@ -58,17 +61,20 @@ class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a supervisor: a hello, a listener, an exit, or, with `act`, the answer to an act."""
+    """One message of a supervisor, the process that holds a namespace VM, to the service.
 
-    hello: SupervisorHello | None = None  # the first message; None: another one
-    listener: ListenerOffer | None = None  # None: another one
-    exited: ProgramExitMessage | None = None  # None: another one
-    act: str = ""  # the id of the act that it answers; "": another one
+    It is a hello, a listener, an exit, or, if `act` is set, an answer to the order of that act.
+    """
+
+    hello: SupervisorHello | None = None  # the first message; None: this is another message
+    listener: ListenerOffer | None = None  # a socket from inside the VM; None: this is another message
+    exited: ProgramExitMessage | None = None  # the program has ended; None: this is another message
+    act: str = ""  # the id of the act that it answers; "": it answers none
     until: float | None = None  # the act is under way, for this many more seconds of real time; None: not known
     ok: bool | None = None  # the act is over, and succeeded or failed; None: it is not over
     note: str = ""  # of the outcome, for people
-    boot_id: str = ""  # after the act; "": unchanged
-    state: str = ""  # after the act; "": as its verb says
+    boot_id: str = ""  # of the VM after the act; "": unchanged
+    state: str = ""  # of the VM after the act; "": the state that the act's verb leads to
     fds: int = 0  # number of file descriptors sent along
 
     @property
@@ -98,7 +104,7 @@ def encode_message(message: dict[str, Any]) -> bytes:
 
 
 def order_message(act: Act, duration_s: float) -> dict[str, Any]:
-    """The message that orders this act, to take `duration_s` seconds of real time; sends nothing.
+    """Return the message that orders this act, to take `duration_s` seconds of real time; sends nothing.
 
     It is `{"order": {"act": id, "verb": …, "duration_s": …, "host": …}}`, with `"abrupt": true` if the VM's host has
     failed. The host is the act's destination, else where the VM is.

@@ -39,15 +39,15 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the supervisor process is alive now, and not another one with its pid."""
+        """Whether the recorded supervisor process is alive now, and not a later process with its pid."""
         return is_process_alive(self.pid, self.started)
 
 
 class SupervisorRecords:
     """The records of supervisors below a directory, one file per VM, by VM key.
 
-    A supervisor is the process that holds a namespace VM. The constructor reads all records; unreadable ones are logged
-    and ignored. The directory need not exist.
+    A supervisor is the process that holds a namespace VM. The constructor reads all records into memory; unreadable
+    ones are logged and ignored. The directory need not exist.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,15 +55,16 @@ class SupervisorRecords:
         self._records = {record.vm: record for record in _read_records(directory)}
 
     def vm_directory(self, vm: str) -> Path:
-        """The directory of the VM with this key: its name, as far as it is plain, and a hash of the key.
+        """Return the directory of the VM with this key, for its record, log and ephemeral disk.
 
-        It may not exist yet.
+        Its name is that of the VM, with other characters than a-z, 0-9, `.`, `_` and `-` replaced, and a hash of the
+        key. It may not exist yet.
         """
         plain = re.sub(r"[^a-z0-9._-]", "_", vm.rpartition("/")[2])[:40]
         return self._directory / f"{plain}-{hashlib.sha256(vm.encode()).hexdigest()[:12]}"
 
     def get(self, vm: str) -> SupervisorRecord | None:
-        """The record of the VM with this key, or None."""
+        """Return the record of the supervisor of the VM with this key, from memory; None without one."""
         return self._records.get(vm)
 
     @property
@@ -72,7 +73,7 @@ class SupervisorRecords:
         return sorted(record.pid for record in self._records.values() if record.is_alive)
 
     def save(self, record: SupervisorRecord) -> None:
-        """Write the record of a VM to its file, in place of an earlier one; OSError if that fails.
+        """Write the record of a VM to its file, in place of an earlier one; raises OSError if that fails.
 
         Does nothing if the record is unchanged. Creates the VM's directory.
         """
@@ -86,7 +87,10 @@ class SupervisorRecords:
         self._records[record.vm] = record  # last: after a failed write, the next save must try again
 
     def delete(self, vm: str) -> None:
-        """Delete the record of the VM with this key, if any: then no supervisor of it is missing."""
+        """Delete the record of the VM with this key, if any, so that its supervisor does not count as missing.
+
+        Raises OSError if the file cannot be deleted.
+        """
         if self._records.pop(vm, None) is not None:
             (self.vm_directory(vm) / _RECORD_FILE).unlink(missing_ok=True)
 
@@ -114,35 +118,41 @@ class SupervisorRegistry:
         self._registered = asyncio.Event()
 
     def vm_directory(self, vm: str) -> Path:
-        """The directory of the VM with this key; it may not exist yet."""
+        """Return the directory of the VM with this key, for its record and log; it may not exist yet."""
         return self._records.vm_directory(vm)
 
     @property
     def connections(self) -> dict[str, SupervisorConnection]:
-        """A copy of the registered connections, by VM key; one may have closed just now."""
+        """A copy of the registered connections to supervisors, by VM key; one may have closed just now."""
         return dict(self._connections)
 
     def connection_of(self, vm: str) -> SupervisorConnection | None:
-        """The registered connection to the supervisor of this VM (by key), or None; does not wait.
+        """Return the registered connection to the supervisor of this VM (by key), or None; does not wait.
 
-        It may have closed just now: see its `is_closed`.
+        The connection may have closed just now: see its `is_closed`.
         """
         return self._connections.get(vm)
 
     def is_supervised(self, vm: str) -> bool:
-        """Whether a supervisor of this VM is connected, or its process is alive and will connect."""
+        """Return whether a supervisor of this VM (by key) is connected, or its recorded process is alive.
+
+        A process that is alive will connect again.
+        """
         record = self._records.get(vm)
         return vm in self._connections or (record is not None and record.is_alive)
 
     def has_program_ended(self, vm: str) -> bool:
-        """Whether the program of this VM ended by itself or by an act, and was not forgotten since."""
+        """Return whether the program of this VM (by key) is recorded as ended, by itself or by an act.
+
+        False after `forget`, after a new supervisor, and for a VM without a record.
+        """
         record = self._records.get(vm)
         return record is not None and record.ended
 
     def require_no_other_supervisor(self, vm: str, hello: SupervisorHello) -> None:
-        """Raises Refused if another live process is recorded as the supervisor of this VM.
+        """Raise Refused if another live process is recorded as the supervisor of this VM (by key).
 
-        `hello` says which process asks; the recorded one itself may connect again.
+        `hello` says which process asks; the recorded one itself may connect again. Changes nothing.
         """
         record = self._records.get(vm)
         if record is not None and (record.pid, record.started) != hello.process_identity and record.is_alive:
@@ -151,7 +161,7 @@ class SupervisorRegistry:
             )
 
     def is_recorded(self, vm: str, hello: SupervisorHello) -> bool:
-        """Whether the process of this hello is the recorded supervisor of the VM with this key.
+        """Return whether the process of this hello is the recorded supervisor of the VM with this key.
 
         The supervisor need not be connected. False if the VM has no record.
         """
@@ -161,9 +171,10 @@ class SupervisorRegistry:
     def register(self, vm: str, connection: SupervisorConnection) -> bool:
         """Make this the VM's connection, record its supervisor, and return whether that supervisor is new.
 
-        The connection must be identified (`SupervisorConnection.identify`). Closes an earlier connection of the VM, and
-        ends `wait_for_connection`. Raises Refused if another live process is the VM's supervisor, and then changes
-        nothing; OSError if the record cannot be written, and then this connection is not registered.
+        `vm` is the VM's key. The connection must be identified (`SupervisorConnection.identify`). Closes an earlier
+        connection of the VM, and ends `wait_for_connection`. Raises Refused if another live process is the VM's
+        supervisor, and then changes nothing; OSError if the record cannot be written, and then this connection is not
+        registered.
         """
         self.require_no_other_supervisor(vm, connection.hello)
         if (previous := self._connections.get(vm)) is not None:
@@ -178,15 +189,16 @@ class SupervisorRegistry:
     def record(self, vm: str, pid: int, started: str) -> None:
         """Save this process as the VM's supervisor, with a program that has not ended.
 
-        It may not be connected yet. `started` is its start time, see `process_start_time`. OSError if the record cannot
-        be written. `vm` is the VM's key, `pid` the process id.
+        The process may not be connected yet. `vm` is the VM's key, `pid` the process id, `started` its start time, as
+        `process_start_time` returns it. Raises OSError if the record cannot be written.
         """
         self._records.save(SupervisorRecord(vm=vm, pid=pid, started=started))
 
     def unregister(self, vm: str, connection: SupervisorConnection) -> bool:
         """Forget this connection, and return True; False if it is no longer the VM's registered one.
 
-        That is so if the supervisor has already connected again. The record stays.
+        It is no longer that if the supervisor has already connected again. Does not close the connection. The record of
+        the supervisor stays.
         """
         was_registered = self._connections.get(vm) is connection
         if was_registered:
@@ -194,18 +206,18 @@ class SupervisorRegistry:
         return was_registered
 
     def mark_ended(self, vm: str) -> None:
-        """Record that the VM's program ended by itself or by an act.
+        """Record that the VM's program ended by itself or by an act, so that it is not started again.
 
-        Then its supervisor is not missing when it exits. Does nothing without a record. OSError if that cannot be
-        written.
+        Then its supervisor does not count as missing when it exits. `vm` is the VM's key. Does nothing without a
+        record. Raises OSError if that cannot be written.
         """
         if (record := self._records.get(vm)) is not None:
             self._records.save(replace(record, ended=True))
 
     def forget(self, vm: str) -> None:
-        """Forget how the last program of this VM ended; without a live supervisor, delete the record.
+        """Forget how the last program of this VM (by key) ended, so that a program may be started again.
 
-        Then a program may be started again. OSError if the file cannot be written or deleted.
+        Without a live supervisor, deletes the VM's record. Raises OSError if the file cannot be written or deleted.
         """
         record = self._records.get(vm)
         if record is not None and self.is_supervised(vm):
@@ -214,9 +226,11 @@ class SupervisorRegistry:
             self._records.delete(vm)
 
     async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
-        """The connection to the VM's supervisor, after a wait of up to `grace_s`; None if it has none.
+        """Wait for an open connection to the supervisor of this VM (by key), and return it.
 
-        Does not wait if none is registered or alive. Raises Unavailable if its process is alive, but does not connect.
+        Waits up to `grace_s` of real time. None if the VM has no supervisor: none is registered, and no recorded
+        process is alive; then it does not wait. Raises Unavailable if its process is alive, but does not connect in
+        that time.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
@@ -231,9 +245,9 @@ class SupervisorRegistry:
         )
 
     def missing_supervisor_text(self, vm: str) -> str:
-        """A clause for people about a supervisor of this VM that died with its program; "" if none is missing.
+        """Return a clause for people about a supervisor of this VM (by key) that died with its program.
 
-        None is missing if it is connected or alive, if its program had ended, or if the VM has no record.
+        "" if none is missing: it is connected or alive, its program had ended, or the VM has no record.
         """
         record = self._records.get(vm)
         if record is None or record.ended or self.is_supervised(vm):

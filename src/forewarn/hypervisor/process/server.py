@@ -37,10 +37,11 @@ ListenInsideVm = Callable[[str, socket.socket], Awaitable[StopListening]]  # VM 
 class SupervisorServer:
     """Accepts supervisors, and serves the listening sockets that they send from inside their VMs.
 
-    It gets the rest of the service as functions: `find_vm` (by name or key), `listen` (gets a VM's key and a listening
-    socket, serves metadata there, and returns a function that stops it) and `write_history` (gets kind, VM and text).
-    It refuses a supervisor whose VM is unknown or has another live supervisor, and a new one whose VM is not running.
-    Starts of supervisors, and ends of programs that no act caused, are written to the history.
+    A supervisor is the process that holds a namespace VM. `serve` runs the server. It gets the rest of the service as
+    functions: `find_vm` (by name or key), `listen` (gets a VM's key and a listening socket, serves metadata there, and
+    returns a function that stops it) and `write_history` (gets kind, VM and text). It refuses a supervisor whose VM is
+    unknown or has another live supervisor, and a new one whose VM is not running. It registers all others in
+    `supervisors`. Starts of supervisors, and ends of programs that no act caused, are written to the history.
     """
 
     def __init__(

@@ -75,9 +75,10 @@ class ProgramStarter:
     _attempts: dict[str, _StartAttempt] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Call `reconcile` twice a second until cancelled; errors are logged.
+        """Read the VMs from the store, then call `reconcile` twice a second until cancelled.
 
-        It reads the VMs from the store once and follows its commits. Supervisors that run continue without the service.
+        It also follows the store's commits: a new or changed program may start although the last one ended. Errors are
+        logged. Supervisors that run continue without the service.
         """
         for vm in self.store.vms_with_program():
             self._track_vm(vm)
@@ -94,10 +95,11 @@ class ProgramStarter:
             self._detach()
 
     async def reconcile(self) -> None:
-        """One pass: report supervisors that failed, start missing ones, and stop those of removed VMs.
+        """Make one pass: report supervisors that failed, start missing ones, and stop those of removed VMs.
 
-        It knows only the VMs that `run` has read. It starts at most eight supervisors, each again with a backoff of up
-        to a minute, and none while an act on its VM is pending.
+        It knows only the VMs that `run` has read, and those that commits have changed since. It starts at most eight
+        supervisors, each again with a backoff of up to a minute, and none while an act on its VM is pending, while the
+        VM is not running, or after its program has ended. Failures go to the history.
         """
         for vm in tuple(self._vms_with_program.values()):
             await self._check_supervisor(vm)
