@@ -32,8 +32,8 @@ class AnswerReader:
     """Reads one HTTP answer of the service: `feed` it received bytes until `is_complete` is True.
 
     `is_complete` is an attribute. Call `end` when the service closes the connection: only that completes an answer
-    without a length. Use a new one for each request. `is_head_request`: the answer has no body, whatever its
-    Content-Length.
+    without a length. Use a new reader for each request. With `is_head_request` the answer has no body, even if it has a
+    Content-Length. Does no I/O.
     """
 
     def __init__(self, *, is_head_request: bool = False) -> None:
@@ -49,8 +49,8 @@ class AnswerReader:
         """Add the bytes that the service sent next, and return those to pass on to the client.
 
         Returns b"" until the head of the final answer is complete, then everything from that head on, as received;
-        interim answers (1xx) are left out. Raises InvalidAnswer if it is not HTTP, an unfinished head is over 64 KiB,
-        or the body is over 16 MiB.
+        interim answers (1xx) are left out. Raises InvalidAnswer if the answer is not HTTP, an unfinished head is over
+        64 KiB, or the body is over 16 MiB.
         """
         if self._parser is not None:
             self._feed_parser(self._parser, data)
@@ -74,9 +74,9 @@ class AnswerReader:
         return b""
 
     def end(self) -> None:
-        """Say that the service has closed the connection, which completes an answer without a length.
+        """Note that the service has closed the connection, which completes an answer without a length.
 
-        Raises InvalidAnswer if the answer is incomplete.
+        Does nothing if the answer is complete already. Raises InvalidAnswer if it is incomplete.
         """
         if self.is_complete:
             return
@@ -93,41 +93,45 @@ class AnswerReader:
     def keeps_connection(self) -> bool:
         """Whether the service keeps the connection open after this answer. Valid once its head is complete.
 
-        False if it says `Connection: close`. False too if it has neither Content-Length nor Transfer-Encoding and is
-        not a 304: then only the end of the connection ends it.
+        False if the answer says `Connection: close`. False too if it has neither Content-Length nor Transfer-Encoding
+        and is not a 304: then only the end of the connection ends it.
         """
         is_closing = any(name.lower() == "connection" and value.lower() == "close" for name, value in self._headers)
         return not is_closing and (self._has_length or self.status == HTTPStatus.NOT_MODIFIED)
 
     @property
     def body(self) -> bytes:
-        """The body as far as it was received, without the framing of chunks."""
+        """The body of the answer as far as it was received, without the framing of chunks; a copy."""
         return bytes(self._body)
 
     @property
     def answer(self) -> ServiceAnswer:
-        """The answer without the headers of its framing and its connection. Valid once it is complete."""
+        """The answer with status, headers and body, valid once it is complete.
+
+        Its headers are without those of framing and connection (Content-Length, Transfer-Encoding, Connection,
+        Keep-Alive).
+        """
         headers = tuple((name, value) for name, value in self._headers if name.lower() not in _FRAMING)
         return ServiceAnswer(self.status or 0, headers, self.body)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header (called by httptools); trailers of a chunked body are ignored.
+        """Keep a header of the answer; only httptools, the parser, calls this, with the bytes as received.
 
-        `name` and `value` are as received.
+        Trailers of a chunked body are ignored.
         """
         if not self._has_all_headers:
             self._headers.append((name.decode("latin-1"), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
-        """Note that the headers are complete (called by httptools)."""
+        """Note that all headers of the answer were read; only httptools, the parser, calls this."""
         self._has_all_headers = True
 
     def on_body(self, data: bytes) -> None:
-        """Keep a part of the body (called by httptools)."""
+        """Append a part of the answer's body, without the framing of chunks; only httptools calls this."""
         self._body += data
 
     def on_message_complete(self) -> None:
-        """Note that the answer is complete (called by httptools)."""
+        """Note that the answer is complete (`is_complete`); only httptools, the parser, calls this."""
         self.is_complete = True
 
     @property
@@ -147,9 +151,9 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedAnswer:
-    """A substitute answer as the bytes to send.
+    """A substitute answer as the bytes to send: first `head`, then the pieces of the body in order.
 
-    `pieces` are those of the body, () without one. Another request may follow only if it `keeps_connection`.
+    `encode_answer` makes it. Another request may follow on the connection only if it `keeps_connection`.
     """
 
     head: bytes  # status line and headers, with the empty line at the end

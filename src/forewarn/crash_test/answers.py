@@ -48,7 +48,7 @@ class ServiceAnswer:
 
 
 class Concerns(StrEnum):
-    """Which requests a substitute answer is for: polls, approvals or all; others get the service's own."""
+    """Which requests a substitute is for: POLLS, APPROVALS or ALL; the others get the service's answer."""
 
     POLLS = "polls"  # GET of the scheduled events
     APPROVALS = "approvals"  # POST to the scheduled events
@@ -65,7 +65,7 @@ class SpoiledAnswer:
     """
 
     name: str  # as timelines and reports show it, such as "status 503"
-    transform: Callable[[ServiceAnswer], ServiceAnswer] = lambda answer: answer
+    transform: Callable[[ServiceAnswer], ServiceAnswer] = lambda answer: answer  # default: the service's own
     concerns: Concerns = Concerns.ALL  # other requests get the service's own answer
     delay_s: float = 0.0  # real time before the first byte
     body_s: float = 0.0  # real time over which the body is sent, in small pieces
@@ -236,7 +236,7 @@ def unknown_keys() -> SpoiledAnswer:
 
 
 def without_fields(*names: str) -> SpoiledAnswer:
-    """Let polls get documents without these keys in every event, such as Resources, where it has them."""
+    """Let polls get documents in which every event lacks these keys, such as Resources."""
 
     def edit(event: _Json) -> None:
         for name in names:
@@ -382,7 +382,7 @@ def resets_connections(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
 
 
 def refuses_connections() -> SpoiledAnswer:
-    """Refuse connections and close open ones until the script's next `substitute`, whatever `times` is."""
+    """Refuse new connections and close open ones until the next `Stage.substitute`, ignoring its `times`."""
     return SpoiledAnswer(name="connection refused", refuses_connections=True)
 
 

@@ -32,11 +32,12 @@ _TIME_TO_APPROVE_S = 5.0  # that a handler must have had before it can be said t
 def approved(event: int = 0, *, margin_s: float = 2.0, despite_disturbance: bool = False) -> Demand:
     """Demand that the handler approves the event `margin_s` before NotBefore or earlier; later is slow.
 
-    An approval after NotBefore, or none, is a failure; only those that got a 2xx count. A handler that claims to
+    An approval after NotBefore, or none, is a failure; only approvals that got a 2xx count. A handler that claims to
     approve for its scope may do so on any VM, another one on a VM of the event. Applies to handlers that claim to
-    approve. It is unknown if the event was withdrawn before an approval, had no notice or was never published, if the
-    machine was too slow, if the case left too little time to poll, or ended before NotBefore without an approval; with
-    `despite_disturbance`, substitute answers are no excuse. `event` is its number in the order of publication, from 0.
+    approve. The outcome is unknown if the event was withdrawn before an approval, had no notice or was never published,
+    if the machine was too slow, if the case left too little time to poll, or ended before NotBefore without an
+    approval; with `despite_disturbance`, substitute answers are no excuse. `event` is its number in the order of
+    publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -63,8 +64,8 @@ def approved(event: int = 0, *, margin_s: float = 2.0, despite_disturbance: bool
 def approved_at_most(event: int = 0, *, times: int = 1) -> Demand:
     """Demand that at most `times` approvals of the event are accepted (2xx) from each copy of the handler.
 
-    `event` is its number in the order of publication, from 0; it is unknown if there is none. Applies to handlers that
-    claim to approve.
+    `event` is its number in the order of publication, from 0; the outcome is unknown if it was never published. Applies
+    to handlers that claim to approve. A handler without approvals passes.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -90,7 +91,7 @@ def not_approved(event: int = 0) -> Demand:
     """Demand that the handler on the judged VM sends no approval of this event, not even a refused one.
 
     `event` is its number in the order of publication, from 0. Applies to handlers that do not claim to approve for
-    their scope. It is unknown if no poll got the event, or it was never published.
+    their scope. Without an approval, the outcome is unknown if no poll got the event; also if it was never published.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -121,8 +122,8 @@ def not_approved(event: int = 0) -> Demand:
 def approves_only_own() -> Demand:
     """Demand that no copy of the handler sends an approval of an event that is only for other VMs.
 
-    Refused approvals count too; approvals of ids that were never published do not. One that sends none passes. Applies
-    to handlers that do not claim to approve for their scope.
+    Refused approvals count too; approvals of ids that were never published do not. A handler that sends none passes.
+    Applies to handlers that do not claim to approve for their scope.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -145,9 +146,9 @@ def approves_only_own() -> Demand:
 
 
 def approves_nothing() -> Demand:
-    """Demand that the handler sends no approval on any VM. Applies to those that claim never to approve.
+    """Demand that the handler sends no approval on any VM, not even one that is refused.
 
-    Refused approvals count too. It passes if there is none.
+    Applies to handlers that claim never to approve.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -166,11 +167,11 @@ def approves_nothing() -> Demand:
 def approved_only_after_prepared(event: int = 0) -> Demand:
     """Demand that the handler on the judged VM approves the event only once it is prepared.
 
-    What the probe `prepared` said when the first approval arrived, accepted or refused, decides. If it gave no answer
-    then, it must have turned to yes after the publication, and at most 1.5 s after the approval. One that does not
-    approve passes; it is unknown if the probe said yes before the event was published, or if that never was. Needs the
-    probe `prepared`; applies to handlers that claim to approve and to prepare. `event` is its number in the order of
-    publication, from 0.
+    What the probe `prepared` (a command of the user) said when the first approval arrived, accepted or refused,
+    decides. If it gave no answer then, it must have turned to yes after the publication, and at most 1.5 s after the
+    approval. A handler that does not approve passes. The outcome is unknown if the probe said yes before the event was
+    published, or the event never was. Needs the probe `prepared`; applies to handlers that claim to approve and to
+    prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -203,13 +204,14 @@ def approved_only_after_prepared(event: int = 0) -> Demand:
 
 
 def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 20.0) -> Demand:
-    """Demand that an approval is accepted within `within_s` after the last one refused before it.
+    """Demand that, after the last refused approval, one is accepted within `within_s` seconds.
 
-    Accepted is a 2xx, refused any other answer, and none. Until `at_most_s` it is slow; both are seconds of the
-    service's clock, without those in which the handler could not poll. A handler that never tried fails if it had the
-    event and 5 s for it, otherwise that is unknown. It is unknown too if no approval was refused, the event was never
-    published, the machine was too slow, or the case ended before `at_most_s` without one. Applies to those that claim
-    to approve. `event` is its number in the order of publication, from 0.
+    Accepted means a 2xx, refused any other answer or none. Until `at_most_s` it is slow, later or never a failure; both
+    are seconds of the service's clock, without those in which the handler could not poll. A handler that never tried to
+    approve fails if it had the event and 5 s for it, otherwise its outcome is unknown. The outcome is unknown too if no
+    approval was refused, the event was never published, the machine was too slow, or the case ended before `at_most_s`
+    without an accepted one. Applies to handlers that claim to approve. `event` is its number in the order of
+    publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -247,8 +249,8 @@ def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: 
 def approvals_sent_at_most(event: int = 0, *, times: int = 10) -> Demand:
     """Demand that the handler on the judged VM sends at most `times` approvals of this event.
 
-    Refused ones count too. `event` is its number in the order of publication, from 0; it is unknown if there is none.
-    Applies to handlers that claim to approve.
+    Refused approvals count too. `event` is its number in the order of publication, from 0; the outcome is unknown if it
+    was never published. Applies to handlers that claim to approve.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -267,7 +269,8 @@ def approvals_sent_at_most(event: int = 0, *, times: int = 10) -> Demand:
 def approvals_are_well_formed() -> Demand:
     """Demand that every approval has `Metadata: true`, an api-version and a body with StartRequests.
 
-    Those of all VMs count, refused ones too. It is unknown if there is none. Applies to handlers that claim to approve.
+    The approvals on all VMs count, refused ones too. The outcome is unknown if there is none. Applies to handlers that
+    claim to approve.
     """
 
     def judge(observed: Observed) -> Judgement:

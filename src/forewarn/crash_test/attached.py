@@ -23,10 +23,10 @@ _MAX_INCARNATION = 2**31  # beyond, a case has made it up
 
 
 def listen_for_handler(address: str) -> socket.socket:
-    """Return a socket that listens on ADDRESS:PORT; port 0 is any free one.
+    """Return a new socket that listens on `address`, written ADDRESS:PORT; port 0 is any free one.
 
     An IPv6 address is in brackets; "" as ADDRESS means all IPv4 addresses. The caller closes the socket. Raises
-    Rejected, with what to do instead, if that is not possible.
+    Rejected, with what to do instead, if the text is no address and port or the system refuses.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
@@ -54,8 +54,8 @@ def endpoint_url(listener: socket.socket) -> str:
 def why_not_attachable(case: Case) -> str:
     """Return why a case cannot run with a handler that runs elsewhere, as a clause; "" if it can.
 
-    It cannot if it starts, kills or reboots the handler, needs copies on several VMs or a scale set, or if all its
-    demands watch the process; the first of these reasons is returned.
+    The case cannot if it starts, kills or reboots the handler, needs copies on several VMs or a scale set, or if all
+    its demands watch the process; the first of these reasons is returned.
     """
     if case.needs & {Need.CONTROL, Need.NAMESPACES}:
         return "it starts, kills or reboots the handler, which runs elsewhere"
@@ -69,13 +69,13 @@ def why_not_attachable(case: Case) -> str:
 
 
 class AttachedHandler:
-    """The handler that calls a listening socket, over all its cases. Use it on one event loop.
+    """A handler that runs elsewhere and calls a listening socket; runs its cases one after the other.
 
     Documents call its VM `vm` in every case, and their incarnation grows from case to case: the handler knows nothing
     of cases, and sees one VM with one event after the other. The caller closes `listener`. `claims` say how often it
-    polls, `probes` has shell commands, `speed` is seconds of the service's clock per real second, `seed` decides random
-    times of the scripts. `vm` must not be "", and is not checked here: the methods raise Rejected if no VM can be
-    called so.
+    polls, `probes` has shell commands, which run on this machine, `speed` is seconds of the service's clock per real
+    second, `seed` decides random times of the scripts. `vm` must not be "", and is not checked here: the methods raise
+    Rejected if no VM can be called so. Use it on one event loop.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class AttachedHandler:
     async def wait_for_first_poll(self, within_s: float) -> bool:
         """Wait until the handler polls, and return whether it did within `within_s` seconds of real time.
 
-        It gets documents without events meanwhile. Call it before the first case. Raises Rejected if no VM can have the
-        handler's VM name.
+        The handler gets documents without events meanwhile. Call it before the first case. Raises Rejected if no VM can
+        have the handler's VM name.
         """
         async with open_live_stage(self._setup(Layout.SINGLE)) as stage:
             return await stage.until_polled(within_s=within_s * self._speed)

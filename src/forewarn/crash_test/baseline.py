@@ -18,7 +18,10 @@ _PLACEHOLDER = "known: say why"  # the reason of a failure, until the user write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineComparison:
-    """A result beside its baseline; all fields are ids of cases, in the order of the result."""
+    """Which failures of a crash test are new, beside its baseline (the failures known before).
+
+    `compare_with_baseline` makes it. All fields are ids of cases, in the order of the result.
+    """
 
     new_failures: tuple[str, ...]  # failed, and not expected to
     expected: tuple[str, ...]  # failed as expected
@@ -26,9 +29,9 @@ class BaselineComparison:
 
 
 def load_baseline(path: Path, known_cases: Collection[str]) -> dict[str, str]:
-    """Read a baseline file and return case id → reason.
+    """Read a baseline file and return the failures that are expected: case id → reason.
 
-    The file is TOML: a table `expected-failures`, and no other, with a line `CASE = "reason"` for each. Raises
+    The file is TOML: a table `expected-failures`, and no other, with a line `CASE = "reason"` for each case. Raises
     Rejected, with what to write instead, for a file that cannot be used, a case that is not one of `known_cases` (ids),
     or an empty reason.
     """
@@ -52,8 +55,8 @@ def load_baseline(path: Path, known_cases: Collection[str]) -> dict[str, str]:
 def compare_with_baseline(result: CrashTestResult, expected: Mapping[str, str]) -> BaselineComparison:
     """Return which failures of the result are new, which are expected, and which expected ones are gone.
 
-    `expected` is what `load_baseline` returned: case id → reason. Cases of it that did not run, are unknown or not
-    applicable are in no field.
+    `expected` is what `load_baseline` returned: case id → reason. Cases in it that did not run, or whose outcome is
+    unknown or not applicable, are in no field.
     """
     failed = [case.id for case in result.cases if case.outcome is CaseOutcome.FAIL]
     passed = [case.id for case in result.cases if case.outcome in (CaseOutcome.PASS, CaseOutcome.SLOW)]
@@ -69,7 +72,7 @@ def baseline_text(result: CrashTestResult, expected: Mapping[str, str]) -> str:
 
     A failure has its reason in `expected` (case id → reason) or else a placeholder, which `load_baseline` accepts and
     the user replaces. The failures come first, in the order of the result; then the cases of `expected` that did not
-    run. Those that ran and did not fail are left out.
+    run, so that they are kept. Cases that ran and did not fail are left out.
     """
     ran = {case.id for case in result.cases}
     failed = [case.id for case in result.cases if case.outcome is CaseOutcome.FAIL]

@@ -18,9 +18,10 @@ Script = Callable[[Stage], Awaitable[None]]
 
 
 class Need(StrEnum):
-    """What a case needs, beside a handler that polls: control over it, namespaces, or several VMs.
+    """What a case needs, beside a handler that polls: CONTROL, NAMESPACES or SEVERAL_VMS.
 
-    Control means that the crash test starts and kills the program; several VMs share a scope and have a copy each.
+    CONTROL: the crash test starts, kills and restarts the program. NAMESPACES: the handler runs in a VM of namespaces,
+    for reboots, full disks and 169.254.169.254. SEVERAL_VMS: copies of the handler run on VMs that share a scope.
     """
 
     CONTROL = "control over the program"  # the crash test starts, kills and restarts it
@@ -31,8 +32,8 @@ class Need(StrEnum):
 class Layout(StrEnum):
     """Which VMs the fleet of a case has; the handler runs on the first, in the profile cluster on all.
 
-    One VM alone in its scope (plain, with capitals in its name, or Spot), or three VMs of an availability set or a
-    scale set; in the latter, VM names and host names differ.
+    One VM alone in its scope: SINGLE, CAPITALS (upper and lower case in its name) or SPOT. Three VMs: SET (an
+    availability set, each in its own update domain) or SCALE_SET (a scale set, in which VM names and hostnames differ).
     """
 
     SINGLE = "single"  # one VM, alone in its scope
@@ -44,14 +45,13 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Everything that a demand may look at.
+    """Everything that a demand may look at when it judges one run of a case.
 
-    `vm` is the name of the judged VM, `neighbours` are the other VMs of its scope, `events` the ids of the published
-    events, in order, and `probes` those that the user gave.
+    The runner makes it after the script has ended. Nothing in it changes.
     """
 
-    timeline: Timeline
-    claims: HandlerClaims
+    timeline: Timeline  # all observations, by time
+    claims: HandlerClaims  # what the handler says it does
     vm: str  # the name of the VM on which the handler is judged
     neighbours: tuple[str, ...] = ()  # the names of the other VMs of its scope
     events: tuple[str, ...] = ()  # ids of the events that the script published, in order
@@ -61,17 +61,17 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """One sentence that must be true of the timeline.
+    """One sentence that must be true of a handler in a case, and the function that judges it afterwards.
 
     `judge` returns an outcome, what was seen (a sentence), and when (seconds since the start of the case). It is not
-    asked if the handler does not claim to do this (`applies` is False: not applicable), if it is about a process that
-    is not observed (not applicable), or if the user did not give the probe that it needs (unknown).
+    called if the handler does not claim to do this (`applies` is False: not applicable), if the demand watches a
+    process that is not observed (not applicable), or if the user did not give the probe that it needs (unknown).
     """
 
     text: str  # the sentence, such as "it does not exit"
-    judge: Callable[[Observed], tuple[CaseOutcome, str, tuple[float, ...]]]
-    applies: Callable[[HandlerClaims], bool] = lambda claims: True
-    probe: Probe | None = None  # that the user must have given; None: it needs none
+    judge: Callable[[Observed], tuple[CaseOutcome, str, tuple[float, ...]]]  # outcome, what was seen, when
+    applies: Callable[[HandlerClaims], bool] = lambda claims: True  # False: not applicable
+    probe: Probe | None = None  # the probe that the user must have given; None: it needs none
     remedy: str = ""  # what to change in a handler that does not do it, as a sentence; "": nothing is known
     watches_process: bool = False  # it reads exits, output or resources of the handler's process
 
@@ -80,9 +80,9 @@ class Demand:
 class Case:
     """One thing that goes wrong in production, as a script, and what is demanded of a handler meanwhile.
 
-    Without namespaces, a case that needs them is not applicable; with a handler that runs elsewhere, neither is one
-    with any `needs`, with a scale set, or whose demands all watch the process. `clock_offset_s` is how far the
-    service's clock is ahead. A script that takes longer than `longest_s` (real time) is ended, and the case is unknown.
+    Without namespaces, a case that needs them is not applicable. With a handler that runs elsewhere, a case is not
+    applicable if it has any `needs` or a scale set, or if all its demands watch the process. A script that takes longer
+    than `longest_s` (real time) is ended, and the case is unknown.
     """
 
     id: str  # AREA-NAME, such as notice-30s
@@ -96,17 +96,20 @@ class Case:
     is_rare: bool = False  # whether this is rare in production: then lost work gives a D, not an F
     layout: Layout = Layout.SINGLE  # the VMs of its fleet
     needs: frozenset[Need] = frozenset()  # such as Need.NAMESPACES
-    clock_offset_s: float = 0.0  # of the service's clock from the real time; above 0: it is ahead
+    clock_offset_s: float = 0.0  # seconds that the service's clock is ahead of real time; below 0: behind
     longest_s: float = 120.0  # real time; a script that takes longer is ended, and the case is unknown
 
     @property
     def area(self) -> str:
-        """The first word of its id, such as `notice`."""
+        """The part of the case's id before the first hyphen, such as `notice`."""
         return self.id.partition("-")[0]
 
 
 def judge_case(case: Case, observed: Observed) -> Verdict:
-    """Return the verdict on the handler in this case: one finding per demand, in order. A pure function."""
+    """Return the verdict on the handler in this case: one finding per demand, in their order.
+
+    A pure function: it judges what was observed, and runs nothing. A remedy is in the findings that failed or are slow.
+    """
     findings = tuple(_judge_demand(demand, observed) for demand in case.demands)
     return Verdict(case=case.id, severity=case.severity, is_rare=case.is_rare, findings=findings)
 

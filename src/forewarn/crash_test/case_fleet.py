@@ -26,7 +26,7 @@ def declare_case_fleet(layout: Layout, vm: str = "") -> DeclaredFleet:
     """Return the fleet of this layout. Each VM is on a host of its own, and one more host is free.
 
     The first VM is the one whose handler is judged, called `vm` if that is not "", else such as `web-0`; in a scale set
-    it is `workers_0` in any case. All VMs share its scope. Raises InvalidFleetFile if no VM can have this name.
+    it is always `workers_0`. All VMs share one scope. Raises InvalidFleetFile if no VM can have this name.
     """
     return read_fleet_file(_fleet_text(layout, vm), source=f"the layout {layout}")
 

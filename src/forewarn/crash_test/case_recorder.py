@@ -38,12 +38,12 @@ class _Waiter:
 
 
 class CaseRecorder:
-    """The observations of one case, in the order in which they came.
+    """Collects the observations of one case while it runs, and lets its script wait for some of them.
 
     `clock` is the service's clock; times are its seconds since the recorder was made, or since `restart`. After
     MAX_REQUESTS (5000) requests and connections, only some more are kept, of the same kind at least THINNED_INTERVAL_S
     (0.2 s) apart; all of them wake waiters. The attribute `problem` says why the case must not be judged ("": it may
-    be). Use it on one event loop.
+    be). `finish` ends the recording. Use it on one event loop.
     """
 
     def __init__(self, clock: LabClock) -> None:
@@ -70,14 +70,14 @@ class CaseRecorder:
         return lab_time - self._started_at
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for this many seconds of the service's clock; at once if it is 0 or less."""
+        """Wait for this many seconds of the service's clock; returns at once if `seconds` is 0 or less."""
         await self._clock.sleep_until(self._clock.now() + seconds)
 
     def record(self, observation: Observation) -> None:
         """Keep an observation and wake those who wait for it; does nothing after `finish`.
 
-        After 5000 requests and connections, which a Disturbance then says, only some more are kept, of the same kind at
-        least 0.2 s apart; all of them wake waiters.
+        After 5000 requests and connections, a Disturbance is added that says so, and only some more are kept, of the
+        same kind at least 0.2 s apart; all of them wake waiters.
         """
         if self._is_closed:
             return
@@ -103,9 +103,9 @@ class CaseRecorder:
         self._last_kept.clear()
 
     def report_problem(self, problem: str) -> None:
-        """Say why this case must not be judged: the machine or its setup failed. The first problem stays.
+        """Set the attribute `problem`: why the case must not be judged, such as a machine that failed.
 
-        It is then the attribute `problem`. Does nothing after `finish`.
+        If there is a problem already, that one stays. Does nothing after `finish`.
         """
         if not self._is_closed:
             self.problem = self.problem or problem

@@ -14,7 +14,12 @@ from forewarn.tomlfile import error_line
 
 
 class HandlerProfile(StrEnum):
-    """What a handler is for; it decides which cases run and what a handler claims by default."""
+    """What a handler is for: SPOT, MAINTENANCE, CLUSTER or OBSERVER.
+
+    The profile decides which cases run and what a handler claims by default. SPOT saves work before a Spot VM is
+    evicted; MAINTENANCE prepares one VM for freezes, reboots and redeploys, and recovers; CLUSTER has a copy of the
+    handler on each of several VMs of a scope; OBSERVER only reports events.
+    """
 
     SPOT = "spot"  # saves work before a Spot VM is evicted
     MAINTENANCE = "maintenance"  # prepares one VM for freezes, reboots and redeploys, and recovers
@@ -31,7 +36,10 @@ class Approves(StrEnum):
 
 
 class HandlerClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler says it does. Nothing else is demanded of it."""
+    """What a handler says it does; the crash test demands nothing else of it.
+
+    A claims file of the user or the defaults of the profile (DEFAULT_CLAIMS) give it.
+    """
 
     approves: Approves = Approves.NONE  # whose events it approves
     prepares: bool = False  # it does something before NotBefore; a probe tells whether it has
@@ -54,7 +62,7 @@ _MAX_POLL_INTERVAL_S = 3600.0
 
 
 def load_claims(path: Path, profile: HandlerProfile) -> HandlerClaims:
-    """Read a claims file (TOML); what it does not say is as in the default of the profile.
+    """Read a claims file (TOML) and return its claims; those it lacks are the defaults of the profile.
 
     Its keys are approves (none, own or scope), prepares, recovers, survives-restart, one-shot (true or false) and
     polls-every (a duration up to an hour). Raises Rejected, with the file and what to write instead, if it cannot be
@@ -70,7 +78,7 @@ def load_claims(path: Path, profile: HandlerProfile) -> HandlerClaims:
 def parse_claims(text: str, profile: HandlerProfile, *, source: str) -> HandlerClaims:
     """Return the claims of a TOML text, with the keys of `load_claims`; `source` names it in messages.
 
-    What it does not say is as in the default of the profile. Raises Rejected if it is not TOML or has a wrong key or
+    Claims that the text lacks are the defaults of the profile. Raises Rejected if it is not TOML or has a wrong key or
     value.
     """
     try:

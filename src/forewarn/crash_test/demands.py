@@ -45,10 +45,10 @@ def noticed(event: int = 0, *, within_s: float | None = None, at_most_s: float |
     """Demand that a poll gets the event within `within_s` of its publication; slow until `at_most_s`.
 
     `event` is its number in the order of publication, from 0. By default the limits are the poll interval that the
-    handler claims plus 2 s, and three intervals plus 5 s. After NotBefore it is a failure, unless the first limit is
-    later. Time in which the handler could not poll does not count. It is unknown if the machine was too slow, the event
-    was never published, or no poll got it and it disappeared, or the case ended, before the second limit. Applies to
-    all handlers.
+    handler claims plus 2 s, and three intervals plus 5 s. A poll after NotBefore is a failure, unless the first limit
+    is later. Time in which the handler could not poll does not count. The outcome is unknown if the machine was too
+    slow, the event was never published, or no poll got it in time and it disappeared, or the case ended, before the
+    second limit. Applies to all handlers.
     """
     limit = "its claimed poll interval" if within_s is None else f"{within_s:g} s"
 
@@ -79,9 +79,9 @@ def noticed_before_start(
     """Demand that a poll gets the event `margin_s` seconds before its NotBefore or earlier.
 
     Until `least_s` before NotBefore it is slow, later a failure. `event` is its number in the order of publication,
-    from 0. It is unknown if the event had no notice or was never published, the machine was too slow, the case left too
-    little time to poll, or ended before that limit without such a poll. With `despite_disturbance`, substitute answers
-    are no excuse: a handler must be able to use them. Applies to all handlers.
+    from 0. The outcome is unknown if the event had no notice or was never published, the machine was too slow, the case
+    left too little time to poll, or ended before the second limit without such a poll. With `despite_disturbance`,
+    substitute answers are no excuse: a handler must be able to use them. Applies to all handlers.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -108,10 +108,10 @@ def prepared_before_start(event: int = 0, *, margin_s: float = 1.0, already_coun
 
     A yes of the probe up to 1.5 s after the start is not too late yet. If the event started before NotBefore, because
     it was approved, a yes by then is in time. A probe that says yes before the event was published proves nothing
-    (unknown), unless `already_counts`: an earlier event may be why. It is unknown too if the event had no notice or was
-    never published, the machine was too slow, the case left too little time to poll or ended before the start, or the
-    handler may have been prepared before its VM went down. Needs the probe `prepared`; applies to handlers that claim
-    to prepare. `event` is its number in the order of publication, from 0.
+    (unknown), because an earlier event may be why; with `already_counts` it passes. The outcome is unknown too if the
+    event had no notice or was never published, the machine was too slow, the case left too little time to poll or ended
+    before the start, or the handler may have been prepared before its VM went down. Needs the probe `prepared`; applies
+    to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -126,9 +126,10 @@ def reacted(event: int = 0, *, already_counts: bool = False, despite_disturbance
 
     For cases in which a handler must understand a document. If it claims to prepare and the user gave the probe
     `prepared`, only the preparation counts, as in `prepared_before_start` without a margin, also one from before the
-    publication if `already_counts`. Otherwise an approval counts, as in `approved`; a handler that claims to prepare,
-    and does not approve before NotBefore, is unknown then. `despite_disturbance`: substitute answers are no excuse.
-    Applies to handlers that claim to prepare or to approve. `event` is its number in the order of publication, from 0.
+    publication if `already_counts`. Otherwise an approval counts, as in `approved`; if a handler that claims to prepare
+    does not approve before NotBefore, the outcome is unknown. With `despite_disturbance`, substitute answers are no
+    excuse. Applies to handlers that claim to prepare or to approve. `event` is its number in the order of publication,
+    from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -152,9 +153,9 @@ def reacted(event: int = 0, *, already_counts: bool = False, despite_disturbance
 def stays_prepared(event: int = 0) -> Demand:
     """Demand that the handler, once prepared, stays prepared until the event starts: it takes no new work.
 
-    It is unknown if the probe did not turn to yes between the publication and the start (or the end of the case), or
-    the event was never published. Needs the probe `prepared`; applies to handlers that claim to prepare. `event` is its
-    number in the order of publication, from 0.
+    Any no of the probe after its first yes is a failure. The outcome is unknown if the probe did not turn to yes
+    between the publication and the start (or the end of the case), or the event was never published. Needs the probe
+    `prepared`; applies to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -177,10 +178,11 @@ def stays_prepared(event: int = 0) -> Demand:
 def prepared_at_start(event: int = 0) -> Demand:
     """Demand that a handler that was prepared for the event still is, or is again, when it starts.
 
-    If the platform acts on its VM only later, that moment counts. One that lost its preparation needs a claimed poll
-    interval and 5 s before the start: otherwise it is unknown, and so is one that was never prepared, or on a machine
-    that was too slow, and an event that was never published or has no known start. Needs the probe `prepared`; applies
-    to handlers that claim to prepare. `event` is its number in the order of publication, from 0.
+    If the platform acts on its VM only later, that moment counts. A handler that lost its preparation needs a claimed
+    poll interval and 5 s before the start to prepare again: with less, the outcome is unknown. It is unknown too if the
+    handler was never prepared, the machine was too slow, or the event was never published or has no known start. Needs
+    the probe `prepared`; applies to handlers that claim to prepare. `event` is its number in the order of publication,
+    from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -211,9 +213,9 @@ def prepared_at_start(event: int = 0) -> Demand:
 def not_prepared_for(event: int = 0) -> Demand:
     """Demand that the handler does not prepare for this event, which is for another VM or needs nothing.
 
-    Only what it does until the script publishes the next event counts. It is unknown if no poll got the event, it was
-    never published, or the handler was prepared before. Needs the probe `prepared`; applies to handlers that claim to
-    prepare. `event` is its number in the order of publication, from 0.
+    Only what the handler does until the script publishes the next event counts. The outcome is unknown if no poll got
+    the event, it was never published, or the handler was prepared before. Needs the probe `prepared`; applies to
+    handlers that claim to prepare. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -246,9 +248,9 @@ def prepared_at_most_once(event: int = 0, *, until_start: bool = False) -> Deman
     """Demand that the handler prepares for the same event at most once, even after a restart.
 
     Each turn of the probe `prepared` to yes after the publication is a preparation. Those after the next event was
-    published do not count; with `until_start`, only those before the event starts do. One that does not prepare passes.
-    Needs that probe; applies to handlers that claim to prepare. `event` is its number in the order of publication, from
-    0; it is unknown if there is none.
+    published do not count; with `until_start`, only those before the event starts do. A handler that does not prepare
+    passes. Needs that probe; applies to handlers that claim to prepare. `event` is its number in the order of
+    publication, from 0; the outcome is unknown if it was never published.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -274,11 +276,11 @@ def prepared_at_most_once(event: int = 0, *, until_start: bool = False) -> Deman
 def recovered(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 25.0) -> Demand:
     """Demand that the application works again within `within_s` of the event's end.
 
-    Until `at_most_s` it is slow; both limits have 1.5 s more, for the probe. It must still work when the case ends. The
-    event may have been carried out or withdrawn; it is unknown if it was never published or still listed at the end,
-    the machine was too slow, or the case ended before the second limit. Time in which the handler could not poll does
-    not count. Needs the probe `recovered`; applies to handlers that claim to recover. `event` is its number in the
-    order of publication, from 0.
+    Until `at_most_s` it is slow; both limits are seconds of the service's clock, without those in which the handler
+    could not poll, and 1.5 s more for the probe. The application must still work when the case ends. The event may have
+    been carried out or withdrawn. The outcome is unknown if the event was never published or still listed at the end,
+    the machine was too slow, or the case ended before the second limit. Needs the probe `recovered`; applies to
+    handlers that claim to recover. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -317,7 +319,7 @@ def recovered(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 25.0
 def if_survives_restart(demand: Demand) -> Demand:
     """Return a copy of the demand that applies only to handlers that claim to survive a restart.
 
-    What it demands of other claims stays: it applies only where the given demand does.
+    The copy applies only where the given demand does, too; for other handlers the outcome is not applicable.
     """
     return replace(demand, applies=lambda claims: claims.survives_restart and demand.applies(claims))
 

@@ -13,7 +13,8 @@ from forewarn.store.interface import AppliedCommit
 def commit_recorder(recorder: CaseRecorder) -> Callable[[AppliedCommit], None]:
     """Return a subscriber for `Store.subscribe` that records each publication, start and end of an event.
 
-    Events that no document lists are left out. An event that starts at once is published first.
+    It records them in `recorder`, each once. Events that no document lists are left out. An event that starts at once
+    is recorded as published, without a NotBefore, and then as started.
     """
     recorded: set[tuple[str, EventState]] = set()
 

@@ -27,10 +27,10 @@ class RequestKind(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """A request of a handler, and what it got; the connection fills in the answer as it is sent.
+    """One request of a handler through the proxy, and what it got; filled in while the answer is sent.
 
-    Times are seconds since the start of the case, by the service's clock. `substitute` is "" for the service's own
-    answer. `status` is None before anything is sent, `answered_at` until the last byte is.
+    The connection of the proxy makes and changes it. Times are seconds since the start of the case, by the service's
+    clock.
     """
 
     request: HttpRequest  # of invalid HTTP only method and target
@@ -46,7 +46,7 @@ class Exchange:
 
     @property
     def kind(self) -> RequestKind:
-        """Whether this is a poll, an approval or another request; paths are compared without case."""
+        """Whether this is a poll, an approval or another request; paths are compared ignoring letter case."""
         target = self._target
         if target is None or not _is_scheduled_events(target.lower_path()):
             return RequestKind.OTHER
@@ -59,9 +59,9 @@ class Exchange:
         return "" if target is None else target.parameter("api-version") or ""
 
     def concerns(self, answer: SpoiledAnswer) -> bool:
-        """Return whether this substitute answer is for such a request and its api-version.
+        """Return whether this substitute answer is for a request of this kind and api-version.
 
-        How often it may still be given is not considered.
+        How often the substitute may still be given is not considered.
         """
         if self.version in answer.served_versions:
             return False
@@ -76,8 +76,8 @@ class Exchange:
     def observation(self, vm: str, by: Poller) -> Polled | Approved | OtherRequest:
         """Return what the timeline shows of this exchange: a poll, an approval, or another request.
 
-        `vm` is the VM's name, `by` who sent it. Of a document, it shows the events that are in the service's own answer
-        too, and the first 20 others. Only a 200 can have a document.
+        `vm` is the VM's name, `by` who sent the request. Of a document, it shows the events that are in the service's
+        own answer too, and the first 20 others. Only a 200 can have a document. Records nothing.
         """
         match self.kind:
             case RequestKind.POLL:
@@ -151,9 +151,10 @@ class Exchange:
 
 
 def unreadable_request(raw: bytes) -> HttpRequest:
-    """Return what the first line of invalid HTTP says: method and target, "" where it has none.
+    """Return the method and target that the first line of invalid HTTP names, "" where it has none.
 
-    Such a request may have no Host, or a head that is too long; the service refuses it.
+    The request has no headers and no body. `raw` is what was received, such as a request without Host or with a head
+    that is too long; the service refuses it.
     """
     words = raw.lstrip(b"\r\n").partition(b"\n")[0].decode("latin-1").split()
     return HttpRequest(method=words[0] if words else "", target=words[1] if len(words) > 1 else "")

@@ -36,8 +36,8 @@ def obstructed_spans(observed: Observed, *, despite_disturbance: bool = False) -
 
     A span is (from, until), in seconds since the start of the case. In these spans the case or the platform had ended
     the program of the judged VM or not started it yet, the program was starting after that (5 s at most), the platform
-    acted on its VM, or the case spoiled its answers or rebooted the VM, until a poll got a document again. With
-    `despite_disturbance`, disturbances are no excuse, such as spoiled answers: a handler must be able to use them.
+    acted on its VM, or the case disturbed it, as with spoiled answers or a reboot, until a poll got a document again.
+    With `despite_disturbance`, such disturbances are left out: a handler must be able to use the answers.
     """
     timeline, vm = observed.timeline, observed.vm
     spans = [*_not_running(timeline, vm), *_acted_on(timeline, vm)]
@@ -74,11 +74,11 @@ def deadline_after(spans: Sequence[Span], start: float, seconds: float) -> float
 def why_machine_was_slow(observed: Observed, start: float, deadline: float, event: str = "") -> str:
     """Return why a deadline cannot be held against the handler, as a clause; "" if it can.
 
-    The reference poller had no answer in the whole case; or it got the event (an id; "": none) only after the deadline
-    or never. Or, between `start` and `deadline`, it had no answer for more than 3 s and a quarter of the time, or the
-    handler had to wait for a CPU for more than 3 s and a tenth of the time. With an event and a handler that approves
-    for its scope, this holds for its copy on any VM, as copies wait for each other. Times are seconds since the start
-    of the case.
+    The reference poller, a plain poller beside the handler, had no answer in the whole case; or it got the event (an
+    id; "": none) only after the deadline or never. Or, between `start` and `deadline`, it had no answer for more than 3
+    s and a quarter of the time, or the handler had to wait for a CPU for more than 3 s and a tenth of the time. With an
+    event and a handler that approves for its scope, the last reason counts for its copy on any VM, as copies wait for
+    each other. Times are seconds since the start of the case.
     """
     timeline = observed.timeline
     answered = [
@@ -120,13 +120,13 @@ def _longest_starved(timeline: Timeline, start: float, end: float, only_vm: str)
 def longest_gap(times: Sequence[float], start: float, end: float) -> float:
     """Return the longest time between `start` and `end` without one of these sorted times in it.
 
-    All of them must be from `start` to `end`; without any, it is `end - start`.
+    All `times` must be from `start` to `end`; without any, the result is `end - start`.
     """
     return max(intervals_between([start, *times, end]), default=0.0)
 
 
 def is_spoiled(poll: Polled) -> bool:
-    """Return whether a poll got a substitute answer without a document; a 304 counts as a document."""
+    """Return whether a poll got a substitute answer without a document; a 304 is not spoiled."""
     return bool(poll.substitute) and poll.incarnation is None and poll.status != 304
 
 

@@ -33,17 +33,16 @@ _GROWTH_S = 8.0  # of samples, before something can be said about growth
 
 
 class HandlerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one run; None where nothing could be measured.
+    """The figures of one crash test of a handler, over all cases; None where nothing could be measured.
 
-    Times are seconds of the service's clock. The figures are over all cases, also those that disturbed the handler;
-    events are those of the judged VM that the scripts published. Each accepted approval is at most one of early, late,
-    repeated and for others.
+    Times are seconds of the service's clock. Cases that disturbed the handler count too; events are those of the judged
+    VM that the scripts published. Each accepted approval is at most one of early, late, repeated and for others.
     """
 
     notice_p50_s: float | None = None  # from publication to the poll that got the event
-    notice_worst_s: float | None = None  # of those that a poll got
-    notice_share_p50: float | None = None  # of the time until NotBefore that had passed then
-    notice_share_worst: float | None = None  # 1 is too late, or never
+    notice_worst_s: float | None = None  # the longest such time, of events that a poll got
+    notice_share_p50: float | None = None  # the share (0 to 1) of the notice that had passed at that poll
+    notice_share_worst: float | None = None  # the highest such share; 1 is too late, or never
     notice_left_worst_s: float | None = None  # the least time that was left until NotBefore; negative: it was over
     never_noticed: int = 0  # events that no poll of the handler got
     prepared_p50_s: float | None = None  # from publication to the probe's yes

@@ -13,10 +13,7 @@ _ORDER = (Severity.TOUCHES_ANOTHER_VM, Severity.LOSES_WORK, Severity.DELAYS_PLAT
 
 @dataclass(frozen=True, slots=True)
 class HandlerFix:
-    """One thing to change in the handler, and the cases that show it.
-
-    `outcome` is fail or slow. `cases` are the worst first; `severity` and `seen` are those of the first.
-    """
+    """One thing to change in the handler, and the cases that show it; `find_fixes` makes it."""
 
     remedy: str  # what to do, as a sentence
     outcome: CaseOutcome  # fail or slow: the worst of its cases
@@ -26,11 +23,11 @@ class HandlerFix:
 
 
 def find_fixes(cases: Sequence[CaseResult]) -> list[HandlerFix]:
-    """Return everything to fix, most important first.
+    """Return everything to fix in the handler, most important first; [] if nothing failed or was slow.
 
     Failures come before slowness, then what costs most, common cases before rare ones, then what most cases show. Of a
-    case, the failed demands count, or the slow ones if none failed; of an unknown one, none. Demands of several cases
-    with the same remedy are one fix; the remedy of one without is to make it true.
+    case, the failed demands count, or the slow ones if none failed; of an unknown one, none. Demands with the same
+    remedy are one fix, also of several cases; for a demand without a remedy, the fix is to make its sentence true.
     """
     found: dict[str, list[tuple[CaseResult, Finding]]] = {}
     for case in sorted(cases, key=_rank):

@@ -13,8 +13,8 @@ from forewarn.crash_test.verdict import CaseOutcome, Severity
 def explain_grade(result: CrashTestResult) -> str:
     """Return why the handler has this grade, as one sentence.
 
-    It has the number of cases that decide the grade, for an A that of the cases that passed; if the handler did not
-    run, it says so.
+    The sentence has the number of cases that decide the grade, for an A that of the cases that passed; if the handler
+    did not run, it says so.
     """
     because = [case for case in result.cases if case.id in result.grade.because]
     count = _count_cases(len(because))

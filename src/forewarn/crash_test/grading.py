@@ -11,7 +11,12 @@ from forewarn.crash_test.verdict import CaseOutcome, Severity, Verdict
 
 
 class Grade(StrEnum):
-    """The grade of a handler in one profile: A to F, incomplete (it may lose work), or not run."""
+    """The grade of a handler in one profile: A, B, C, D, F, INCOMPLETE or NOT_RUN.
+
+    A: nothing failed or was slow. B: at worst slow, or noise. C: it delays the platform. D: it loses work in a rare
+    case. F: it loses work in a common case, or touches another VM. INCOMPLETE: it is not known whether it loses work,
+    and nothing is worse than B. NOT_RUN: the handler did not run, or no case was applicable.
+    """
 
     # The values are part of the JSON report.
     A = "A"  # nothing failed or was slow
@@ -29,7 +34,7 @@ class GradeReport(msgspec.Struct, frozen=True, kw_only=True):
     Without an applicable case, or if the handler did not run, both tuples are empty.
     """
 
-    grade: Grade
+    grade: Grade  # the worst that a case allows
     because: tuple[str, ...] = ()  # ids of the cases that would have to change for a better grade; () for an A
     unknown: tuple[str, ...] = ()  # ids of cases that lose work if they fail, and whose outcome is unknown
 

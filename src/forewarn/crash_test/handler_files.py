@@ -21,11 +21,7 @@ _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSpec:
-    """Which program runs on which VM, and where its files are.
-
-    `directory` exists, is empty and is only for this VM; the handler starts with a copy of `user_directory` (see
-    `copy_user_directory`). `endpoint_env` is, for a plain child, the variable that gets the endpoint's URL.
-    """
+    """Which handler program runs on which VM, and where its files are."""
 
     vm: str  # the VM's name
     hostname: str  # of the VM; a plain child has that of this machine

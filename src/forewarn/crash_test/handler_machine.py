@@ -43,9 +43,10 @@ OnExit = Callable[[VmProgramExit], None]  # is called when the program ended, fo
 
 
 class HandlerMachine(Protocol):
-    """Where a handler's processes run: starts, freezes and ends them.
+    """Where a handler's processes run: starts, freezes and ends them; one object per VM of a case.
 
-    Call `open` first, on the event loop, and one operation at a time; then `start` and the others, and `close` last.
+    Call `open` first, on the event loop, then `start` and the others, one operation at a time, and `close` last. The
+    implementations are a VM of namespaces, a plain child of this process, and a handler that runs elsewhere.
     """
 
     has_own_disk: bool  # whether its disk can be filled without harm to others
@@ -66,7 +67,10 @@ class HandlerMachine(Protocol):
         """
 
     async def end_processes(self, number: int) -> None:
-        """Send signal `number` to all processes, SIGKILL after two seconds, and return when none is left."""
+        """Send signal `number` to all processes of the handler, and return when none is left.
+
+        Kills with SIGKILL those that are left after two seconds. Does nothing if the program runs elsewhere.
+        """
 
     async def freeze(self) -> None:
         """Stop all processes of the handler (SIGSTOP), until `thaw`."""
@@ -77,13 +81,13 @@ class HandlerMachine(Protocol):
     async def run(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command beside the program, without output; return its exit status.
 
-        None if a signal ended it or it took longer than `timeout_s` (real time), after which it is killed.
+        None if a signal ended the command or it took longer than `timeout_s` (real time), after which it is killed.
         """
 
     def list_pids(self) -> list[int]:
         """Return the pids of all processes of the handler, as this process sees them.
 
-        In no particular order; [] if it does not run.
+        They are in no particular order; [] if the handler does not run, or runs elsewhere.
         """
 
     def close(self) -> None:
@@ -152,8 +156,8 @@ class NamespaceMachine:
     async def start(self, *, is_boot: bool) -> None:
         """Start the program in the VM; OSError if it cannot be executed, or the VM is gone.
 
-        Does not wait for its end. A boot (`is_boot`) gives a new boot id and an empty /tmp; the first one keeps the
-        boot id with which the VM was created.
+        Returns once the program is executed. A boot (`is_boot`) gives a new boot id and an empty /tmp; the first one
+        keeps the boot id with which the VM was created.
         """
         if is_boot and not self._is_first_boot:
             empty_private_tmp(self._files)
@@ -163,7 +167,7 @@ class NamespaceMachine:
     async def end_processes(self, number: int) -> None:
         """Send signal `number` to all processes, SIGKILL after two seconds, and return when none is left.
 
-        Commands of `run` end too. The VM itself stays. OSError if it is gone.
+        Commands of `run` end too. The VM itself stays. OSError if the VM is gone.
         """
         await self._machine.stop(number)
 
@@ -178,8 +182,8 @@ class NamespaceMachine:
     async def run(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command inside the VM, in the handler's directory; return its exit status.
 
-        Its output is discarded. None if a signal ended it or it took longer than `timeout_s` (real time), after which
-        it is killed. OSError if the VM is gone.
+        The output is discarded. None if a signal ended the command or it took longer than `timeout_s` (real time),
+        after which it is killed. OSError if the VM is gone.
         """
         pid: int = (await self._namespaces.call("run", ["/bin/sh", "-c", command])).value
         if pid in self._finished_runs:
@@ -226,8 +230,9 @@ class ChildMachine:
     """Runs the handler as a plain child, with the endpoint's URL in an environment variable.
 
     It has the network, the files and the hostname of this machine. All processes that the handler started are found by
-    an environment variable that they inherit, and ended with it. The constructor prepares its directories, and starts
-    nothing. `spec` describes the handler's program, environment and directories.
+    an environment variable that they inherit, and ended with it. The constructor copies the user's directory, and
+    starts nothing. `spec` describes the handler's program, environment and directories; its `endpoint_env` names the
+    variable.
     """
 
     has_own_disk = False
@@ -251,8 +256,9 @@ class ChildMachine:
     async def open(self, on_output: OnOutput, on_exit: OnExit) -> socket.socket:
         """Watch the output, and return a listening socket on a free port of 127.0.0.1.
 
-        The program gets its URL. `on_output` gets what the program writes, in pieces, `on_exit` how it ended, each
-        time; both are called on the event loop. The socket is non-blocking; the caller closes it. Starts nothing.
+        The program gets the socket's URL when it starts. `on_output` gets what the program writes, in pieces, `on_exit`
+        how it ended, each time; both are called on the event loop. The socket is non-blocking; the caller closes it.
+        Starts nothing.
         """
         self._on_exit = on_exit
         _watch_output(self._output, on_output)
@@ -271,9 +277,9 @@ class ChildMachine:
         return sock
 
     async def start(self, *, is_boot: bool) -> None:
-        """Start the program in its own session and directory; a boot (`is_boot`) empties TMPDIR.
+        """Start the program in its own session and directory; a boot (`is_boot`) empties TMPDIR first.
 
-        Does not wait for its end. It dies with this process. OSError if it cannot be executed.
+        Returns once the program is executed. The program dies with this process. OSError if it cannot be executed.
         """
         if is_boot:
             shutil.rmtree(self._tmp, ignore_errors=True)
@@ -293,8 +299,8 @@ class ChildMachine:
     async def end_processes(self, number: int) -> None:
         """Send signal `number` to all processes, SIGKILL after two seconds, and return when none is left.
 
-        Processes that the handler started and that have left it end too, and frozen ones are continued. After SIGKILL
-        it waits ten seconds for them at most; for the program without a limit.
+        Processes that the handler started and that have left its tree end too, and frozen ones are continued. After
+        SIGKILL it waits ten seconds for them at most; for the program without a limit.
         """
         if await self._signal_until_gone(number, STOP_GRACE_S):
             await self._signal_until_gone(signal.SIGKILL, _MAX_END_S)
@@ -312,16 +318,16 @@ class ChildMachine:
     async def run(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command in the handler's directory, with its environment; return its exit status.
 
-        Its output is discarded. None if a signal ended it or it took longer than `timeout_s` (real time). At the end,
-        processes that it left running are killed.
+        The output is discarded. None if a signal ended the command or it took longer than `timeout_s` (real time). At
+        the end, processes that the command left running are killed.
         """
         environment = {name: value for name, value in self._environment.items() if name != _MARK}
         return await _run_shell_command(command, timeout_s, directory=self._disk, environment=environment)
 
     def list_pids(self) -> list[int]:
-        """Return the pids of the program and its descendants; [] if it is not running.
+        """Return the pids of the program and its descendants; [] if the program is not running.
 
-        Processes that have left it are not found.
+        Processes that have left the program's tree, as daemons do, are not found.
         """
         if self._program is None or self._program.returncode is not None:
             return []
@@ -378,7 +384,7 @@ class AttachedMachine:
     async def open(self, on_output: OnOutput, on_exit: OnExit) -> socket.socket:
         """Return a duplicate of the listening socket, non-blocking, which the caller closes.
 
-        It listens again if an earlier user had stopped that. `on_output` and `on_exit` are never called.
+        The socket listens again if an earlier user had stopped that. `on_output` and `on_exit` are never called.
         """
         sock = self._listener.dup()
         sock.setblocking(False)
@@ -400,17 +406,18 @@ class AttachedMachine:
     async def run(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command on this machine, in the current directory, and return its exit status.
 
-        It does not run where the handler runs, which is out of reach. Its output is discarded. None if a signal ended
-        it or it took longer than `timeout_s` (real time). At the end, processes that it left running are killed.
+        The command does not run where the handler runs, which is out of reach. Its output is discarded. None if a
+        signal ended it or it took longer than `timeout_s` (real time). At the end, processes that it left running are
+        killed.
         """
         return await _run_shell_command(command, timeout_s, directory=Path.cwd(), environment=dict(os.environ))
 
     def list_pids(self) -> list[int]:
-        """Return []: its processes are out of reach."""
+        """Return []: the handler's processes are out of reach."""
         return []
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: the caller closes the listening socket, and the handler goes on elsewhere."""
 
 
 async def _run_shell_command(

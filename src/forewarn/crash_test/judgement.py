@@ -34,16 +34,16 @@ class Deadline:
     start: float  # from when on the time counts
     soon: float  # until then, included, it is in time
     late: float  # until then, included, it is slow
-    event: str = ""  # the id of the event that the reference poller must have got until `soon`; "": none
+    event: str = ""  # the id of an event that the reference poller, too, must have got until `soon`; "": none
 
 
 def judge_deadline(observed: Observed, at: float | None, deadline: Deadline, *, seen: str, missing: str) -> Judgement:
     """Judge whether something happened in time; `at` is when it did, None if it did not.
 
     Returns the outcome, a text for the report, and the times that it is about: `at`, or none. `seen` says when it
-    happened, `missing` that it did not, each as a clause. What happened until `soon` passes. Else it is unknown if the
-    machine was too slow (see `why_machine_was_slow`), or if it did not happen and the case ended before `late`; what
-    happened until `late` is slow, and the rest fails. Times are seconds since the start of the case.
+    happened, `missing` that it did not, each as a clause. What happened until `soon` passes. Else the outcome is
+    unknown if the machine was too slow (see `why_machine_was_slow`), or if nothing happened and the case ended before
+    `late`; what happened until `late` is slow, and the rest fails. Times are seconds since the start of the case.
     """
     times = () if at is None else (at,)
     if at is not None and at <= deadline.soon:
@@ -61,9 +61,9 @@ def judge_deadline(observed: Observed, at: float | None, deadline: Deadline, *, 
 
 
 def event_name(index: int) -> str:
-    """Return how demands name an event of the script by its number, from 0.
+    """Return how demands name the script's event with this number, from 0.
 
-    `the event`, `the second event` and so on; from the fifth on `event 5`.
+    The names are `the event`, `the second event` and so on; from the fifth on `event 5`.
     """
     return _ORDINALS[index] if index < len(_ORDINALS) else f"event {index + 1}"
 
@@ -78,13 +78,16 @@ def published_event(observed: Observed, index: int) -> EventPublished | None:
 def not_published(index: int) -> Judgement:
     """Return the judgement, unknown, for an event (by number, from 0) that the script has not published.
 
-    It has an outcome, a text for the report, and no times.
+    The judgement has an outcome, a text for the report, and no times.
     """
     return CaseOutcome.UNKNOWN, f"the case ended before it published {event_name(index)}", ()
 
 
 def started_at(observed: Observed, event: EventPublished) -> float | None:
-    """Return when the platform started this event, else its NotBefore; None: neither is known."""
+    """Return when the platform started this event, else its NotBefore; None: neither is known.
+
+    The time is in seconds since the start of the case.
+    """
     found = next((item.at for item in observed.timeline.of(EventStarted) if item.event == event.event), None)
     return event.not_before if found is None else found
 
@@ -97,7 +100,7 @@ def ended_event(observed: Observed, event: EventPublished) -> EventEnded | None:
 def approvals_of(observed: Observed, event: EventPublished, *, on_all_vms: bool = False) -> list[Approved]:
     """Return the handler's approvals of this event on the judged VM, or on all VMs, in order.
 
-    Refused approvals are included. Ids are compared without regard to case.
+    Refused approvals are included, those of the reference poller are not. Ids are compared ignoring letter case.
     """
     wanted = event.event.casefold()
     return [
@@ -115,7 +118,7 @@ def is_accepted(approval: Approved) -> bool:
 def why_notice_is_too_short(observed: Observed, event: EventPublished) -> str:
     """Return why the event's notice is too short for the handler's claims, as a clause; "": it is not.
 
-    It is if it is shorter than the claimed poll interval plus 5 s, but never for an eviction (Preempt) or an event
+    It is too short if it is below the claimed poll interval plus 5 s, but never for an eviction (Preempt) or an event
     without notice. A handler for reboots may poll rarely, because they are announced 15 minutes ahead; a case that
     announces one later cannot hold that against it.
     """
@@ -128,9 +131,9 @@ def why_notice_is_too_short(observed: Observed, event: EventPublished) -> str:
 
 
 def probe_state(observed: Observed, probe: Probe, at: float) -> bool | None:
-    """Return the last answer of a probe on the judged VM until `at`; None: it had not answered yet.
+    """Return the last answer of a probe on the judged VM until `at`: True for yes; None: no answer yet.
 
-    `at` is in seconds since the start of the case.
+    `at` is in seconds since the start of the case, and included.
     """
     answers = [item.is_yes for item in _answers(observed, probe) if item.at <= at]
     return answers[-1] if answers else None

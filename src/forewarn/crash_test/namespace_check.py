@@ -19,7 +19,7 @@ from forewarn.errors import Refused
 def main() -> int:
     """Create a VM of namespaces as a case does, end it, and return the exit status; nothing is left.
 
-    It is 0 if this machine allows that; else 1, and the kernel's reason is printed to stdout.
+    The status is 0 if this machine allows that; else 1, and the kernel's reason is printed to stdout.
     """
     with tempfile.TemporaryDirectory(prefix="forewarn-check-", ignore_cleanup_errors=True) as text:
         directory, empty = Path(text) / "vm", Path(text) / "empty"
