@@ -21,11 +21,14 @@ _NO_RESPONDERS_PAUSE_S = 0.05  # so that a missing service does not keep a core 
 
 
 class NoAnswer(Unavailable):
-    """A request got no answer in time; `Bus.request` raises it. The request may have been carried out."""
+    """Raised by `Bus.request` if a request got no answer in time; it may have been carried out.
+
+    `Bus.flush` raises it too, if the bus does not confirm.
+    """
 
 
 class NoResponders(NoAnswer):
-    """Nobody received a request, or the bus is out of reach; `Bus.request` raises it.
+    """Raised by `Bus.request` if nobody is subscribed to the subject, or the bus is out of reach.
 
     Usually the request was not carried out; it may have been if the connection was lost meanwhile.
     """
@@ -33,11 +36,11 @@ class NoResponders(NoAnswer):
 
 @dataclass(frozen=True, slots=True)
 class BusMessage:
-    """A message that was received; `respond(payload)` answers it if it is a request, else does nothing."""
+    """A message that a subscription received from the bus; `respond` answers it if it is a request."""
 
-    subject: str  # that it was sent to
+    subject: str  # to which it was sent
     payload: bytes  # as sent
-    respond: Callable[[bytes], None]
+    respond: Callable[[bytes], None]  # sends this payload as the answer; does nothing if no answer is awaited
 
 
 MessageHandler = Callable[[BusMessage], None]
@@ -47,15 +50,16 @@ DoubtHandler = Callable[[str], None]  # called with the reason, in words
 class Bus(Protocol):
     """A connection to the bus: publishes, requests and subscribes on subjects. Use it on one event loop.
 
-    Any message may be lost, repeated or late. Payloads have at most `max_payload_bytes`.
+    Any message may be lost, repeated, late or out of order. Payloads have at most `max_payload_bytes`. `NatsBus`
+    implements it; `close` ends it.
     """
 
-    max_payload_bytes: int  # the limit of the bus
+    max_payload_bytes: int  # the largest payload that the bus takes
     problem: str  # what the bus does not permit this client, as one sentence for people; "": nothing that is known
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages can be sent now, as far as this side knows."""
+        """Whether messages can be sent now, as far as this side knows; a dead connection is noticed later."""
 
     def publish(self, subject: str, payload: bytes) -> None:
         """Send a message to the subscribers of this subject; returns at once.
@@ -64,32 +68,35 @@ class Bus(Protocol):
         """
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
-        """Send a request (`payload`) to a subject and return the payload of the first answer.
+        """Send a request (`payload`) to a subject, once, and return the payload of the first answer.
 
         Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or the bus is
         out of reach.
         """
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
-        """Call the handler with each message to this subject, in the order received; again after a reconnect.
+        """Call the handler with each message to this subject, in the order received, until unsubscribed.
 
-        `subject` may end with the wildcard `*`. Errors of the handler are logged. Returns a function that unsubscribes;
-        calling it twice is harmless. Raises Refused if the server does not permit it; without a connection, the server
-        is asked once there is one.
+        The subscription survives reconnects. `subject` may end with the wildcard `*`. Errors of the handler are logged.
+        Returns a function that unsubscribes; calling it twice is harmless. Raises Refused if the server does not permit
+        it; without a connection, the server is asked once there is one.
         """
 
     def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
-        """Call the handler when messages may have been lost: after a reconnect, or if this side was slow.
+        """Call the handler whenever messages may have been lost: after a reconnect, or if this side was slow.
 
-        It gets the reason, "reconnected" or "too slow". Returns a function that ends this; calling that twice does no
-        harm.
+        The handler gets the reason, "reconnected" or "too slow". Returns a function that ends these calls; calling it
+        twice is harmless.
         """
 
     async def flush(self) -> None:
-        """Return once the bus has taken everything that was published; raises NoAnswer if it does not."""
+        """Wait until the bus has taken everything that was published; raise NoAnswer if it does not.
+
+        It raises at once without a connection, and after a short time without a confirmation.
+        """
 
     async def close(self) -> None:
-        """Close the connection; may be called twice."""
+        """Close the connection; may be called twice. Messages that were not sent yet are lost."""
 
 
 async def request_repeatedly(
@@ -101,11 +108,11 @@ async def request_repeatedly(
     every_s: float = RETRY_S,
     may_send: Callable[[], bool] = lambda: True,
 ) -> bytes:
-    """Send a request again every `every_s`, and sooner if nobody received it, until it is answered.
+    """Send a request again and again until it is answered; return the payload of the first answer.
 
-    Earlier attempts stay valid: the first answer to any of them is returned. Raises NoAnswer after `within_s`, or as
-    soon as `may_send`, which is asked before each attempt, returns False. Times are in seconds of real time. `payload`
-    is the encoded request; the result is the payload of the answer.
+    The request (`payload`) is sent every `every_s` seconds, and sooner if nobody received it; earlier attempts stay
+    valid. Raises NoAnswer after `within_s` seconds, or as soon as `may_send`, which is called before each attempt,
+    returns False. Both times are real time. The receiver may carry the request out more than once.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -129,51 +136,63 @@ async def request_repeatedly(
 
 
 def subject_token(name: str) -> str:
-    """Return a name as one token of a subject; names have the same token only if they differ just in case."""
+    """Return a name as one token of a subject; names get the same token only if they differ just in case.
+
+    Characters that a subject cannot have, such as dots and blanks, are percent-encoded.
+    """
     return quote(name.casefold(), safe="").replace(".", "%2E").replace("~", "%7E")
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The subjects of one cluster. All of them begin with its prefix. Names of hosts are in any case."""
+    """The names of the bus subjects of one cluster, which all begin with its prefix.
+
+    Names of hosts may be given in any letter case.
+    """
 
     prefix: str = DEFAULT_PREFIX  # without a dot at its end
 
     @property
     def heartbeat(self) -> str:
-        """The subject of the `Heartbeat` from the active node to all."""
+        """The subject on which the active control node sends a `Heartbeat` to all host nodes."""
         return f"{self.prefix}.heartbeat"
 
     def host(self, host: str) -> str:
-        """Return the subject from the active node to the node of this host, once that has joined.
+        """Return the subject on which the active control node sends updates and heartbeats to a host's node.
 
-        It carries `HostUpdate` and `Heartbeat`.
+        Nothing is sent there before that node has joined. Messages: `HostUpdate` and `Heartbeat`.
         """
         return f"{self.prefix}.host.{subject_token(host)}"
 
     def ask(self, host: str) -> str:
-        """Return the subject for requests of the node of this host to the active node; "*": of all hosts."""
+        """Return the subject on which this host's node sends requests to the active control node.
+
+        They are joins, requests for parts of the state, and calls of VMs. With "*", the pattern for all hosts.
+        """
         return f"{self.prefix}.ask.{host if host == '*' else subject_token(host)}"
 
     def seen(self, host: str) -> str:
-        """Return the subject for reports of this host's node to the active node; "*": of all hosts."""
+        """Return the subject on which this host's node sends its `SeenReport`s to the active control node.
+
+        With "*", the pattern for all hosts.
+        """
         return f"{self.prefix}.seen.{host if host == '*' else subject_token(host)}"
 
     def act(self, host: str) -> str:
-        """Return the subject for orders and other requests of the active node to the node of this host."""
+        """Return the subject on which the active control node sends orders and requests to a host's node."""
         return f"{self.prefix}.act.{subject_token(host)}"
 
     def inbox(self, name: str) -> str:
-        """Return the prefix of the subjects on which this client gets answers to its requests.
+        """Return the prefix of the subjects on which a client of the bus gets answers to its requests.
 
         `name` is that of the client: a host, or a control node.
         """
         return f"{self.prefix}.inbox.{subject_token(name)}"
 
     def host_node_permissions(self, host: str) -> dict[str, list[str]]:
-        """Return the subjects that the node of this host must be permitted to "publish" and "subscribe".
+        """Return the subjects that the bus must permit the node of this host, under "publish" and "subscribe".
 
-        It must also be permitted to answer requests (`allow_responses` in the configuration of NATS).
+        The node must also be permitted to answer requests (`allow_responses` in the configuration of NATS).
         """
         return {
             "publish": [self.ask(host), self.seen(host)],

@@ -39,12 +39,12 @@ BOUND_ACTS_NAME = "bound-acts"  # of the saved value: act id → host, for acts 
 
 
 class ClusterControl:
-    """The bus side of the active node. Create it inside a running event loop.
+    """The active control node's side of the bus: the streams to host nodes, and the remote hypervisor.
 
-    `hypervisor` is for the control plane. Then call `attach`, pass `make_streams` to the publisher's start, and `start`
-    at last. `session` tells this process apart from others of the same term. `name` is that of this node, `term` that
-    of its lease (None: it is the only service), `subjects` are the bus subjects of this cluster. All other methods need
-    `make_streams` before.
+    Create it inside a running event loop, and give its attribute `hypervisor` to the control plane. Then call `attach`,
+    pass `make_streams` to the publisher's start, and at last `start`; `close` ends it. All methods but `attach` need
+    `make_streams` before. `session` tells this process apart from others of the same term. `name` is that of this node,
+    `term` the lease that it holds (None: it has none, and is the only service), `subjects` are those of this cluster.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class ClusterControl:
     def attach(
         self, control: ControlPlane, publisher: MetadataPublisher, backend: MetadataBackend, config: FrontendConfig
     ) -> None:
-        """Take over what the streams read and call. Call it once, before `make_streams`.
+        """Keep the control plane and what else `make_streams` needs. Call it once, before `make_streams`.
 
         `control` has the store and the fleet, `publisher` knows what VMs see, `backend` carries out what VMs ask for,
-        and `config` has the rules by which VMs are answered.
+        and `config` has the rules by which VMs are answered. Sends nothing.
         """
         self._control, self._publisher, self._backend, self._config = control, publisher, backend, config
 
     def make_streams(self, store_tag: str) -> HostStreams:
-        """Make and return the streams, to which the publisher publishes. `store_tag` is that of the store.
+        """Make and return the streams to host nodes, to which the publisher then publishes. Sends nothing yet.
 
-        They are also the attribute `streams`, which exists only from then on. From then on the control plane's
-        decisions know which host nodes are silent.
+        They are also the attribute `streams`, which exists only from then on. Also lets the control plane's decisions
+        know which host nodes are silent. `store_tag` is the random tag of the store.
         """
         config, control = self._config, self._control
         self._store_tag = store_tag
@@ -103,15 +103,16 @@ class ClusterControl:
         return self.streams
 
     async def start(self) -> None:
-        """Answer host nodes from now on, also if the bus is out of reach. Refused if it does not permit it.
+        """Answer host nodes and send heartbeats from now on, also if the bus is out of reach.
 
-        Also begins to let them compare their CPUs with those that VMs need, in the background.
+        Also begins, in the background, to let host nodes compare their CPUs with those that VMs need. Raises Refused if
+        the bus does not permit this client what it needs.
         """
         await self.streams.start()
         self._comparing = asyncio.create_task(self.hypervisor.compare_cpus())
 
     async def close(self) -> None:
-        """Stop answering host nodes; the bus stays open."""
+        """Stop answering host nodes, sending heartbeats and comparing CPUs; the bus stays open."""
         if self._comparing is not None:
             self._comparing.cancel()
             await asyncio.gather(self._comparing, return_exceptions=True)
@@ -120,13 +121,14 @@ class ClusterControl:
     def describe_nodes(self) -> list[dict[str, Any]]:
         """Return one dictionary per host node that has joined, with plain JSON values, sorted by host.
 
-        Nodes that have left are among them. The keys are those of `NodeRegistry.describe`: host, id, version, machine,
-        pid, hypervisor, workers, vms, silent_s, term, position, clock_ahead_s and left.
+        Nodes that have left are among them. The keys are host, id, version, machine, pid, hypervisor, workers, vms,
+        silent_s (seconds since it was heard), term and position (None without a report of them), clock_ahead_s and
+        left.
         """
         return self.streams.registry.describe(asyncio.get_running_loop().time())
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of requests of VMs at all nodes that have joined.
+        """Return the sum of the counts of VMs' requests at all host nodes that have joined.
 
         Each node counts since it was started, as of its last report; nodes that were replaced count too.
         """
@@ -206,7 +208,7 @@ class ClusterControl:
 
 
 class ActBindings:
-    """Which host performs an act on a VM that is on no host, kept in the store.
+    """Remembers, in the store, which host performs an act on a VM that is on no host.
 
     The choice must outlive this process and changes of the fleet: another host does not know what the first one did.
     """
@@ -215,9 +217,10 @@ class ActBindings:
         self._lock = asyncio.Lock()  # all of them are one saved value
 
     async def bind(self, store: Store, act: Act, host: str) -> str:
-        """Return the host of this act, which is `host` if it has none yet; durable on return.
+        """Return the host that performs this act: the one that was stored before, otherwise `host`.
 
-        A host that is no longer in the fleet is replaced. "" if there is none and `host` is "". Raises Unavailable.
+        A new choice is durable on return. A stored host that is no longer in the fleet is replaced by `host`. With
+        `host` "" and none stored, returns "" and stores nothing. Raises Unavailable if the choice cannot be stored.
         """
         async with self._lock:
             saved = store.load(BOUND_ACTS_NAME)
@@ -237,9 +240,10 @@ def _is_unfinished(store: Store, act_id: str) -> bool:
 
 
 class CommittedFleet:
-    """Implements `FleetFacts` on a store. `published` returns what the VMs of a scope see.
+    """The fleet as the store has it, for the streams to host nodes: implements `FleetFacts`.
 
-    `placement` knows where VMs are and move to.
+    `published` returns what the VMs of a scope see; `placement` knows on which host each VM is, and to which one an act
+    brings it.
     """
 
     def __init__(self, store: Store, placement: PlacementIndex, published: Callable[[Scope], PublishedScope]) -> None:
@@ -248,17 +252,14 @@ class CommittedFleet:
         self._placement = placement
 
     def host_name(self, host_key: str) -> str | None:
-        """Return the name of the host with this key; None if the fleet does not have it.
-
-        The key is its name in lower case.
-        """
+        """Return the name of the host with this key (its name in lower case); None if it is not in the fleet."""
         return next((host.name for host in self._placement.hosts() if host_id(host.name) == host_key), None)
 
     def scopes_on(self, host_key: str) -> Iterator[Scope]:
-        """Return the scopes with a VM on this host, or with one that an act brings to it, each once.
+        """Yield the scopes with a VM on this host, or one that an unfinished act brings to it, each once.
 
-        Nothing for a host that the fleet does not have. In no particular order. `host_key` is the host's name in lower
-        case.
+        Yields nothing for a host that the fleet does not have. In no particular order. `host_key` is the host's name in
+        lower case.
         """
         name = self.host_name(host_key)
         if name is None:
@@ -270,5 +271,5 @@ class CommittedFleet:
                 yield scope
 
     def scope_of(self, vm_key: str) -> Scope | None:
-        """Return the scope of a present VM; None for any other key."""
+        """Return the stored scope of the VM with this key; None if the VM is unknown or was removed."""
         return self._store.scope(self._placement.scope_of(vm_key)) if self._placement.has_vm(vm_key) else None

@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class HeartbeatSubscription:
-    """The subscription of a host node to the heartbeats for all nodes; `handler` gets them.
+    """A host node's subscription to the heartbeats that the active control node sends to all nodes.
 
-    Call `begin` before anything else, `leave` when the node gets heartbeats of its own, `resume` when it is in doubt
-    whether the active node is still the same, and `close` at the end.
+    `handler` gets each heartbeat. Call `begin` first, `leave` once the node gets heartbeats on the subject of its own
+    host, `resume` when it doubts that the active node is still the same, and `close` at the end.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, handler: MessageHandler) -> None:
@@ -31,11 +31,14 @@ class HeartbeatSubscription:
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether the node gets the heartbeats for all nodes, or will soon."""
+        """Whether the node gets the heartbeats for all nodes, or is about to subscribe to them."""
         return self._unsubscribe is not None or self._is_subscribing
 
     async def begin(self) -> None:
-        """Subscribe; does nothing if it is subscribed or closed. Raises Refused if the bus does not permit it."""
+        """Subscribe to the heartbeats for all nodes; does nothing while subscribed, or after `close`.
+
+        Raises Refused if the bus does not permit it.
+        """
         if self.is_subscribed or self._is_closed:
             return
         self._is_subscribing = True
@@ -47,19 +50,22 @@ class HeartbeatSubscription:
             self.leave()
 
     async def resume(self) -> None:
-        """Subscribe again; a refusal is logged, and the next call tries again."""
+        """Subscribe again to the heartbeats for all nodes; does nothing while subscribed, or after `close`.
+
+        Unlike `begin`, it does not raise if the bus refuses: it logs that, and the next call tries again.
+        """
         try:
             await self.begin()
         except Refused as error:
             log.warning("%s", error)
 
     def leave(self) -> None:
-        """Unsubscribe; does nothing if it is not subscribed."""
+        """Unsubscribe from the heartbeats for all nodes until `resume`; does nothing if not subscribed."""
         unsubscribe, self._unsubscribe = self._unsubscribe, None
         if unsubscribe is not None:
             unsubscribe()
 
     def close(self) -> None:
-        """Unsubscribe for good; may be called twice."""
+        """Unsubscribe for good: `begin` and `resume` then do nothing. May be called twice."""
         self._is_closed = True
         self.leave()

@@ -33,29 +33,30 @@ _RETRY_AFTER_S = 1.0  # lab time
 
 
 class TermMemory(Protocol):
-    """The highest term of each store (by its tag) that this host has obeyed, durable.
+    """Remembers durably the highest term whose orders this host has obeyed, for each store.
 
-    `term_of` returns it, 0 if none; `store_term` replaces it.
+    A term is the number of a control node's lease. A store is known by its tag, which tells those of different clusters
+    apart.
     """
 
     def term_of(self, store_tag: str) -> int:
-        """Return the highest term that was stored for the store with this tag; 0 if none is known."""
+        """Return the highest term that was stored for the store with this tag; 0 if none was."""
 
     def store_term(self, store_tag: str, term: int) -> None:
-        """Store a term that is higher than the one before, durably. Raises OSError if that fails.
+        """Store this term for the store with this tag, durably; it must be higher than the one before.
 
-        `store_tag` tells the stores of different clusters apart.
+        Raises OSError if that fails.
         """
 
 
 class HostActs:
-    """Carries out orders; `on_order` handles the messages of `act.<host>`. It needs a running event loop.
+    """Carries out the active control node's orders on a host node, with the hypervisor of this host.
 
-    `show` gets the scopes that come with an order, before it is carried out, so that a VM that arrives here never sees
-    an older document than on its source. `host` is the name of this host; its VMs are listed, and its CPU compared, on
-    request. Orders for the same act or step that arrive meanwhile share its answer. `hypervisor` performs the acts;
-    `terms` remembers the highest term that gave an order: orders of an older one are refused, and counted in
-    `refused_for_term`.
+    `on_order` handles the messages on the subject `act.<host>`; it needs a running event loop. `hypervisor` performs
+    the acts. `terms` remembers the highest term that gave an order: orders of an older term are refused, and counted in
+    `refused_for_term`. `show` gets the scopes that come with an order before it is carried out, so that a VM that
+    arrives here never sees an older document than on its source. Repeated orders for an act or step that is still
+    running share its answer. `host` is the name of this host. `close` ends it.
     """
 
     def __init__(
@@ -69,10 +70,10 @@ class HostActs:
     def on_order(self, message: BusMessage) -> None:
         """Carry out an order and answer it, after 1.5 s of real time at most; returns at once.
 
-        One that takes longer is answered as under way, and continues. An order of an older term is refused, and counted
-        in `refused_for_term`; one of a newer term that cannot be stored is refused, too. A message that is not a
-        request is logged, and gets no answer. A request to list VMs is answered with them, or with the reason why they
-        cannot be listed; one to compare CPUs with whether each can run here.
+        An order that takes longer is answered as under way, and continues. An order of an older term is refused, and
+        counted in `refused_for_term`; one of a newer term that cannot be stored is refused, too. It also answers
+        requests to list the VMs of this host (with the reason if they cannot be listed) and to compare CPUs (with
+        whether each can run here). A message that cannot be decoded is logged, and gets no answer.
         """
         try:
             order = decode_to_host(message.payload)
@@ -103,7 +104,10 @@ class HostActs:
         answering.add_done_callback(self._answers.discard)
 
     async def close(self) -> None:
-        """Cancel the calls of the hypervisor under way, and wait for them; acts continue or not, as it says."""
+        """Cancel the calls of the hypervisor that are under way, and wait until they have ended.
+
+        Whether an act continues without its call depends on the hypervisor.
+        """
         tasks = [*self._running.values(), *self._answers]
         for task in tasks:
             task.cancel()

@@ -32,12 +32,12 @@ CALL_TIMEOUT_S = 5.0
 
 
 class HostBackend:
-    """Carries out requests of VMs through the active node. A call is repeated for 5 s.
+    """The `MetadataBackend` of a host node: sends what VMs ask for to the active control node.
 
-    Then it raises Unavailable: the call may have taken effect, which does no harm when the VM repeats it. It raises
-    Unavailable at once if the active node says that it does not work with this node. `show` gets the scopes that come
-    with a reply, before the VM gets its answer; `on_denied` gets the active node's reason if it does not work with this
-    node. `host` is the name of this host, `node_id` the id of this node, `clock` the clock of its VMs.
+    A call is repeated for 5 s, then it raises Unavailable: it may have taken effect, which does no harm when the VM
+    repeats it. It raises Unavailable at once if the active node says that it does not work with this node; `on_denied`
+    gets its reason. `show` gets the scopes that come with a reply, before the VM gets its answer, so that it sees what
+    it caused. `host` is the name of this host, `node_id` the id of this node, `clock` the clock of its VMs.
     """
 
     def __init__(
@@ -57,29 +57,30 @@ class HostBackend:
         self._clock = clock
 
     def now(self) -> float:
-        """Return the time of `clock`, in POSIX seconds."""
+        """Return the current time of `clock`, in POSIX seconds; asks nobody."""
         return self._clock.now()
 
     async def enable(self, vm: str) -> None:
-        """Have the scope of this VM (its key) enabled; on return it is shown as enabled.
+        """Let the active control node enable the scope of this VM (its key); on return this node shows it so.
 
-        Raises Unavailable after 5 s without an answer, or what the active node raises, such as NotFound.
+        Raises Unavailable if it does not answer for 5 s, or NotFound, Rejected or Unavailable as it replies.
         """
         await self._call(EnableRequest(next(self._ids), vm))
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Have these events approved for this VM (its key); return None, or the id of an unknown event.
+        """Let the active control node approve events for this VM (its key), all or none; durable on return.
 
-        If one is unknown, none is approved. Raises Unavailable after 5 s without an answer, or what the active node
-        raises.
+        Returns None, or the id of an event that is unknown: then none is approved. Raises Unavailable if the active
+        node does not answer for 5 s, or NotFound, Rejected or Unavailable as it replies.
         """
         unknown = await self._call(ApproveRequest(next(self._ids), vm, event_ids))
         return unknown.unknown if isinstance(unknown, RequestDone) else None
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Have a token of this identity issued; WrongResource if there are none for this resource.
+        """Let the active control node issue a token for a VM's identity and this resource (an audience).
 
-        Raises Unavailable after 5 s without an answer, or what the active node raises.
+        Returns WrongResource if there are no tokens for the resource. Raises Unavailable if the active node does not
+        answer for 5 s, or NotFound, Rejected or Unavailable as it replies.
         """
         reply = await self._call(WorkerTokenRequest(next(self._ids), identity, resource))
         if isinstance(reply, TokenGranted):

@@ -15,9 +15,11 @@ from forewarn.workers.messages import FaultsUpdate
 
 
 class HostFacts:
-    """The scopes and faults that a host node shows. Empty at first.
+    """The scopes and faults that a host node shows its VMs, in memory; empty at first.
 
-    `scopes` has the scopes with VMs on this host, by id; `faults` the active transport faults.
+    `scopes` has the scopes with VMs on this host or on their way to it, by id; `faults` the active transport faults. A
+    scope never goes back to an older state than it has shown, however the fact arrived. It shows nothing itself: the
+    methods return what has changed.
     """
 
     def __init__(self) -> None:
@@ -28,21 +30,22 @@ class HostFacts:
 
     @property
     def vm_keys(self) -> list[str]:
-        """The keys of all VMs that are served here, in a new list. In no particular order."""
+        """The keys of the VMs on this host or on their way to it, in a new list, in no particular order."""
         return [vm for scope in self.scopes.values() for vm in scope.update.vms]
 
     def apply(self, facts: Iterable[HostFact]) -> list[HostFact]:
-        """Take over these facts, and return those that change what is shown, in order.
+        """Take over these facts, and return those that change what VMs are shown, in the given order.
 
-        A fact about a scope that is older than one that was taken over before is ignored.
+        A fact about a scope that is older than one that was taken over before is ignored. Facts that change nothing are
+        left out of the result. Scopes that `facts` do not name stay as they are.
         """
         return [fact for fact in facts if self._take(fact)]
 
     def install(self, facts: Iterable[HostFact]) -> list[HostFact]:
-        """Take over a complete state: scopes that it does not have leave this host. Return what changes.
+        """Take over a complete state: scopes that are not in it leave this host. Return what changes.
 
         A scope that leaves is returned as a fact without VMs, before the others. The others are in the order of
-        `facts`; what is known already, or older than what was shown before, is left out.
+        `facts`; those that are known already, or older than what was shown before, are left out.
         """
         facts = tuple(facts)
         named = {fact.update.scope_id for fact in facts if isinstance(fact, HostScope)}

@@ -71,30 +71,31 @@ _FATAL_DENIALS = (DenialReason.OCCUPIED, DenialReason.REPLACED)
 
 
 class RulesChanged(Exception):
-    """The active node serves by other rules, or another store, than when this node joined: start it again.
+    """Raised by `HostNode.run`: the active control node has other rules, or another store, than before.
 
-    `HostNode.run` raises it.
+    The rules cannot change while VMs are served: the node must be started again.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostNodeConfig:
-    """What a host node needs besides the bus."""
+    """The settings of a host node, besides those of the bus."""
 
-    host: str  # the name in the fleet
-    info: NodeInfo  # which process this node is
-    frontend: FrontendConfig  # its rules come from the active node
-    subjects: Subjects = field(default_factory=Subjects)  # of the bus
-    stale_s: float = 600.0  # after this time without the active node, polls get 503
+    host: str  # the name in the fleet of the host that it serves
+    info: NodeInfo  # which process this node is, for the active control node
+    frontend: FrontendConfig  # only its listeners, helper and workers: the rest comes from the active control node
+    subjects: Subjects = field(default_factory=Subjects)  # of the cluster's bus
+    stale_s: float = 600.0  # after so long without the active control node, polls get 503; real time
 
 
 class HostNode:
-    """A host node. Create it inside a running event loop; `run` serves until `stop` is called.
+    """A host node: answers the VMs of one host, and performs the active control node's acts on them.
 
-    `hypervisor` performs the acts on the VMs of this host, and stays the caller's; `terms` remembers the highest term
-    that ordered any. `on_serving` is called once, when VMs are answered. `metrics_sockets`: one per worker, or none.
-    `clock` None: the system's. `facts` and `follower` hold what the active node sent; `frontend` answers VMs, None
-    before that; `is_serving` says whether they are answered now; `acts` carries out orders.
+    Create it inside a running event loop; `run` serves until `stop` is called. `hypervisor` performs the acts on the
+    VMs of this host; the caller closes it. `terms` remembers the highest term (number of a lease) that ordered an act.
+    `on_serving` is called once, when VMs are first answered. `metrics_sockets`: one per worker, or none. `clock` None:
+    the system's. `facts` and `follower` hold what the active node sent; `frontend` answers VMs (None before the first
+    state); `is_serving` says whether VMs are answered now; `acts` carries out orders.
     """
 
     def __init__(
@@ -134,11 +135,12 @@ class HostNode:
         self._network_listeners = NetworkListeners(listeners, helper_socket=helper)
 
     async def run(self) -> None:
-        """Bind the sockets, join, serve, and return after `stop`. Call it once.
+        """Bind the sockets, join the active control node, serve VMs, and return after `stop`. Call it once.
 
-        Waits while the bus or the active node does not answer. Raises Rejected if a socket cannot be bound, Refused if
-        the active node or the bus does not work with this node, RulesChanged if it must be started again, and
-        Unavailable if a worker fails to start.
+        Waits as long as the bus or the active node does not answer. Raises Rejected if a socket cannot be bound;
+        Refused if the bus does not permit what the node needs, or the active node does not work with it (another node
+        has this host, or the protocol differs); RulesChanged if the node must be started again; and Unavailable if a
+        worker fails to start.
         """
         self._network_listeners.bind()
         await self._heartbeats.begin()
@@ -160,49 +162,63 @@ class HostNode:
             await self._shut_down()
 
     def stop(self) -> None:
-        """Let `run` end in order: answer the requests in progress, and send the last report. Returns at once."""
+        """Let `run` return in order: it answers the requests in progress, and sends the last report.
+
+        Returns at once, before that is done.
+        """
         self._finish(None)
 
     def show(self, facts: Sequence[HostFact]) -> None:
-        """Show facts that came with the reply to a call or with an order, unless newer ones are shown."""
+        """Show VMs the facts that came with an order or with the reply to a VM's call.
+
+        A fact that is older than what is shown is ignored.
+        """
         self._show(self.facts.apply(facts))
 
     def silent_s(self) -> float:
-        """Return for how long the active node was not heard, in seconds; infinite if never."""
+        """Return for how many seconds (real time) the active control node was not heard; infinite if never."""
         return self.follower.silent_s(self._loop.time())
 
     def reload_workers(self, timeout_s: float) -> None:
-        """Replace the worker processes, one after the other, in the background; does nothing without workers.
+        """Start to replace the worker processes, one after the other, in the background; returns at once.
 
-        Nor before it serves. Each has `timeout_s` seconds for the requests in progress.
+        Each has `timeout_s` seconds for its requests in progress. Does nothing without workers, or while the node does
+        not serve.
         """
         if self.frontend is not None and self.is_serving:
             self._spawn(self.frontend.reload_workers(timeout_s))
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """Return one dictionary for each listener: address, port, identity, name and open (it is served now)."""
+        """Return one dictionary per configured network listener, in the order of the settings.
+
+        Its keys: "address", "port", "identity" (an `IdentityKind`), "name" and "open" (whether it is served now).
+        """
         return self._network_listeners.describe()
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of requests of VMs since this node began to serve; zeros before, and after `run`."""
+        """Return the counts of VMs' requests since this node began to serve; zeros before, and after `run`.
+
+        With workers they are as of the workers' last reports.
+        """
         return self.frontend.request_totals() if self.frontend is not None and self.is_serving else RequestTotals()
 
     @property
     def joins(self) -> dict[str, int]:
-        """How often it had a reason to ask for the complete state, by reason (`JOIN_REASONS`), also 0.
+        """How often this node had a reason to ask for the complete state, by reason; live, not a copy.
 
-        A request that is repeated until it is answered counts once.
+        Every reason of `JOIN_REASONS` is in it, also with 0. A request that is repeated until it is answered counts
+        once.
         """
         return self.follower.joins
 
     @property
     def vm_count(self) -> int:
-        """How many VMs it knows: those of this host, and those on their way to it; 0 before the first state."""
+        """How many VMs this node knows: on its host, or on their way to it; 0 before the first complete state."""
         return len(self.facts.vm_keys)
 
     @property
     def orders_refused(self) -> int:
-        """How many orders it refused because their sender was deposed."""
+        """How many orders this process has refused because they had an older term: their sender was deposed."""
         return self.acts.refused_for_term
 
     def _on_message(self, message: BusMessage) -> None:

@@ -17,10 +17,11 @@ def host_id(name: str) -> str:
 
 
 def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
-    """Return host key → keys of the scope's VMs on the host, or that an unfinished act brings to it.
+    """Return, by host key, the keys of the scope's VMs on that host or that a started act brings to it.
 
-    So the destination of a move knows the VM before it arrives, and it is in both. A VM that is on no host, and that no
-    act brings to one, is left out.
+    Only acts of started events that are not finished count. So the destination of a move knows the VM before it
+    arrives, and meanwhile the VM is listed under both hosts. A VM that is on no host, and brought to none, is left out.
+    A host key is the host's name in lower case; hosts without VMs are left out.
     """
     found: dict[str, dict[str, None]] = {}
     for vm in scope.present_vms:
@@ -34,17 +35,18 @@ def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
 
 
 def vm_addresses(scope: Scope) -> dict[str, str]:
-    """Return VM key → source address of the scope's VMs that have one."""
+    """Return, by VM key, the source addresses of the scope's present VMs, without VMs that have none."""
     return {vm.key: vm.address for vm in scope.present_vms if vm.address}
 
 
 def host_scope(
     scope: Scope, published: PublishedScope, vms: Collection[str], addresses: Mapping[str, str]
 ) -> HostScope:
-    """Return the fact about this scope for a host with these VMs (keys); only for `encode_bus_message`.
+    """Return what one host must know of this scope: the fact with those of its VMs that are on this host.
 
-    `published` is what the VMs of the scope see, `addresses` are theirs (`vm_addresses`). The facts about VMs in it are
-    plain dictionaries, which can only be encoded.
+    `vms` are the keys of these VMs; `published` is what the VMs of the scope see, `addresses` are theirs
+    (`vm_addresses`). The result is only for `encode_bus_message`: the facts about VMs in it are plain dictionaries
+    until it is decoded.
     """
     update = scope_message(published, only=vms)
     return HostScope(update, scope.version, {vm: addresses[vm] for vm in vms if vm in addresses})

@@ -22,10 +22,10 @@ _FOLLOW_AGAIN_S = 5.0  # real time, after the platform's changes could not be fo
 
 
 class HostReports:
-    """What the hypervisor of a node knows about `host`, for the reports of the node.
+    """What the hypervisor of a host node knows about its host, for the node's reports.
 
-    `changes` counts the changes that the platform has reported; it is -1 if the hypervisor cannot list its VMs, or the
-    settings say that nobody is to look.
+    `host` is the host's name, ignoring letter case. `changes` counts the changes of VMs that the platform has reported
+    since the start; it is -1 if the hypervisor cannot list its VMs, or its settings say not to look.
     """
 
     def __init__(self, hypervisor: Hypervisor, host: str) -> None:
@@ -38,10 +38,10 @@ class HostReports:
         self.changes = -1 if self._observing is None else 0
 
     def capacity(self) -> HostCapacity | None:
-        """Return what the host has free and what its VMs need, for the next report; None: report nothing.
+        """Return what the host has free and what its VMs need, for the next report; None: leave it out.
 
-        That is if it has not changed and was reported lately, or if the hypervisor knows no capacities. Call it once
-        for each report, because it counts them: every 15th has it at least.
+        It is left out if it has not changed since it was last reported, except in every 15th report, and always if the
+        hypervisor knows no capacities. Call it once for each report, because it counts them.
         """
         if self._capacity is None:
             return None
@@ -60,9 +60,9 @@ class HostReports:
         return found
 
     async def follow_changes(self) -> None:
-        """Count in `changes` what the platform reports about this host, until cancelled.
+        """Count the changes of VMs that the platform reports about this host, in `changes`, until cancelled.
 
-        Returns at once if VMs are not listed (`changes` is -1). Errors are logged, and it is followed again.
+        Returns at once if VMs are not listed (`changes` is -1). Errors are logged, and it tries again after 5 s.
         """
         if self._observing is None:
             return
@@ -84,10 +84,10 @@ def _observing_hypervisor(hypervisor: Hypervisor) -> ObservingHypervisor | None:
 
 
 async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareCpus, message: BusMessage) -> None:
-    """Answer a request to compare CPUs of VMs elsewhere with this host's; None for those not known now.
+    """Answer the active control node's request whether this host can run the CPUs of VMs on other hosts.
 
-    `host` is the name of this host, `message` the request to answer. `request` is its content. A hypervisor that
-    compares no CPUs can run all of them.
+    `request` is the decoded content of `message`, `host` the name of this host. The answer has a value for each CPU, in
+    order: None if that is not known now. A hypervisor that compares no CPUs is taken to run all of them.
     """
     fits: list[bool | None] = [True] * len(request.cpus)
     if isinstance(hypervisor, CpuHypervisor):
@@ -96,9 +96,10 @@ async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareC
 
 
 async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage) -> None:
-    """Answer a request to list the VMs of this host, with the reason if they cannot be listed.
+    """Answer the active control node's request to list the VMs of this host.
 
-    `host` is the name of this host, `message` the request. Errors of the hypervisor become that reason.
+    If they cannot be listed, the answer has the reason instead: an error of the hypervisor, or that it lists no VMs.
+    `host` is the name of this host, `message` the request.
     """
     observing = _observing_hypervisor(hypervisor)
     folded = host.casefold()

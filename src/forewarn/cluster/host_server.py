@@ -16,9 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class HostServer:
-    """Keeps a frontend equal to the facts of a host. `listeners` may name the VM that they are for.
+    """Keeps what a host node's frontend shows to VMs equal to the node's facts.
 
-    `show` must get every change of `facts`, once the frontend is prepared; before, `show_all` gets all of them.
+    Call `show_all` once the frontend is prepared, and `show` with every change of `facts` after that. `listeners` are
+    the configured ones, which may name the VM that calls on them.
     """
 
     def __init__(self, frontend: MetadataFrontend, facts: HostFacts, listeners: Iterable[ListenerSpec]) -> None:
@@ -30,14 +31,14 @@ class HostServer:
         self._is_stale = False
 
     def show_all(self) -> None:
-        """Show all facts: publish the scopes and faults, and assign the places of their VMs."""
+        """Show all facts: publish the scopes and faults, and record where their VMs call from."""
         self.show([*self._facts.scopes.values(), self._facts.faults])
 
     def show(self, changes: Iterable[HostFact]) -> None:
-        """Show facts that have changed: publish them, and assign or release the places of their VMs.
+        """Show facts that have changed: publish them, and record where their VMs call from.
 
-        A scope without VMs has left the host. A listener's name that several VMs have is logged once, and assigned to
-        none.
+        The addresses of VMs that left are released; a scope without VMs has left the host. If several VMs have the name
+        that a listener gives, the listener is assigned to none of them, and that is logged once.
         """
         for fact in changes:
             if isinstance(fact, HostScope):
@@ -47,9 +48,9 @@ class HostServer:
         self._assign_named_places()
 
     def set_stale(self, is_stale: bool) -> None:
-        """Answer polls with 503 from now on, or with documents again. Does nothing if that is so already.
+        """Answer polls with 503 (`is_stale` True), or with the documents again (False), from now on.
 
-        `is_stale` True: with 503.
+        Does nothing if that is so already.
         """
         if is_stale != self._is_stale:
             self._is_stale = is_stale

@@ -63,36 +63,42 @@ _Placements = frozenset[tuple[str, str]]  # pairs of host key and VM key
 
 
 class ActiveTerm(Protocol):
-    """The lease of the active control node, as far as host nodes must know it.
+    """The lease that makes a control node the active one, as far as host nodes must know it.
 
-    Its term (`number`), whether it is certainly held, and the last commit and the id of the record (0 and "" without
-    one). `note_lost_commits` is called when a node knows a commit that the record has lost.
+    The record is the shared PostgreSQL database of control nodes; a store without one has number 0 and id "".
+    `OnlyService` implements it for a service without a lease.
     """
 
     @property
     def number(self) -> int:
-        """The term; greater for each later holder of the lease."""
+        """The term: the number of the lease, greater for each later holder."""
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease is certainly held now; else no order, state, refusal or further heartbeat is sent."""
+        """Whether this control node certainly holds the lease now.
+
+        While it does not, no order, state, refusal or heartbeat may be sent to host nodes.
+        """
 
     @property
     def record_number(self) -> int:
-        """The number of the last commit to the record; 0 if the store has no record."""
+        """The number of the last commit to the record (PostgreSQL); 0 if the store has no record."""
 
     @property
     def record_id(self) -> str:
-        """The id of the record, another one after its epochs were renewed; "" if the store has no record."""
+        """The id of the record (PostgreSQL), which `forewarn store renew` changes; "" if there is no record."""
 
     def note_lost_commits(self, by: str, known: int) -> None:
-        """Note that somebody (`by`, for people) knows a commit, number `known`, that the record does not have."""
+        """Note that the record (PostgreSQL) has lost commits: a host node knows of a later one than it has.
+
+        `known` is the number of that commit, `by` says who knows it, for people.
+        """
 
 
 class OnlyService:
-    """The term of a service without a lease, which is the only one on its bus: implements `ActiveTerm`.
+    """The `ActiveTerm` of a service without a lease, which is the only one on its bus.
 
-    It is always held, and there is no record.
+    Its term is 1 and always held, and there is no record.
     """
 
     number = 1
@@ -105,27 +111,25 @@ class OnlyService:
 
 
 class FleetFacts(Protocol):
-    """What the streams read of the committed fleet; hosts are named by key (`host_id`).
+    """What the streams to host nodes read of the committed fleet; hosts are named by key (lower case).
 
-    That is the name of a host, the scopes with VMs on it or on their way to it, the scope of a VM (by its key), and
-    what the VMs of a scope see.
+    `CommittedFleet` implements it.
     """
 
     def host_name(self, host_key: str) -> str | None:
         """Return the name of the host with this key (its name in lower case); None if there is none."""
 
     def scopes_on(self, host_key: str) -> Iterable[Scope]:
-        """Return the scopes with a VM on this host, or with one that an act brings to it.
+        """Return the scopes with a VM on this host, or one that an unfinished act brings to it, each once.
 
-        In no particular order; nothing for an unknown host. `host_key` is the host's name in lower case. Each scope
-        once.
+        In no particular order; none for an unknown host. `host_key` is the host's name in lower case.
         """
 
     def scope_of(self, vm_key: str) -> Scope | None:
-        """Return the scope of a present VM; None for any other key."""
+        """Return the scope of the VM with this key; None if the VM is unknown or was removed."""
 
     def published(self, scope: Scope) -> PublishedScope:
-        """Return what the VMs of this scope see."""
+        """Return what the VMs of this scope see now: its document, or what a running replay answers."""
 
 
 class _Stream:
@@ -140,13 +144,13 @@ class _Stream:
 
 
 class HostStreams:
-    """Publishes the streams of all hosts, and answers host nodes. Create it inside a running event loop.
+    """Sends each host node the changes of its host, as a numbered stream, and answers the nodes' requests.
 
-    `session` tells this process apart from others of the same term. `backend` carries out what VMs ask for; `merge`
-    takes what nodes observed. Call `publish_scope` for each scope and `set_faults`, then `start`; both again at every
-    change. `registry` has the nodes that have joined. `fleet` says which scopes a host needs; `begin` are the settings
-    for answering VMs, which nodes get when they join; `name` is that of this node, `term` that of its lease (None: it
-    is the only service).
+    Create it inside a running event loop. Call `publish_scope` for each scope and `set_faults`, then `start`; both
+    again at every change; `close` ends it. `fleet` says which scopes a host needs; `begin` are the settings for
+    answering VMs, which nodes get when they join; `backend` carries out what VMs ask for; `merge` takes what nodes
+    observed. `session` tells this process apart from others of the same term, `name` is that of this control node,
+    `term` its lease (None: it has none, and is the only service). `registry` has the nodes that have joined.
     """
 
     def __init__(
@@ -181,14 +185,15 @@ class HostStreams:
 
     @property
     def source(self) -> StreamSource:
-        """The present term and the session of this process, with which its messages are marked."""
+        """The present term and the session of this process, which mark all its messages to host nodes."""
         return StreamSource(self._term.number, self._session)
 
     async def start(self) -> None:
-        """Answer host nodes and send heartbeats until `close`. Raises Refused if that is not permitted.
+        """Answer host nodes, and send heartbeats in the background, until `close`.
 
-        The bus may be out of reach. It sends one heartbeat at once, and further ones by a task. While the term is not
-        certainly held, there are none, and nodes that join, report or ask for the state get no answer.
+        Sends one heartbeat at once. Works also while the bus is out of reach. While the lease is not certainly held, no
+        heartbeats are sent, and nodes that join, report or ask for the state get no answer. Raises Refused if the bus
+        does not permit it.
         """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),
@@ -216,7 +221,8 @@ class HostStreams:
     def publish_scope(self, scope: Scope, published: PublishedScope) -> None:
         """Send the state of this scope to the hosts of its VMs, and to those that its VMs have just left.
 
-        Only to hosts whose node has joined. Returns at once: the messages are sent in the next turn of the event loop.
+        Each host gets only its own VMs; hosts whose node has not joined get nothing. Returns at once: the messages are
+        sent in the next turn of the event loop.
         """
         by_host = vms_by_host(scope)
         placements = frozenset((host, vm) for host, vms in by_host.items() for vm in vms)
@@ -238,7 +244,7 @@ class HostStreams:
                 self._schedule_flush(host)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults on all hosts; those that are not transport faults are ignored.
+        """Replace the active transport faults on all hosts; faults of other categories are ignored.
 
         Returns at once; nodes that join later get them, too.
         """
@@ -249,17 +255,20 @@ class HostStreams:
             self._schedule_flush(host)
 
     async def wait_until_published(self) -> None:
-        """Wait until the bus has taken everything that was published, for at most a second."""
+        """Wait until the bus has taken everything that was published, for at most a second.
+
+        Raises nothing if it has not; host nodes may get the messages later.
+        """
         self._flush()
         with suppress(NoAnswer, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._bus.flush()
 
     def host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
-        """Return the current fact about the scope of this VM for this host, encoded; () for an unknown VM.
+        """Return what this host must know now of the scope of this VM: one encoded fact; () for an unknown VM.
 
-        It has no VMs if none of the scope is on this host, or on its way there. `host_key` is the host's name in lower
-        case, `vm_key` the VM's key. At most one fact.
+        The fact has the scope's VMs on this host, or on their way there; none of them if there are none. `host_key` is
+        the host's name in lower case, `vm_key` the VM's key. Sends nothing.
         """
         scope = self._fleet.scope_of(vm_key)
         if scope is None:

@@ -40,45 +40,46 @@ class _BusMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class StreamSource(msgspec.Struct, frozen=True, array_like=True):
-    """The process that numbers a stream: its term, and what tells processes of one term apart."""
+    """The process that numbers the streams to host nodes: its term, and its session within the term."""
 
     term: int  # of the lease; greater for each later holder
     session: str  # of the process, a random text
 
 
 class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
-    """A position in the stream of a host: everything up to this number."""
+    """How far a host node has followed the stream of its host: every update up to this number."""
 
-    source: StreamSource  # that numbers the stream; numbers of different sources cannot be compared
-    number: int  # of the last update; 0: none
+    source: StreamSource  # the process that numbers the stream; numbers of different sources cannot be compared
+    number: int  # of the last update; 0: none yet
 
 
 class Heartbeat(_BusMessage, frozen=True):
-    """From the active node, every HEARTBEAT_INTERVAL_S: it holds the lease.
+    """From the active control node, every 0.25 s: it is alive and holds the lease.
 
-    It goes to all nodes, and, at another time, to each node that has joined, on the stream of its host.
+    It goes to all host nodes, and, at another time, to each node that has joined, on the subject of its host.
     """
 
     source: StreamSource  # its term, and the session of its process
     name: str = ""  # of the control node, for people
     now: float = 0.0  # its time, in POSIX seconds
-    record_number: int = 0  # of the last commit to the record; 0: the store has none
-    record_id: str = ""  # of the record; another one after its epochs were renewed
+    record_number: int = 0  # of the last commit to the record (PostgreSQL); 0: the store has none
+    record_id: str = ""  # of the record; another one after `forewarn store renew`; "": none
 
 
 class HostScope(_BusMessage, frozen=True):
-    """What the VMs of one scope on one host see from now on. Without VMs, the scope has left the host.
+    """A fact for one host: what the VMs of one scope on this host see from now on.
 
-    Of two of one scope, the one with the greater (epoch, version) is the newer.
+    Without VMs, the scope has left the host. Of two facts about one scope, the one with the greater (epoch, version) is
+    the newer.
     """
 
     update: ScopeUpdate  # with the VMs of this host, and those on their way to it
-    version: int  # of the stored scope
+    version: int  # of the scope in the store
     addresses: dict[str, str] = {}  # VM key → its source address; only VMs with one
 
     @property
     def order(self) -> tuple[int, int]:
-        """The pair (epoch, version) of the scope: greater for a newer state of the same scope."""
+        """The pair (epoch, version) of the scope: of two facts about the same scope, the newer is greater."""
         return self.update.epoch, self.version
 
 
@@ -86,52 +87,52 @@ HostFact: TypeAlias = HostScope | FaultsUpdate
 
 
 class HostUpdate(_BusMessage, frozen=True):
-    """From the active node to the node of one host: the facts that have changed."""
+    """From the active control node to the node of one host: the facts that have changed."""
 
-    position: StreamPosition  # its number is one more than that of the update before
+    position: StreamPosition  # in the host's stream; its number is one more than that of the update before
     facts: tuple[HostFact, ...]  # in the order of the changes; a later one of the same scope replaces an earlier one
 
 
 class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
-    """Which process a host node is, and what it can do."""
+    """Which process a host node is, for the active control node and for people."""
 
-    id: str  # of its data directory, which one process uses at a time
-    boot: int  # counts the processes with this id
+    id: str  # of its state file, which one process uses at a time
+    boot: int  # how often the node with this id was started, this time included
     version: str  # of forewarn
-    protocol: int = PROTOCOL  # version of these messages
+    protocol: int = PROTOCOL  # version of the bus messages
     machine: str = ""  # its host name, for people
     pid: int = 0  # its process id
-    hypervisor: str = ""  # what performs acts there
+    hypervisor: str = ""  # the name of the hypervisor that performs its acts
 
 
 class JoinRequest(_BusMessage, frozen=True):
-    """From a host node: send the complete state of this host."""
+    """From a host node to the active control node: send the complete state of this host."""
 
     node: NodeInfo  # which node asks
-    host: str  # the name in the fleet
-    record_number: int = 0  # the highest that this node knows
-    record_id: str = ""  # of the record with that number
+    host: str  # the name in the fleet of the host that it serves
+    record_number: int = 0  # the highest commit to the record (PostgreSQL) that this node knows of; 0: none
+    record_id: str = ""  # of the record with that commit; "": none
 
 
 class JoinAccepted(_BusMessage, frozen=True):
-    """The reply to `JoinRequest`: how to serve, and the first part of the state as of one position."""
+    """The reply to `JoinRequest`: how to serve, and the first part of the state of the host."""
 
-    position: StreamPosition  # as of which the state is
+    position: StreamPosition  # in the host's stream; the state has everything up to there
     begin: BeginServing  # the settings for answering VMs
-    join_id: str  # of this state, for requests of its other parts
-    parts: int  # 1 or more; the others are asked for with `StatePartRequest`
+    join_id: str  # of this state, to ask for its other parts
+    parts: int  # how many there are, 1 or more; the others are asked for with `StatePartRequest`
     facts: tuple[HostFact, ...]  # of the first part
 
 
 class StatePartRequest(_BusMessage, frozen=True):
-    """From a host node: send this part of the state."""
+    """From a host node to the active control node: send this further part of a state that was joined."""
 
     join_id: str  # as in `JoinAccepted`
-    index: int  # from 1
+    index: int  # of the part; the first one, 0, came with `JoinAccepted`
 
 
 class StatePart(_BusMessage, frozen=True):
-    """The reply to `StatePartRequest`."""
+    """The reply to `StatePartRequest`: a further part of the state."""
 
     join_id: str  # as in the request
     index: int  # as in the request
@@ -139,7 +140,12 @@ class StatePart(_BusMessage, frozen=True):
 
 
 class DenialReason(StrEnum):
-    """Why the active node does not work with a host node."""
+    """Why the active control node does not work with a host node.
+
+    VERSION: another protocol; OCCUPIED: another node of this host is alive; REPLACED: another node of this host has
+    joined since; UNKNOWN_HOST: the fleet has no such host; NOT_JOINED: the node must join first, because the active
+    node is a new process; PART_GONE: the requested state is no longer kept, so join again.
+    """
 
     VERSION = "version"  # its messages have another protocol
     OCCUPIED = "occupied"  # another node of this host is alive
@@ -150,105 +156,117 @@ class DenialReason(StrEnum):
 
 
 class NodeDenied(_BusMessage, frozen=True):
-    """The reply to a request of a host node that the active node does not work with."""
+    """The reply to any request of a host node with which the active control node does not work."""
 
     reason: DenialReason  # for programs
     text: str  # one sentence for people: what is wrong, and what to do
 
 
 class VmCall(_BusMessage, frozen=True):
-    """From a host node: what a VM asked for and memory cannot answer. It may be repeated."""
+    """From a host node to the active control node: a VM's request that memory cannot answer.
+
+    It enables the VM's scope, approves events or asks for a token. It is repeated until it is answered.
+    """
 
     node_id: str  # `NodeInfo.id`
     request: EnableRequest | ApproveRequest | WorkerTokenRequest  # with an id of the node's choice
 
 
 class VmCallReply(_BusMessage, frozen=True):
-    """The reply to `VmCall`, with the scope of the VM as it is then, so that the VM sees what it caused."""
+    """The reply to `VmCall`, with the VM's scope as it is afterwards, so that the VM sees what it caused."""
 
     reply: RequestDone | TokenGranted | TokenDenied | RequestFailed  # with the id of the request
     scopes: tuple[HostScope, ...] = ()  # one; empty for a VM that is unknown, or that the node may not act for
 
 
 class HostCapacity(msgspec.Struct, frozen=True, array_like=True):
-    """What a host can still take, and what the VMs need that it knows."""
+    """What a host can still take, and what its VMs need; part of a `SeenReport`."""
 
     free_mib: int | None = None  # memory for more VMs, in MiB; None: not known
     vm_mib: dict[str, int] = {}  # memory that a VM needs, in MiB, by the VM's name
     is_silent: bool = False  # the platform there did not answer when it was last looked at
     cpus: tuple[str, ...] = ()  # different CPUs that running VMs need, in the words of their driver; at most 32
-    vm_cpus: dict[str, int] = {}  # VM's name → index in `cpus` of the one that it needs; without VMs with none there
-    compares_cpus: bool = False  # whether the node compares CPUs, and knows its own: else it need not be asked
+    vm_cpus: dict[str, int] = {}  # VM's name → index in `cpus` of the one it needs; without VMs whose CPU is not there
+    compares_cpus: bool = False  # whether the node can compare CPUs with its own; else it need not be asked
 
 
 class SeenReport(_BusMessage, frozen=True):
-    """From a host node, every SEEN_INTERVAL_S: what it observed. It is repeated until it is answered."""
+    """From a host node to the active control node, about every second: what it observed, and how it is.
+
+    It is repeated, with the same number, until it is answered.
+    """
 
     node_id: str  # `NodeInfo.id`
-    number: int  # of this report; the same if it is repeated
+    number: int  # of this report, counted from 1 by each process; the same if it is repeated
     report: ObservationReport  # polls, deliveries and fault hits since the report before, and counts of requests
-    position: StreamPosition | None = None  # what it shows; None: it has no complete state
-    vms: int = 0  # that it serves
+    position: StreamPosition | None = None  # in the host's stream: what the node shows; None: it has no complete state
+    vms: int = 0  # how many VMs it knows on its host, or on their way to it
     is_leaving: bool = False  # the node stops; this is its last report
-    workers: int = 0  # that answer VMs there; 0: the node itself
-    clock_ahead_s: float = 0.0  # how far its clock is ahead of the active node's
+    workers: int = 0  # how many processes answer VMs there; 0: the node itself
+    clock_ahead_s: float = 0.0  # how far its clock is ahead of the active node's; negative: behind
     capacity: HostCapacity | None = None  # None: as in an earlier report, or not known
     changes: int = -1  # counts reported changes of VMs there; -1: the node cannot list the VMs of its host
 
 
 class SeenReply(_BusMessage, frozen=True):
-    """The reply to `SeenReport`: the position of the host's stream."""
+    """The reply to `SeenReport`: how far the host's stream is; the node notices what it has missed."""
 
-    position: StreamPosition  # of the last update that was sent to the host
+    position: StreamPosition  # of the last update that was sent to this host
 
 
 class ActOrder(_BusMessage, frozen=True):
-    """From the active node, a request to the node of a host: perform an act, or a step of a move."""
+    """From the active control node to the node of a host: perform an act, or a step of a move. A request."""
 
-    term: int  # orders of an older term than the node knows are refused
-    store_tag: str  # of the store, whose terms these are
+    term: int  # of the sender's lease; orders of an older term than the node knows are refused
+    store_tag: str  # of the cluster's store, which the terms belong to
     act: Act  # the whole act, also for a step of it
     now: float  # lab time
-    step: MoveStep | None = None  # None: the whole act
+    step: MoveStep | None = None  # of a move between two hosts; None: perform the whole act
     given: MoveHandover = MoveHandover()  # what the hosts of the move have handed over so far
-    scopes: tuple[HostScope, ...] = ()  # of the VM, to be shown before the order is carried out
+    scopes: tuple[HostScope, ...] = ()  # the VM's scope, to be shown before the order is carried out; or none
 
 
 class ListVms(_BusMessage, frozen=True):
-    """From the active node, a request to the node of a host: list its VMs. It changes nothing."""
+    """From the active control node to the node of a host: list the VMs of your host. Changes nothing.
+
+    The reply is `VmListing`.
+    """
 
 
 class VmListing(_BusMessage, frozen=True):
-    """The reply to `ListVms`."""
+    """The reply to `ListVms`: the VMs that run or exist on the host, or why they cannot be listed."""
 
     observation: HostObservation | None = None  # None: the node cannot list them now
-    text: str = ""  # for people: why not
+    text: str = ""  # for people: why they cannot be listed; "": they are
 
 
 class CompareCpus(_BusMessage, frozen=True):
-    """From the active node, a request to the node of a host: can VMs with these CPUs be migrated there?"""
+    """From the active control node to the node of a host: say whether VMs with these CPUs can run there.
+
+    The reply is `CpuComparison`.
+    """
 
     cpus: tuple[str, ...]  # as in `HostCapacity.cpus` of other hosts
 
 
 class CpuComparison(_BusMessage, frozen=True):
-    """The reply to `CompareCpus`."""
+    """The reply to `CompareCpus`: for each CPU, whether VMs that need it can run on the host."""
 
     fits: tuple[bool | None, ...]  # in the order of the request; None: not known now
 
 
 class OrderReport(_BusMessage, frozen=True):
-    """The reply to `ActOrder`: how the act or step is going."""
+    """The reply to `ActOrder` if it was accepted: how the act or step is going, or how it ended."""
 
-    report: StepReport  # hands something over only if it is about a step
+    report: StepReport  # hands something over only if the order was about a step
 
 
 class OrderRefused(_BusMessage, frozen=True):
-    """The reply to an `ActOrder` without a report: it is of a deposed node, failed, or is impossible now."""
+    """The reply to `ActOrder` if there is no report: a deposed sender, an error, or a local problem."""
 
-    text: str  # for people
-    term: int = 0  # the newer one that the node knows; 0: the term is not the reason
-    counts: bool = False  # whether it counts as an attempt at the act, whose outcome is unknown then
+    text: str  # for people: why
+    term: int = 0  # the newer term that the node obeys; 0: the term is not the reason
+    counts: bool = False  # True: it counts as an attempt at the act, whose outcome is unknown; False: not tried
 
 
 ToActive: TypeAlias = JoinRequest | StatePartRequest | VmCall | SeenReport
@@ -267,38 +285,38 @@ _DECODERS: dict[object, Any] = {
 
 
 def encode_bus_message(message: msgspec.Struct) -> bytes:
-    """Return the message as the payload of a bus message, in MessagePack."""
+    """Return a message of this module as bytes for the bus, in MessagePack; sends nothing."""
     return _encode(message)
 
 
 def decode_to_active(payload: bytes) -> ToActive:
-    """Return the message that a host node sent. Rejected if it is none.
+    """Decode a request or report that a host node sent to the active control node.
 
-    `payload` is its bytes on the bus.
+    Raises Rejected if the payload is not such a message.
     """
     return cast(ToActive, _decode(ToActive, payload))
 
 
 def decode_from_active(payload: bytes) -> FromActive:
-    """Return the message that the active node sent. Rejected if it is none.
+    """Decode a heartbeat, update or reply that the active control node sent to a host node.
 
-    `payload` is its bytes on the bus.
+    Raises Rejected if the payload is not such a message.
     """
     return cast(FromActive, _decode(FromActive, payload))
 
 
 def decode_to_host(payload: bytes) -> ToHost:
-    """Return the request that the active node sent to a host node. Rejected if it is none.
+    """Decode an order or other request that the active control node sent to a host node.
 
-    `payload` is its bytes on the bus.
+    Raises Rejected if the payload is not such a message.
     """
     return cast(ToHost, _decode(ToHost, payload))
 
 
 def decode_order(payload: bytes) -> ActOrder:
-    """Return the order that the active node sent. Rejected if it is none, or another request.
+    """Decode an order that the active control node sent to a host node.
 
-    `payload` is its bytes on the bus.
+    Raises Rejected if the payload cannot be read, or is another request, such as `ListVms`.
     """
     order = _decode(ToHost, payload)
     if not isinstance(order, ActOrder):
@@ -307,9 +325,9 @@ def decode_order(payload: bytes) -> ActOrder:
 
 
 def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
-    """Return the reply of a host node to an order. Rejected if it is none.
+    """Decode a host node's reply to an `ActOrder`.
 
-    `payload` is its bytes on the bus.
+    Raises Rejected if the payload cannot be read, or is a reply to another request.
     """
     reply = _decode(FromHost, payload)
     if isinstance(reply, VmListing | CpuComparison):
@@ -318,9 +336,9 @@ def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
 
 
 def decode_vm_listing(payload: bytes) -> VmListing:
-    """Return the reply of a host node to `ListVms`. Rejected if it is none.
+    """Decode a host node's reply to `ListVms`.
 
-    `payload` is its bytes on the bus.
+    Raises Rejected if the payload cannot be read, or is a reply to another request.
     """
     reply = _decode(FromHost, payload)
     if not isinstance(reply, VmListing):
@@ -329,7 +347,10 @@ def decode_vm_listing(payload: bytes) -> VmListing:
 
 
 def decode_cpu_comparison(payload: bytes) -> CpuComparison:
-    """Return the reply of a host node to `CompareCpus`. Rejected if it is none."""
+    """Decode a host node's reply to `CompareCpus`.
+
+    Raises Rejected if the payload cannot be read, or is a reply to another request.
+    """
     reply = _decode(FromHost, payload)
     if not isinstance(reply, CpuComparison):
         raise Rejected("a reply on the bus does not answer a request to compare CPUs")

@@ -22,38 +22,45 @@ _STEPS_WITH_NOTES = (MoveStep.RELEASE, MoveStep.ACTIVATE, MoveStep.CLEAN_UP)
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """Order a step from the node of this host."""
+    """A decision about a move: order this step next, from the node of this host."""
 
     host: str  # its name in the fleet
     step: MoveStep
-    given: MoveHandover  # what the hosts have handed over so far
+    given: MoveHandover  # what the move's hosts have handed over so far, to send along
 
 
 @dataclass(frozen=True, slots=True)
 class StepWait:
-    """Nothing can be ordered now: a person or a host must do something first."""
+    """A decision about a move: nothing can be ordered now; a person or a host must do something first."""
 
-    note: str  # for people
-    host: str = ""  # that does not answer; "": none
+    note: str  # for people: what the move waits for
+    host: str = ""  # by name, which does not answer; "": none
 
 
 @dataclass(slots=True)
 class MoveProgress:
-    """What is known about one move, in memory. `given` collects what the hosts hand over."""
+    """What the active control node knows about one move of a VM between two hosts, in memory only.
 
-    act: Act  # of the move, with the host that the VM is on as its source
+    A new one, with only the act, begins from the first step: hosts answer repeated steps with what they did. `record`
+    adds the reports of steps.
+    """
+
+    act: Act  # the move, with the host that the VM is on now as its source
     reports: dict[MoveStep, StepReport] = field(default_factory=dict)  # of steps that are over
-    given: MoveHandover = field(default_factory=MoveHandover)  # so far
-    clean_up_since: float | None = None  # real time of the first clean-up that got no answer; None: there was none
+    given: MoveHandover = field(default_factory=MoveHandover)  # what the hosts have handed over so far
+    clean_up_since: float | None = None  # POSIX time of the first clean-up that got no answer; None: there was none
     lost_destination: str = ""  # why the destination cannot take the VM any more: it is down; "": it can
 
     @property
     def answers(self) -> dict[MoveStep, ActDone]:
-        """How each step that is over ended, by step, in a new dict."""
+        """How each step that is over ended, by step, in a new dict; `ok` False: the step failed."""
         return {step: report.done for step, report in self.reports.items() if report.done is not None}
 
     def record(self, step: MoveStep, report: StepReport) -> None:
-        """Take over the report of a step that is over, and what it handed over; what it left out stays."""
+        """Take over the report of a step that is over, and add what the step handed over to `given`.
+
+        What this report does not hand over stays as earlier steps left it.
+        """
         assert report.done is not None
         self.reports[step] = report
         found = report.handover
@@ -65,7 +72,7 @@ class MoveProgress:
 
 
 def next_step(progress: MoveProgress) -> StepOrder | ActDone:
-    """Return what to order next, or how the move ended. Changes nothing."""
+    """Return the next step of the move to order, or how the move ended. Orders and changes nothing."""
     step = _next_in_order(progress)
     if step is None:
         return _outcome(progress)
@@ -120,14 +127,15 @@ def after_silence(
     real_now: float,
     is_destination_down: bool = False,
 ) -> StepOrder | StepWait | ActDone:
-    """Return what follows if the node of an order does not answer; `text` says so, for people.
+    """Return what a move does next if the node that got `order` does not answer. Orders nothing itself.
 
-    `is_down`: the operator confirmed that the source is down; `is_destination_down`: that the destination is. A move to
-    a host that is down ends as failed, and the VM stays on its source or goes back to it, unless that has failed too.
-    `may_fence`: it is time to fence the source, if it has failed. A source that is silent for a minute when it should
-    forget the VM does not delay the end any more. What it concludes from the silence, such as a release, it records in
-    `progress`. `real_now` is real time in seconds. StepOrder: order this next; StepWait: wait, for what its text says;
-    ActDone: the act is over.
+    Returns a step to order, a wait with its reason, or how the move ended. What it concludes from the silence, such as
+    that the VM is released, it records in `progress`. `text` says, for people, that the node is silent.
+
+    `is_down` and `is_destination_down`: an operator confirmed that the source, or the destination, is down. A move to a
+    destination that is down ends as failed, and the VM stays on its source or goes back to it, unless the source has
+    failed too. `may_fence`: if the source has failed, it may be fenced now. A source that does not answer the clean-up
+    for a minute no longer delays the end. `real_now` is real time in seconds.
     """
     act, step = progress.act, order.step
     if step not in _ON_SOURCE and is_destination_down:
@@ -173,9 +181,10 @@ def _after_loss_of_destination(progress: MoveProgress, step: MoveStep) -> StepOr
 
 
 def after_fencing(progress: MoveProgress, answer: ActDone) -> StepOrder | StepWait | ActDone:
-    """Return what follows the attempt of the destination to fence the source.
+    """Return what a move does next after its destination tried to fence the source. Orders nothing itself.
 
-    If it succeeded, that is recorded in `progress` as the release; else a person must confirm that the source is down.
+    If `answer` is a success, it records the source in `progress` as fenced, and the move goes on with the next step;
+    otherwise the move waits until a person confirms that the source is down.
     """
     act = progress.act
     if answer.ok:

@@ -27,11 +27,12 @@ class _SavedMoves(msgspec.Struct, frozen=True):
 
 
 class MoveSettlements:
-    """Remembers durably, by the act's id, what is known of moves that are under way or have failed.
+    """Remembers in the store what is known of moves that are under way or have failed, by the act's id.
 
-    That is: on which host the VM was when the move was settled, whether the destination may have activated it without a
-    release by the source, and whether the source takes it back. What is known of acts that succeeded, or that the store
-    does not have, is dropped with the next change. `store` returns the store, which is not read before the first call.
+    A failed move is settled when the next move of its VM has made sure that it cannot complete later. Kept are: to
+    which host a settled move brought the VM, whether the destination may have activated the VM without a release by the
+    source, and whether the source takes the VM back. With each change, entries of acts that succeeded, or that the
+    store does not have, are dropped. `store` returns the store; it is called at each use, not before.
     """
 
     def __init__(self, store: Callable[[], Store]) -> None:
@@ -39,36 +40,36 @@ class MoveSettlements:
         self._lock = asyncio.Lock()  # all of it is one saved value
 
     def found(self, failed: Act) -> str | None:
-        """Return the host that this move had brought the VM to when it was settled.
+        """Return the host to which this failed move had brought the VM when it was settled.
 
-        "": it did not move, or went back; None: the move is not settled.
+        "": the VM did not move, or went back; None: the move is not settled yet.
         """
         return self._load().found.get(failed.id)
 
     def is_fenced(self, failed: Act) -> bool:
-        """Return whether the destination of this move may have activated the VM without a release.
+        """Return whether this move's destination may have activated the VM without a release by the source.
 
-        That is so if its source was fenced, or confirmed to be down.
+        It may if `keep_fenced` was called: the source was fenced, or confirmed to be down.
         """
         return failed.id in self._load().fenced
 
     def is_returning(self, failed: Act) -> bool:
-        """Return whether the source of this move was ordered to take the VM back, or is about to be."""
+        """Return whether the source of this move takes the VM back, or is about to (`keep_returning`)."""
         return failed.id in self._load().returning
 
     async def keep_found(self, failed: Act, host: str) -> None:
-        """Store that this move is settled, and to which host it brought the VM; "": to none, or it went back.
+        """Store that this failed move is settled, and to which host it brought the VM; durable on return.
 
-        Durable on return. Raises Unavailable.
+        `host` "": the VM did not move, or went back. Raises Unavailable if it cannot be stored.
         """
         async with self._lock:
             saved = self._load()
             await self._save(replace(saved, found=saved.found | {failed.id: host}))
 
     async def keep_fenced(self, act: Act) -> None:
-        """Store that this act continues without a release by its source; durable on return.
+        """Store that this move continues without a release by its source, which is fenced or down.
 
-        Writes nothing if it is stored already. Raises Unavailable.
+        Durable on return. Writes nothing if it is stored already. Raises Unavailable if it cannot be stored.
         """
         async with self._lock:
             saved = self._load()
@@ -76,9 +77,9 @@ class MoveSettlements:
                 await self._save(replace(saved, fenced=(*saved.fenced, act.id)))
 
     async def keep_returning(self, failed: Act) -> None:
-        """Store that the source of this move is to take the VM back; durable on return.
+        """Store that the source of this move is about to take the VM back; durable on return.
 
-        Writes nothing if it is stored already. Raises Unavailable.
+        Writes nothing if it is stored already. Raises Unavailable if it cannot be stored.
         """
         async with self._lock:
             saved = self._load()

@@ -33,7 +33,7 @@ _SUBSCRIPTION_VIOLATION, _PUBLISH_VIOLATION = "violation for subscription to", "
 
 
 class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the NATS servers are, and how to sign in there. Paths are "" if there is no such file."""
+    """Where the NATS servers are, and how to sign in there. A path is "" if there is no such file."""
 
     url: str  # `nats://HOST:PORT` or `tls://HOST:PORT`; several are separated by commas
     credentials: str = ""  # a file with USER:PASSWORD in its first line, or a credentials file of NATS
@@ -43,20 +43,21 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def servers(self) -> list[str]:
-        """The URLs, one by one. In the order of `url`, without blanks; [] if it is empty."""
+        """The server URLs of `url`, one by one, in its order and without blanks; [] if `url` is empty."""
         return [part.strip() for part in self.url.split(",") if part.strip()]
 
     @property
     def needs_tls(self) -> bool:
-        """Whether a server without TLS must be refused: there is a CA or certificate, or a URL with tls://."""
+        """Whether a server without TLS must be refused: a CA, a certificate or a URL with tls:// is set."""
         return bool(self.ca or self.certificate) or any(server.startswith("tls://") for server in self.servers)
 
 
 def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
-    """Raise Rejected if a URL is not that of a NATS server or has a password, or a file is missing.
+    """Check settings for NATS without connecting; raise Rejected if they cannot work.
 
-    Also if there are no URLs, or only one of certificate and key. `setting` is the name of the setting with the URLs,
-    and the prefix of the others.
+    They cannot if there is no URL, a URL is not nats:// or tls:// with a host, or has a user or password in it, a named
+    file does not exist, or only one of certificate and key is given. `setting` is the name of the setting with the
+    URLs, for the message, and the prefix of the names of the others.
     """
     if not settings.servers:
         raise Rejected(f"setting {setting!r} is empty: give the URL of a NATS server, such as nats://127.0.0.1:4222")
@@ -78,9 +79,10 @@ def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
 
 
 class NatsBus:
-    """A connection to NATS: implements `Bus`. `connect` makes it; it connects again by itself, for ever.
+    """A connection to NATS: implements `Bus`. It connects again by itself, for ever.
 
-    `problem` says what the server last did not permit, "" if nothing; it stays. `name` is shown by the server, `inbox`
+    Make it with `connect`, and end it with `close`. `problem` says what the server last did not permit, "" if nothing;
+    it stays until the end, and makes later calls of `subscribe` raise Refused. `name` is shown by the server, `inbox`
     is the prefix of the subjects for answers. `max_payload_bytes` is the server's limit.
     """
 
@@ -104,10 +106,12 @@ class NatsBus:
     async def connect(
         cls, settings: NatsSettings, *, name: str, inbox: str, on_waiting: Callable[[str], None] = lambda text: None
     ) -> NatsBus:
-        """Connect, and wait as long as no server answers; `on_waiting` is called with the reason, once.
+        """Connect to the first server that answers, and wait for one without a time limit; return the bus.
 
-        `name` is shown by NATS; `inbox` is the prefix of this client's own subjects. Raises Rejected if nats-py is
-        missing or a file cannot be used, Refused if the server does not accept the credentials or has no TLS.
+        While no server answers, `on_waiting` is called once, with the reason for people. `name` is shown by NATS;
+        `inbox` is the prefix of the subjects for answers. Raises Rejected if nats-py is missing or a file cannot be
+        used, Refused if the server does not accept the credentials, cannot be trusted, or has no TLS although the
+        settings ask for it.
         """
         bus = cls(settings, name=name, inbox=inbox)
         try:
@@ -124,16 +128,17 @@ class NatsBus:
         return self._client is not None and bool(self._client.is_connected)
 
     def publish(self, subject: str, payload: bytes) -> None:
-        """Send a message; it is lost without a connection. Returns at once.
+        """Queue a message for the subscribers of this subject; returns at once.
 
-        `payload` is the encoded message.
+        Without a connection the message is lost, also if the connection breaks before it is sent: nothing is kept to be
+        sent later. `payload` is the encoded message.
         """
         if self.is_connected:
             self._outbox.append((subject, payload))
             self._has_mail.set()
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
-        """Send a request (`payload`) to a subject and return the payload of the first answer.
+        """Send a request (`payload`) to a subject, once, and return the payload of the first answer.
 
         Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or there is no
         connection.
@@ -153,10 +158,11 @@ class NatsBus:
         return bytes(answer.data)
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
-        """Call the handler with each message to this subject, also after a reconnect; its errors are logged.
+        """Call the handler with each message to this subject, also after a reconnect, until unsubscribed.
 
-        Returns a function that unsubscribes. Raises Refused if the server does not permit something (`problem`).
-        Without a connection, the server is asked once there is one again.
+        Errors of the handler are logged. Returns a function that unsubscribes; calling it twice is harmless. Raises
+        Refused if the server has refused this client something, now or before (`problem`). Without a connection, the
+        server is asked once there is one again.
         """
         self._next_id += 1
         number = self._next_id
@@ -190,9 +196,9 @@ class NatsBus:
         return unsubscribe
 
     async def flush(self) -> None:
-        """Return once the server has taken everything that was published; raises NoAnswer if it does not.
+        """Wait until the server has taken everything that was published.
 
-        That is without a connection, or after 2 s without an answer.
+        Raises NoAnswer at once without a connection, or if the server does not confirm within 2 s.
         """
         from nats import errors
 

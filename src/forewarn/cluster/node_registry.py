@@ -29,24 +29,27 @@ SILENT_S = 5.0  # a node that was not heard for longer is silent: its VMs may be
 
 @dataclass(frozen=True, slots=True)
 class NodeSilence:
-    """A time in which the node of a host was not heard, by a monotonic clock."""
+    """A time in which the active control node did not hear the node of a host, by a monotonic clock."""
 
-    since: float | None  # when it was last heard before; None: never
-    until: float | None  # when it was heard again; None: it is silent
+    since: float | None  # when it was last heard before, in seconds; None: never
+    until: float | None  # when it was heard again; None: it is still silent
 
 
 @dataclass(slots=True, kw_only=True)
 class JoinedNode:
-    """A host node that has joined. Times are of a monotonic clock."""
+    """A host node that has joined the active control node, with its last report. Times are monotonic.
+
+    The `NodeRegistry` makes and changes it; another process of the node gets a new one.
+    """
 
     info: NodeInfo  # which process it is
-    host: str  # the name in the fleet
-    joined_at: float  # when this process joined first
+    host: str  # its name in the fleet
+    joined_at: float  # when this process of the node joined first
     heard_at: float  # when it was heard last
     seen_number: int = 0  # of its last report; 0: none
-    position: StreamPosition | None = None  # what it showed in its last report
-    vms: int = 0  # that it served then
-    workers: int = 0  # that answered VMs there; 0: the node itself
+    position: StreamPosition | None = None  # what it showed in its last report; None: no state, or no report
+    vms: int = 0  # how many it knew then
+    workers: int = 0  # how many processes answered VMs there; 0: the node itself
     clock_ahead_s: float = 0.0  # how far its clock was ahead of the active node's
     has_left: bool = False  # it stopped, and said so
     capacity: HostCapacity | None = None  # of its host; None: not known
@@ -55,14 +58,14 @@ class JoinedNode:
     request_totals: RequestTotals = field(default_factory=RequestTotals)  # since it was started, as of its last report
 
     def is_silent(self, now: float) -> bool:
-        """Return whether it has left, or was not heard for over 5 s (SILENT_S).
+        """Return whether the node has left, or was not heard for over 5 s (SILENT_S).
 
         `now` is the time of a monotonic clock.
         """
         return self.has_left or now - self.heard_at > SILENT_S
 
     def note_heard(self, now: float) -> None:
-        """Record that it was heard at `now`, and in `silence` the silence that this ends, if it was silent.
+        """Record that the node was heard at `now`; if it was silent until then, record that in `silence`.
 
         `now` is the time of a monotonic clock.
         """
@@ -72,9 +75,10 @@ class JoinedNode:
 
 
 class NodeRegistry:
-    """The nodes of all hosts, by the key of the host. `now` is the time of a monotonic clock.
+    """The host nodes that have joined this control node, one for each host, with their last reports.
 
-    A host whose node has not joined counts as silent.
+    In memory, empty at first. Hosts are named by key (their name in lower case); `now` is always the time of a
+    monotonic clock. A host whose node has not joined counts as silent.
     """
 
     def __init__(self) -> None:
@@ -82,11 +86,12 @@ class NodeRegistry:
         self._totals_of_replaced = RequestTotals()
 
     def admit(self, host_key: str, host: str, join: JoinRequest, now: float) -> NodeDenied | None:
-        """Record that this node serves the host from now on, and was heard; return why not, if it must not.
+        """Let this node serve the host from now on and return None, or return why it must not.
 
-        None: it serves the host. Denied are a node of another protocol (VERSION), one that is older than the present
-        one of the same id (REPLACED), and one of another id while the present one was heard within 3 s and has not left
-        (OCCUPIED). `host_key` is the host's name in lower case, `now` the time of a monotonic clock.
+        Denied are a node of another protocol (VERSION), an older process of the node that serves the host (REPLACED),
+        and another node while the present one was heard within 3 s and has not left (OCCUPIED). A node that is admitted
+        counts as heard, and replaces another. `host_key` is the host's name in lower case, `host` its name in the
+        fleet, `now` the time of a monotonic clock.
         """
         info, current = join.node, self._nodes.get(host_key)
         if info.protocol != PROTOCOL:
@@ -117,10 +122,10 @@ class NodeRegistry:
         return None
 
     def check(self, host_key: str, node_id: str, now: float) -> NodeDenied | None:
-        """Note that the node with this id was heard; return why it is not served, if it is not the one.
+        """Record that this host's node was heard and return None, or return why this is not its node.
 
-        None: it is the node of this host. Denied if none has joined (NOT_JOINED), or another one has (REPLACED).
-        `host_key` is the host's name in lower case, `now` the time of a monotonic clock.
+        Denied if no node of the host has joined (NOT_JOINED), or another one has (REPLACED). `node_id` is that of the
+        node that sent something, `host_key` the host's name in lower case, `now` the time of a monotonic clock.
         """
         current = self._nodes.get(host_key)
         if current is None:
@@ -131,10 +136,10 @@ class NodeRegistry:
         return None
 
     def silence_of(self, host_key: str, now: float) -> NodeSilence | None:
-        """Return the silence of this host's node, if it is silent, else its latest; None if it never was.
+        """Return the present silence of this host's node, or its latest if it is heard; None if it had none.
 
-        A node that has not joined yet counts as silent. `host_key` is the host's name in lower case, `now` the time of
-        a monotonic clock.
+        A node that has not joined yet counts as silent, since ever. `host_key` is the host's name in lower case, `now`
+        the time of a monotonic clock.
         """
         node = self._nodes.get(host_key)
         if node is None:
@@ -142,10 +147,11 @@ class NodeRegistry:
         return NodeSilence(node.heard_at, None) if node.is_silent(now) else node.silence
 
     def record_report(self, host_key: str, report: SeenReport) -> bool:
-        """Record what a report says about its node; return False if the last report had the same number.
+        """Record what a report says about the node of this host; return whether the report is new.
 
-        It is recorded then, too; without a capacity or counts, those of an earlier report stay. `host_key` is the
-        host's name in lower case. KeyError if no node of it has joined: call `check` before.
+        False: the last report had the same number, so it was repeated; it is recorded all the same. A report without a
+        capacity or request counts leaves the earlier ones. `host_key` is the host's name in lower case. Raises KeyError
+        if no node of the host has joined: call `check` before.
         """
         node = self._nodes[host_key]
         is_new = node.seen_number != report.number
@@ -156,28 +162,31 @@ class NodeRegistry:
         return is_new
 
     def find(self, host_key: str) -> JoinedNode | None:
-        """Return the node of the host with this key (its name in lower case); None if none has joined."""
+        """Return the node of this host, also if it is silent or has left; None if none has joined.
+
+        `host_key` is the host's name in lower case.
+        """
         return self._nodes.get(host_key)
 
     def nodes(self) -> list[JoinedNode]:
-        """Return all nodes that have joined, also those that have left, in a new list.
+        """Return the node of each host that has one, also those that have left, in a new list.
 
-        In the order in which their hosts first had one.
+        They are in the order in which their hosts first had a node.
         """
         return list(self._nodes.values())
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of requests of VMs at all nodes, each since it was started, as of its last report.
+        """Return the sum of the counts of VMs' requests at all nodes, each since it was started.
 
-        Nodes that were replaced since this registry was made count too.
+        They are as of the last reports. Nodes that were replaced since this registry was made count too.
         """
         return sum_totals(self._totals_of_replaced, *(node.request_totals for node in self._nodes.values()))
 
     def wait_text(self, host_key: str, host: str, now: float) -> str:
-        """Return what an act waits for whose node does not answer, for people.
+        """Return a text for people that says that something waits for the node of this host, and why.
 
-        It says whether the node has not joined, was stopped, or for how long it is silent. `host_key` is the host's
-        name in lower case, `host` its name for the text, `now` the time of a monotonic clock.
+        It says that the node has not joined, was stopped, or for how long it is silent. `host_key` is the host's name
+        in lower case, `host` its name for the text, `now` the time of a monotonic clock.
         """
         node = self._nodes.get(host_key)
         if node is None:
@@ -189,10 +198,11 @@ class NodeRegistry:
         return f"waits for the node of host {host}, silent for {duration_text(round(shown_s))}"
 
     def describe(self, now: float) -> list[dict[str, Any]]:
-        """Return one dictionary per node for people and programs, sorted by host; nodes that left, too.
+        """Return one dictionary per node, for people and programs, sorted by host key; also nodes that left.
 
-        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s, term and position (None unless
-        its last report had one), clock_ahead_s and left (it was stopped). `now` is the time of a monotonic clock.
+        Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s (seconds since it was heard), term
+        and position (None unless its last report had one), clock_ahead_s and left (it was stopped). `now` is the time
+        of a monotonic clock.
         """
         return [
             {

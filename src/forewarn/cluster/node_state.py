@@ -20,10 +20,10 @@ class _StoredState(msgspec.Struct, kw_only=True):
 
 
 class NodeState:
-    """The state file of a host node. `load` makes it; one process may use it at a time.
+    """The state file of a host node: its id, how often it was started, and the highest terms it obeyed.
 
-    A node without it is another node: it takes its host over only when the first one is silent, and obeys any term.
-    `path` is its file, `stored` its content.
+    Make it with `load`; only one process may use the file at a time. A node that has lost its file is another node: it
+    takes its host over only when the first one is silent, and obeys any term. Implements `TermMemory`.
     """
 
     def __init__(self, path: Path, stored: _StoredState) -> None:
@@ -31,7 +31,7 @@ class NodeState:
 
     @classmethod
     def load(cls, path: Path) -> NodeState:
-        """Read the file, or create it with a new random id; counts this start, durably.
+        """Read the file, or create it with a new random id, and count this start in it, durably.
 
         Raises Rejected if it cannot be read or written. Its directory must exist.
         """
@@ -62,16 +62,17 @@ class NodeState:
         return self._stored.boot
 
     def term_of(self, store_tag: str) -> int:
-        """Return the highest term of this store that the node has obeyed; 0 if none.
+        """Return the highest term (number of a lease) of this store that the node has obeyed; 0 if none.
 
         `store_tag` tells the stores of different clusters apart.
         """
         return self._stored.terms.get(store_tag, 0)
 
     def store_term(self, store_tag: str, term: int) -> None:
-        """Store the term of this store, durably; that it is higher than the one before is not checked.
+        """Store the term (number of a lease) that the node obeys for this store, durably.
 
-        Raises OSError if that fails; then the old one stays. `store_tag` tells the stores of different clusters apart.
+        It does not check that the term is higher than before. Raises OSError if the file cannot be written; then the
+        old term stays. `store_tag` tells the stores of different clusters apart.
         """
         before = dict(self._stored.terms)
         self._stored.terms[store_tag] = term

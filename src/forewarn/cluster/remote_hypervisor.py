@@ -51,18 +51,18 @@ _FENCE_INTERVAL_S = 30.0  # real time, between attempts to fence a host
 class ClusterView:
     """What the remote hypervisor asks the rest of the active node. Hosts are named as in the fleet."""
 
-    term: Callable[[], int]  # of the lease
+    term: Callable[[], int]  # the number of the lease
     is_held: Callable[[], bool]  # whether the lease is certainly held: else nothing is ordered
-    store_tag: Callable[[], str]  # of the store, whose terms these are
+    store_tag: Callable[[], str]  # of the store, which the terms belong to
     hosts: Callable[[], Iterable[str]]  # the hosts that have not failed
-    bind_act: Callable[[Act, str], Awaitable[str]]  # store the host of an act that has none, or return its earlier one
+    bind_act: Callable[[Act, str], Awaitable[str]]  # return the stored host of an act, else store this one
     is_confirmed_down: Callable[[str], bool]  # whether an operator has confirmed that this host is down
-    silence_text: Callable[[str], str]  # `waits for the node of host h7, silent for 40 s`
-    host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # of a host (its key) and a VM (its key), encoded
+    silence_text: Callable[[str], str]  # for people, such as `waits for the node of host h7, silent for 40 s`
+    host_scopes: Callable[[str, str], tuple[HostScope, ...]]  # by host key and VM key: what the host needs, encoded
     real_time: Callable[[], float]  # in POSIX seconds
-    failed_moves: Callable[[Act], Iterable[Act]]  # of the act's VM since it last changed hosts, oldest first
-    settlements: MoveSettlements  # what is known of them for good
-    nodes: Callable[[], Iterable[JoinedNode]] = tuple  # of all hosts, with their last reports
+    failed_moves: Callable[[Act], Iterable[Act]]  # those of the act's VM since it last changed hosts, oldest first
+    settlements: MoveSettlements  # what is stored about failed moves
+    nodes: Callable[[], Iterable[JoinedNode]] = tuple  # those that have joined, with their last reports
 
 
 class _NodeSilent(Exception):
@@ -74,7 +74,7 @@ class _LeaseUnsure(Exception):
 
 
 class RemoteHypervisor:
-    """Performs acts by ordering them from host nodes: implements `Hypervisor`.
+    """The `Hypervisor` of a cluster's active control node: orders acts from host nodes.
 
     It also implements `ObservingHypervisor` and `CapacityHypervisor`, from what the nodes report. Orders go out on
     `bus`, on the subjects of the hosts in `subjects`. `view` has what it needs to know of the cluster: nodes, the term,
@@ -89,13 +89,14 @@ class RemoteHypervisor:
         self._reported = ReportedHosts(bus, subjects, view.nodes)
 
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
-        """Order the act from its host, or the next steps of a move from its two hosts.
+        """Order the act from its host's node, or the next steps of a move from the nodes of its two hosts.
 
-        Before a move, earlier ones of the VM that failed are undone or completed, so that none can end later; if they
-        brought the VM to the destination, the act is done, else it continues from where the VM is. A node that does not
-        answer within 3 s makes the act wait, and so does a lease that is not certainly held: then it returns
-        ActUnderWay. Raises Unavailable if the node says that the outcome is unknown, or no host can perform it. `now`
-        is lab time.
+        Returns how the act ended, or ActUnderWay: then call it again. A node that does not answer within 3 s makes the
+        act wait (ActUnderWay), and so does a lease that is not certainly held. Before a move, earlier moves of the VM
+        that failed are undone or completed, so that none can end later; if they brought the VM to the destination, the
+        act is done, else it continues from where the VM is. Raises Unavailable if the node says that the attempt failed
+        with an unknown outcome, if the VM is on no host and no host can perform the act, or if the store cannot be
+        written. `now` is lab time.
         """
         host = act.from_host or act.to_host
         try:
@@ -111,69 +112,82 @@ class RemoteHypervisor:
 
     @property
     def observed_hosts(self) -> tuple[str, ...]:
-        """The names of the hosts whose nodes can list their VMs.
+        """The names of the hosts whose nodes can list their VMs, in no particular order.
 
-        In no particular order.
+        Nodes that are silent are among them, as of their last report.
         """
         return self._reported.observed_hosts()
 
     @property
     def observe_interval_s(self) -> float:
-        """How often each host is to be observed, in seconds of real time."""
+        """How often each host is to be observed: 30, in seconds of real time."""
         return OBSERVE_INTERVAL_S
 
     async def observe(self, host: str) -> HostObservation:
-        """Return what the node of a host lists now, or as `problem` why the host does not answer its node.
+        """Ask the node of this host for its VMs, and return its listing. Changes nothing.
 
-        Changes nothing. Waits without end while the node is silent, has not joined or is of an earlier release. Raises
-        Unavailable if the node cannot list its VMs now.
+        The listing has a `problem` instead if the host's platform does not answer its node. Waits without a time limit
+        while the node is silent, has not joined or is of an earlier release. Raises Unavailable if the node says that
+        it cannot list its VMs now.
         """
         return await self._reported.observe(host)
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its node reports that its VMs may have changed.
+        """Yield the name of a host whenever its node reports that its VMs may have changed. Never ends.
 
-        It never ends.
+        Reports are looked at once a second, so several changes may be yielded as one.
         """
         return self._reported.changed_hosts()
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory in MiB that hosts have free, by name, as their nodes last reported it; without unknown ones."""
+        """Memory that hosts have free for VMs, in MiB, by host name, as their nodes last reported it.
+
+        Hosts of which it is not known are left out.
+        """
         return {host: each.free_mib for host, each in self._reported.capacities().items() if each.free_mib is not None}
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """An empty mapping: what VMs need is known by their names (`vm_mib`)."""
+        """An empty mapping, because nodes report what each VM needs (`vm_mib`), not what a VM size needs."""
         return {}
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
-        """Memory in MiB of each VM that a node knows, by name, as last reported."""
+        """Memory that each VM needs, in MiB, by the VM's name, as nodes last reported it.
+
+        VMs that no node has reported are left out.
+        """
         return {vm: mib for each in self._reported.capacities().values() for vm, mib in each.vm_mib.items()}
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """Hosts that cannot run the CPU of a VM, by the VM's name, as their nodes have compared it.
+        """By VM name, the names of the hosts that cannot run the CPU that the VM needs, as nodes found.
 
         A VM without an entry fits everywhere, as far as is known.
         """
         return self._reported.incompatible_hosts()
 
     async def compare_cpus(self) -> None:
-        """Let nodes compare their CPUs with those that VMs on other hosts need, until cancelled."""
+        """Let nodes compare their CPUs with those that VMs on other hosts need; runs until cancelled.
+
+        `incompatible_hosts` has the results.
+        """
         await self._reported.compare_cpus()
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts whose platform did not answer their own node, as the nodes last reported it.
+        """The names of the hosts whose platform did not answer its own node, as the nodes last reported.
 
-        A host whose node is silent is not among them for that.
+        A host whose node itself is silent is not added for that.
         """
         return frozenset(host for host, each in self._reported.capacities().items() if each.is_silent)
 
     async def close(self) -> None:
-        """Forget moves under way; may be called twice. Their nodes remember them. The bus stays open."""
+        """Forget the moves under way, in memory only: the nodes remember them. The bus stays open.
+
+        May be called twice.
+        """
         self._moves.clear()
         self._fencing.clear()
 

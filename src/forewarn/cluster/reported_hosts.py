@@ -36,10 +36,11 @@ _UNKNOWN_S = 30.0  # real time, until a node that could not compare a CPU is ask
 
 
 class ReportedHosts:
-    """Memory, CPUs and VMs of the hosts whose nodes have joined.
+    """Memory, CPUs and VMs of hosts, as their nodes report them to the active control node.
 
-    `nodes` returns those nodes, in any order; it asks them over `bus`. A node that is silent, or of an earlier release,
-    is waited for: that is no finding about its host.
+    `nodes` returns the nodes that have joined, in any order. Memory and CPUs come from their last reports; VMs are
+    asked for over `bus`. A node that is silent, or of an earlier release, is waited for: that says nothing about its
+    host.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, nodes: Callable[[], Iterable[JoinedNode]]) -> None:
@@ -49,24 +50,26 @@ class ReportedHosts:
         self._incompatible: dict[str, frozenset[str]] = {}  # VM's name → hosts
 
     def capacities(self) -> dict[str, HostCapacity]:
-        """Return memory and CPUs of hosts, by name, as their nodes reported them last; without unknown ones.
+        """Return the last reported memory and CPUs of each host, by host name, in a new dict.
 
-        A new dict. Nodes that are silent or have left are in it, with what they last reported.
+        Hosts that have reported none are left out; those whose node is silent or has left are in it.
         """
         return {node.host: node.capacity for node in self._nodes() if node.capacity is not None}
 
     def incompatible_hosts(self) -> dict[str, frozenset[str]]:
-        """Return the hosts that cannot run the CPU of a VM, by the VM's name; without VMs that fit everywhere.
+        """Return, by VM name, the names of the hosts that cannot run the CPU that the VM needs.
 
-        As far as `compare_cpus` has found out.
+        VMs that fit everywhere, as far as `compare_cpus` has found out, are left out. The VM's own host is never
+        listed.
         """
         return self._incompatible
 
     async def compare_cpus(self) -> None:
         """Let the nodes of hosts compare their CPUs with those that VMs on other hosts need; never ends.
 
-        A CPU is compared once with each process of a node. A node that does not answer is asked again, and so is one
-        that could not compare a CPU, after 30 s. An internal error is logged, and does not end it.
+        Each CPU is compared once with each process of a node; `incompatible_hosts` has the results. A node that does
+        not answer is asked again a second later, and one that could not compare a CPU after 30 s. An internal error is
+        logged, and does not end it.
         """
         while True:
             pause_s = _LOOK_S
@@ -122,17 +125,18 @@ class ReportedHosts:
             self._ask_again_at[process] = now + _UNKNOWN_S
 
     def observed_hosts(self) -> tuple[str, ...]:
-        """Return the names of the hosts whose nodes can list their VMs.
+        """Return the names of the hosts whose nodes can list their VMs, in the order of the nodes.
 
-        In the order of the nodes.
+        Nodes that are silent are among them, as of their last report.
         """
         return tuple(node.host for node in self._nodes() if node.changes >= 0)
 
     async def observe(self, host: str) -> HostObservation:
-        """Return what the host (by the name in the fleet) lists now, or why its platform does not answer.
+        """Ask the node of this host (its name in the fleet) for its VMs, and return its listing.
 
-        Waits, without a limit, for a node that is silent, has not joined, or cannot list VMs. Raises Unavailable if the
-        node says that it cannot list them now.
+        The listing has a `problem` instead if the host's platform does not answer its node. Waits, without a time
+        limit, for a node that is silent, has not joined, or cannot list VMs. Raises Unavailable if the node says that
+        it cannot list them now.
         """
         while True:
             listing = await self._ask(host) if self._can_list(host) else None
@@ -144,9 +148,10 @@ class ReportedHosts:
                 return replace(listing.observation, host=host)
 
     async def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its node has reported a change since the last look. It never ends.
+        """Yield the name of a host whenever its node has reported a change of its VMs. Never ends.
 
-        It looks once a second, so several changes may be one, and a host that it sees first is not yielded.
+        It looks at the reports once a second, so several changes may be yielded as one, and a host that it sees for the
+        first time is not yielded.
         """
         known: dict[str, int] = {}
         while True:

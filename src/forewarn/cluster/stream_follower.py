@@ -34,22 +34,22 @@ _MAX_WAITING_UPDATES = 10_000  # while it waits for the state; more are dropped,
 
 @dataclass(frozen=True, slots=True)
 class SendJoin:
-    """Ask the active node for the complete state, and pass its reply to `on_joined`."""
+    """What a `StreamFollower` asks for: send a `JoinRequest`, and pass its reply to `on_joined`."""
 
-    reason: str  # one of JOIN_REASONS
+    reason: str  # one of JOIN_REASONS, for the log
 
 
 @dataclass(frozen=True, slots=True)
 class AskPart:
-    """Ask the active node for a part of the state, and pass its reply to `on_part`."""
+    """What a `StreamFollower` asks for: send a `StatePartRequest`, and pass its reply to `on_part`."""
 
-    join_id: str  # as in `JoinAccepted`
-    index: int  # from 1
+    join_id: str  # of the state, as in `JoinAccepted`
+    index: int  # of the part; 0 came with `JoinAccepted`
 
 
 @dataclass(frozen=True, slots=True)
 class InstallState:
-    """Show these facts, and no others, in place of all earlier ones."""
+    """What a `StreamFollower` asks for: show these facts, and no others, in place of all earlier ones."""
 
     begin: BeginServing  # how to serve; the same each time, unless the active node's rules have changed
     facts: tuple[HostFact, ...]  # of all parts, in their order
@@ -57,7 +57,7 @@ class InstallState:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFacts:
-    """Show these facts in place of earlier ones of the same scope or kind."""
+    """What a `StreamFollower` asks for: show these facts in place of earlier ones of their scope or kind."""
 
     facts: tuple[HostFact, ...]  # of one update, in its order
 
@@ -81,16 +81,18 @@ class _PartialState:
 
 @dataclass(slots=True)
 class StreamFollower:
-    """Follows the stream of one host. Call `start`, then the other methods as messages arrive.
+    """How a host node follows the numbered stream of its host; a state machine without I/O.
 
-    `position` is what the node shows, None before the first complete state. `joins` counts how often there was a reason
-    to ask for the state, by reason.
+    Call `start`, then the other methods as messages arrive, and `on_tick` often; each returns what to do, in order.
+    Updates are applied in the order of their numbers. After any doubt (a missing number, a new active node, a
+    reconnect) it asks for the complete state: it joins. Messages of an older term than it knows are ignored: their
+    sender was deposed.
     """
 
-    position: StreamPosition | None = None  # None: no complete state has arrived yet
-    record_number: int = 0  # the highest that a heartbeat had
-    record_id: str = ""  # of the record with that number; "": there is none
-    joins: dict[str, int] = field(default_factory=lambda: dict.fromkeys(JOIN_REASONS, 0))  # also those that are 0
+    position: StreamPosition | None = None  # what the node shows; None: no complete state has arrived yet
+    record_number: int = 0  # the highest commit to the record (PostgreSQL) that a heartbeat had
+    record_id: str = ""  # of the record with that commit; "": there is none
+    joins: dict[str, int] = field(default_factory=lambda: dict.fromkeys(JOIN_REASONS, 0))  # by reason, also 0
     _source: StreamSource | None = None  # the latest that was heard of
     _heard_at: float = -math.inf
     _join_reason: str = ""  # "": it follows the stream
@@ -102,36 +104,36 @@ class StreamFollower:
 
     @property
     def is_joining(self) -> bool:
-        """Whether it waits for a complete state; what it shows may be old."""
+        """Whether the node waits for a complete state; what it shows may be old. False before `start`."""
         return bool(self._join_reason)
 
     def silent_s(self, now: float) -> float:
-        """Return for how many seconds the active node was not heard; infinite if never.
+        """Return for how many seconds the active control node was not heard; infinite if never.
 
         `now` is the time of a monotonic clock.
         """
         return now - self._heard_at
 
     def start(self, now: float) -> list[FollowerAction]:
-        """Ask for the complete state for the first time; returns the request to send.
+        """Begin to follow: return the request for the first complete state, to be sent.
 
         `now` is the time of a monotonic clock.
         """
         return self._join("start", now)
 
     def on_doubt(self, reason: str, now: float) -> list[FollowerAction]:
-        """Ask for the complete state, because messages may have been lost; `reason` is counted in `joins`.
+        """Ask for the complete state again, because messages may have been lost; return what to do.
 
-        Returns nothing to do if a request was sent a moment ago: `on_tick` repeats it. `now` is the time of a monotonic
-        clock.
+        `reason`, one of JOIN_REASONS, is counted in `joins`. Returns [] if a request was sent less than 0.25 s ago:
+        `on_tick` repeats it. `now` is the time of a monotonic clock.
         """
         return self._join(reason, now)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> list[FollowerAction]:
-        """Note that the active node is alive; a new one makes this node join again.
+        """Note that the active control node is alive; return what to do: join again if it is another process.
 
-        A heartbeat of an older term is ignored ([]). `now` is the time of a monotonic clock. Returns what to do, in
-        this order.
+        A heartbeat of an older term is ignored ([]). Takes over the number of the last commit to the record. `now` is
+        the time of a monotonic clock.
         """
         if self._is_deposed(heartbeat.source):
             return []
@@ -141,10 +143,11 @@ class StreamFollower:
         return self._follow_source(heartbeat.source, now)
 
     def on_update(self, update: HostUpdate, now: float) -> list[FollowerAction]:
-        """Apply an update if it is the next one; else keep it until the state arrives, which is asked for.
+        """Handle an update of the host's stream; return what to do, in order.
 
-        An update that is shown already, or of an older term, is ignored ([]). `now` is the time of a monotonic clock.
-        Returns what to do, in this order.
+        The next number is applied at once. After a missing number, it asks for the complete state, and keeps the update
+        until that has arrived. An update that is shown already, or of an older term, is ignored ([]); one of another
+        process makes this node join it. `now` is the time of a monotonic clock.
         """
         source, number = update.position.source, update.position.number
         if self._is_deposed(source):
@@ -165,12 +168,12 @@ class StreamFollower:
         return actions
 
     def on_joined(self, accepted: JoinAccepted, now: float) -> list[FollowerAction]:
-        """Take over the state of a reply, or ask for its next part.
+        """Handle the reply to a `JoinRequest`; return what to do: show the state, or ask for its next part.
 
-        A reply of a source that was not followed so far makes this node join it, and is taken over too. Of the source
-        that it follows, one that is not awaited, is older than what is shown, or comes while parts of an earlier one
-        are awaited is only a sign of life. One of an older term is ignored ([]). `now` is the time of a monotonic
-        clock.
+        A reply of a process that was not followed so far makes this node join it, and is taken over too. A reply of the
+        process that it follows is only a sign of life if it is not awaited, is older than what is shown, or comes while
+        parts of an earlier reply are awaited. A reply of an older term is ignored ([]). `now` is the time of a
+        monotonic clock.
         """
         source = accepted.position.source
         if self._is_deposed(source):
@@ -185,10 +188,10 @@ class StreamFollower:
         return [*actions, *self._continue_state(now)]
 
     def on_part(self, part: StatePart, now: float) -> list[FollowerAction]:
-        """Take over a part of the state; with the last one, the state is complete.
+        """Take over a part of the awaited state; return what to do: ask for the next part, or show the state.
 
-        A part that is known or belongs to another reply is ignored ([]). `now` is the time of a monotonic clock.
-        Returns what to do, in this order.
+        With the last part, the updates that came meanwhile follow the state. A part that is known or belongs to another
+        reply is ignored ([]). `now` is the time of a monotonic clock.
         """
         state = self._state
         if state is None or part.join_id != state.accepted.join_id or part.index in state.parts:
@@ -198,9 +201,9 @@ class StreamFollower:
         return self._continue_state(now)
 
     def on_state_gone(self, join_id: str, now: float) -> list[FollowerAction]:
-        """Join again, because the active node no longer has the parts of this state.
+        """Give up the awaited state, whose parts the active node no longer has; return the new request.
 
-        `now` is the time of a monotonic clock. Returns what to do; [] if `join_id` is not that of the awaited state.
+        Returns [] if `join_id` is not that of the awaited state. `now` is the time of a monotonic clock.
         """
         if self._state is None or self._state.accepted.join_id != join_id:
             return []
@@ -209,18 +212,22 @@ class StreamFollower:
         return self.on_tick(now)
 
     def on_join_denied(self) -> None:
-        """Repeat the request soon: the active node is not overloaded, but does not accept this node yet."""
+        """Shorten the pause before the join request is repeated, because the active node denied the last one.
+
+        It otherwise grows with each repetition, so that many nodes do not overload the active node.
+        """
         self._retry_s = RETRY_S
 
     def on_join_unanswered(self) -> None:
-        """Repeat the request at the next tick: nobody received it."""
+        """Let the next `on_tick` repeat the join request at once, because nobody received it."""
         self._join_sent_at = -math.inf
 
     def on_position(self, position: StreamPosition, now: float) -> list[FollowerAction]:
-        """Compare with the position of the stream that the active node reported.
+        """Compare what is shown with how far the stream is, as the active control node answered a report.
 
-        That is no sign that it holds the lease, so it counts as silent all the same. Returns what to do, perhaps
-        []. If this node stays behind for about a second, `on_tick` joins again. `now` is the time of a monotonic clock.
+        Returns what to do, usually []; another process than before makes this node join it. If this node stays behind
+        for about a second, `on_tick` joins again. The answer does not prove that the lease is held, so it does not
+        count as hearing the active node (`silent_s`). `now` is the time of a monotonic clock.
         """
         if self._is_deposed(position.source):
             return []
@@ -232,9 +239,10 @@ class StreamFollower:
         return actions
 
     def on_tick(self, now: float) -> list[FollowerAction]:
-        """Repeat requests that were not answered, and notice that the stream stays ahead. Call it often.
+        """Repeat requests that were not answered, and join again if the stream stays ahead; return what to do.
 
-        Returns [] if nothing is to be sent. `now` is the time of a monotonic clock.
+        Call it often. Returns [] if nothing is to be sent. A join request is repeated after 0.25 s, then at growing
+        intervals of up to 2 s. `now` is the time of a monotonic clock.
         """
         if not self.is_joining:
             if self._behind is None or self.position is None:
