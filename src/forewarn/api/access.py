@@ -22,30 +22,31 @@ _OIDC_PREFIX = "oidc:"
 
 
 class NewClient(StrictBody, frozen=True, kw_only=True):
-    """A client to add, without any role; its secret is generated. An empty `id` stands for a new GUID.
+    """A client to add, without any role; the service generates its secret.
 
-    An id has ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit, in any case.
+    An empty `id` stands for a new GUID. An id has ASCII letters, digits, `.`, `_` and `-`, the first a letter or digit;
+    it is stored in lower case.
     """
 
-    id: Annotated[str, Meta(max_length=100)] = ""
-    name: Annotated[str, Meta(max_length=200)] = ""  # for people; printable characters
+    id: Annotated[str, Meta(max_length=100)] = ""  # "": a new GUID
+    name: Annotated[str, Meta(max_length=200)] = ""  # for people; printable characters; "": none
 
 
 class NewGrant(StrictBody, frozen=True, kw_only=True):
-    """A role to grant.
+    """A role to grant to a client, a VM or a user, over a resource.
 
     `to` is a client's id, a VM (its name, `group/name`, key or vm id), or `oidc:ID` for a user of an external issuer.
     `over` is a resource id (`/` is everything), the name of a VM, a uniform scale set or a cloud service, or
-    `group:NAME` for a resource group. Names and ids are in any case, except the ID after `oidc:`.
+    `group:NAME` for a resource group. The letter case of names and ids is ignored, except for the ID after `oidc:`.
     """
 
     role: Role
-    to: NonEmptyText  # `client:` or `vm:` may stand before it, if both a client and a VM have the name
-    over: NonEmptyText
+    to: NonEmptyText  # may begin with `client:` or `vm:`, which is needed if a client and a VM have the same name
+    over: NonEmptyText  # the role applies to this resource and everything within it
 
 
 class AccessClientView(BaseView, frozen=True, kw_only=True):
-    """A client without its secret; `by` and `at` say who added it and when (lab time)."""
+    """A client of the service, without its secret; `by` and `at` say who added it and when (lab time)."""
 
     id: str  # in lower case
     name: str  # for people; "": none
@@ -55,19 +56,22 @@ class AccessClientView(BaseView, frozen=True, kw_only=True):
 
 
 class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
-    """The fields of AccessClientView, and the new secret in plain text, which no later response shows."""
+    """A client with its new secret in plain text, which no later response shows.
+
+    It has the fields of AccessClientView, too.
+    """
 
     secret: str  # in plain text
-    kept_in: str  # the file on the service's machine that holds the administrator's secret; "" for other clients
+    kept_in: str  # the file with the administrator's secret, which this call does not change; "": another client
 
 
 class GrantView(BaseView, frozen=True, kw_only=True):
-    """A granted role with its rights, the principal that has it, and the resource that it is over."""
+    """A granted role: its rights, the principal that has it, and the resource that it applies to."""
 
     id: str  # a GUID, lower case
     role: Role
     rights: tuple[Right, ...]  # that the role includes
-    to: str  # a principal id
+    to: str  # the id of the principal that has the role, such as `client:ci`
     to_name: str  # the principal's name, for people; its id if it is unknown
     over: str  # a resource id; "/": everything
     by: str  # the name, for people, of the principal that granted it; "forewarn" or "": the service itself
@@ -75,7 +79,10 @@ class GrantView(BaseView, frozen=True, kw_only=True):
 
 
 class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
-    """A removed client (fields of AccessClientView), with its grants, which were removed too."""
+    """A client that was removed, with its grants, which were removed too.
+
+    It has the fields of AccessClientView, as they were.
+    """
 
     grants: tuple[GrantView, ...]
 
@@ -88,7 +95,7 @@ class AccessView(BaseView, frozen=True, kw_only=True):
 
 
 class CallerView(BaseView, frozen=True, kw_only=True):
-    """The caller: principal id, name as in history entries, and granted roles."""
+    """The caller: the principal's id, its name as history entries show it, and the roles granted to it."""
 
     id: str  # `owner`, `client:ID`, `vm:VM_ID` or `oidc:ID`
     name: str  # as in history entries
@@ -96,11 +103,11 @@ class CallerView(BaseView, frozen=True, kw_only=True):
 
 
 class SignInLinkView(BaseView, frozen=True, kw_only=True):
-    """A link that signs `signs_in` in to the portal once, until `ends_at` in real time."""
+    """A link that signs the user `signs_in` in to the portal once, until `ends_at`."""
 
-    url: str  # a secret
+    url: str  # a secret: anybody who opens it first is signed in
     signs_in: str  # the name of the user that it signs in
-    ends_at: float  # in real time
+    ends_at: float  # POSIX seconds in real time
 
 
 async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
@@ -116,7 +123,8 @@ async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
 async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
     """Show the caller's identity and roles.
 
-    The roles are all that count for this call, also those of an external user's other ids.
+    The roles are all that count for this call. Those of a user of an external issuer include roles that were granted to
+    other ids of the same user.
     """
     caller = context.principal
     grants = tuple(_grant_view(grant, caller.name) for grant in caller.grants)
@@ -126,8 +134,8 @@ async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
 async def add_client(context: RequestContext, call: HandlerCall, body: NewClient) -> ClientWithSecretView:
     """Add a client; its secret is in this response only.
 
-    It has no role yet. Ids are stored in lower case. Raises Rejected for an id or name that is not allowed, Refused if
-    a client has the id. The history gets an entry.
+    The client has no role yet. Ids are stored in lower case. Raises Rejected for an id or name that is not allowed,
+    Refused if a client has the id already, Unavailable if the store cannot be written. The history gets an entry.
     """
     return _with_secret_view(
         context, await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
@@ -137,9 +145,9 @@ async def add_client(context: RequestContext, call: HandlerCall, body: NewClient
 async def renew_client_secret(context: RequestContext, call: HandlerCall) -> ClientWithSecretView:
     """Replace a client's secret; the new one is in this response only, and the old one is invalid at once.
 
-    The path parameter `id` names the client, in any case. Tokens and sessions of the old secret are invalid too. This
-    call does not write the file `kept_in`, if there is one: its caller does. Raises NotFound. The history gets an
-    entry.
+    The path parameter `id` is the client's id, ignoring letter case. Tokens and sessions of the old secret become
+    invalid too; roles stay. This call does not write the file `kept_in`, if there is one: its caller does. Raises
+    NotFound, or Unavailable if the store cannot be written. The history gets an entry.
     """
     return _with_secret_view(
         context, await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name)
@@ -149,8 +157,9 @@ async def renew_client_secret(context: RequestContext, call: HandlerCall) -> Cli
 async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedClientView:
     """Remove a client and its grants.
 
-    The path parameter `id` names it, in any case. Its tokens and sessions are invalid at once. Returns what was
-    removed. Raises NotFound. The history gets an entry.
+    The path parameter `id` is the client's id, ignoring letter case. The client's tokens and sessions are invalid at
+    once. Returns what was removed. Raises NotFound, or Unavailable if the store cannot be written. The history gets an
+    entry.
     """
     client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
     removed = tuple(_grant_view(grant, client_title(client)) for grant in grants)
@@ -161,8 +170,8 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
     """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is.
 
     Returns the new or the existing grant. Raises NotFound for an unknown name, Refused for one that several things
-    have, and Rejected for an invalid resource id or the name of an availability set or a flexible scale set. The
-    history gets an entry for a new one.
+    have, Rejected for an invalid resource id or the name of an availability set or a flexible scale set, and
+    Unavailable if the store cannot be written. The history gets an entry if the grant is new.
     """
     to = _resolve_principal(context, body.to)
     name = _principal_names(context, [to])[to]
@@ -175,8 +184,9 @@ async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant)
 async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
     """Revoke a granted role.
 
-    The path parameter `id` is the grant's id, or a unique start of four characters or more, in any case. Returns the
-    revoked grant. Raises NotFound, or Refused if several ids start so. The history gets an entry.
+    The path parameter `id` is the grant's id, or a unique start of it of four characters or more, ignoring letter case.
+    Returns the revoked grant. Raises NotFound, Refused if several ids start with it, or Unavailable if the store cannot
+    be written. The history gets an entry.
     """
     found = context.control.access.find_grant(call.path_params["id"])
     name = _principal_names(context, [found.to])[found.to]
@@ -186,9 +196,9 @@ async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
     """Create a link that signs the caller in to the portal once, within 15 minutes.
 
-    For the owner of the service it signs the client `admin` in, if that is an administrator and clients sign in at this
-    service, else the owner. Raises Refused without a portal, and for VMs and users of an external issuer,
-    Unauthenticated for a client that was removed meanwhile.
+    For the owner of the service the link signs the client `admin` in, if `admin` is an administrator and clients sign
+    in at this service, else the owner. Raises Refused if the service has no portal, and for VMs and users of an
+    external issuer; Unauthenticated for a client that was removed meanwhile.
     """
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:

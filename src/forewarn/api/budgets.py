@@ -10,7 +10,7 @@ from forewarn.web.request_parsing import HandlerCall
 async def list_budgets(context: RequestContext, call: HandlerCall) -> BudgetsView:
     """List the budgets, and how much of each is used.
 
-    Sorted by name.
+    Budgets are sorted by name.
     """
     return read_budgets(context)
 
@@ -18,9 +18,9 @@ async def list_budgets(context: RequestContext, call: HandlerCall) -> BudgetsVie
 async def set_budget(context: RequestContext, call: HandlerCall, body: NewBudget) -> BudgetView:
     """Set a budget: how many VMs may be out of service at once while rollouts publish events.
 
-    It replaces the budget of the same name. Events that are published stay. Raises Rejected, with one sentence, for
-    anything that is wrong with it, such as a limit of 0, more than 100 %, or a location or tag that no VM has. The
-    history gets an entry.
+    The new budget replaces the one of the same name. Events that are published stay. Returns the budget with its use
+    now. Raises Rejected, with one sentence, for anything that is wrong with it, such as a limit of 0, more than 100 %,
+    or a location or tag that no VM has, and Unavailable if the store cannot be written. The history gets an entry.
     """
     budget = body.to_budget()
     await context.control.budgets.set_budget(budget, who=context.caller_name)
@@ -31,8 +31,8 @@ async def set_budget(context: RequestContext, call: HandlerCall, body: NewBudget
 async def remove_budget(context: RequestContext, call: HandlerCall) -> BudgetView:
     """Remove a budget; rollouts that waited for it go on.
 
-    The path parameter `name` is in any case. Returns the removed budget, without groups. Raises NotFound. The history
-    gets an entry.
+    The path parameter `name` is the budget's name, ignoring letter case. Returns the removed budget, without groups.
+    Raises NotFound, or Unavailable if the store cannot be written. The history gets an entry.
     """
     budget = await context.control.budgets.remove_budget(call.path_params["name"], who=context.caller_name)
     await context.wait_for_reconciler()

@@ -15,9 +15,9 @@ from forewarn.web.remedies import Surface
 
 
 class FleetNotApplicable(Refused):
-    """A valid fleet file cannot be applied to the running fleet now; `problems` say why; a 409.
+    """A valid fleet file cannot be applied to the running fleet now: nothing was changed; a 409.
 
-    `source` is the name of the file in the message.
+    `problems` say why, each with its place in the file. `source` is the name of the file in the message.
     """
 
     def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:
@@ -26,11 +26,11 @@ class FleetNotApplicable(Refused):
 
 
 class ErrorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The code and message of an error; `problems` only for a fleet file."""
+    """What went wrong: a code for programs, a message for people, and the problems of a fleet file."""
 
     code: str  # such as NotFound or Refused
     message: str  # for people, with what to do instead
-    problems: tuple[FleetFileProblem, ...] = ()
+    problems: tuple[FleetFileProblem, ...] = ()  # of a fleet file; left out of the JSON if there are none
 
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +40,9 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_response(error: Exception, surface: Surface = Surface.API) -> Response:
-    """The JSON response for an error, in the words of `surface`; logs an unexpected error, a 500.
+    """Return the JSON response for an error, in the words of `surface`; log an unexpected error (a 500).
 
+    `surface` is where the user sees the message, such as the command line: it decides how the message says what to do.
     A 429 or 503 has the header Retry-After, a 401 has WWW-Authenticate; the errors of a fleet file have its problems.
     """
     status, code, message = classify_error(error, surface)
@@ -58,9 +59,10 @@ def make_error_response(
     problems: tuple[FleetFileProblem, ...] = (),
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """A JSON error response with this status, code and message; adds no headers of its own.
+    """Return a JSON error response with this status, code and message; adds no headers of its own.
 
-    `problems` are those of a fleet file; without any, the body has no such key.
+    `problems` are those of a fleet file; without any, the body has no such key. `headers` None means no headers beside
+    the content type and length.
     """
     body = msgspec.json.encode(ErrorResponse(error=ErrorView(code=code, message=message, problems=problems)))
     return Response(body, status_code=status, media_type="application/json", headers=headers)

@@ -26,30 +26,33 @@ _MAX_SELECTED = 100_000  # events that one call approves or withdraws
 class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
     """Why an event is withdrawn, for people; may be empty."""
 
-    reason: Annotated[str, Meta(max_length=1000)] = ""  # empty: it says who withdrew it
+    reason: Annotated[str, Meta(max_length=1000)] = ""  # "": the history then says who withdrew it
 
 
 class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
     """Events by their ids, or the scheduled ones that match every given name: of a VM, a host, a rollout.
 
-    Exactly one of the two: `ids`, or at least one name. Names and ids are in any case; an id may be a unique start of
-    four characters or more.
+    Give exactly one of the two: `ids`, or at least one name. The letter case of names and ids is ignored; an id may be
+    a unique start of four characters or more.
     """
 
-    ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()
+    ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # each counts once
     vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the two below
-    host: str = ""  # a name, in any case: events of work on the host, and events of the VMs on it
+    host: str = ""  # a name: events of work on the host, and scheduled events of the VMs that are on it now
     rollout: str = ""  # an id or unique id prefix
 
 
 class WithdrawEventsBody(SelectedEventsBody, frozen=True, kw_only=True):
-    """The events to withdraw, selected as in SelectedEventsBody, and why, for people; may be empty."""
+    """The events to withdraw, by ids or by names of a VM, host or rollout, and why.
 
-    reason: Annotated[str, Meta(max_length=1000)] = ""  # empty: it says who withdrew them
+    The fields of SelectedEventsBody select the events.
+    """
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""  # "": the history then says who withdrew them
 
 
 class RefusedEventView(BaseView, frozen=True, kw_only=True):
-    """An event that could not be approved or withdrawn, as the caller named it, with the error."""
+    """An event that could not be approved or withdrawn, with the error."""
 
     event: str  # the id or prefix that the caller gave, or the id of a selected event
     code: str  # as in an error response, such as NotFound
@@ -57,25 +60,25 @@ class RefusedEventView(BaseView, frozen=True, kw_only=True):
 
 
 class ChangedEventsView(EventsInScopesView, frozen=True, kw_only=True):
-    """Events that were approved or withdrawn, as they are after due work, and those that were refused.
+    """Events that a call approved or withdrew, with their scopes, and those that it could not change.
 
-    Both are in the order of the ids that the caller gave, or oldest first.
+    `events` shows each event after the reconciler has done what is due, so an approved one may have started. `events`
+    and `refused` are in the order of the ids that the caller gave, or oldest first if it gave names.
     """
 
     refused: tuple[RefusedEventView, ...]  # those that could not be changed, with why
 
 
 class EventListQuery(StrictBody, frozen=True, kw_only=True):
-    """Which events to list: those that match every given filter, of more than `limit` the newest.
+    """Which events to list: those that match every given filter; of more than `limit`, the newest.
 
-    Without `all`, only live ones. `host` means events of work on the host, and events of the VMs that are on it now.
-    Names and ids are in any case.
+    Without `all`, only live events are listed: scheduled and started ones. The letter case of names and ids is ignored.
     """
 
     all: bool = False  # past events too
     vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the three below
     scope: str = ""  # an id or name, or the name of a VM in it
-    host: str = ""  # a name, in any case: events of work on the host, and events of the VMs on it
+    host: str = ""  # a name: events of work on the host or from or to it, and scheduled events of the VMs on it now
     rollout: str = ""  # an id or unique id prefix
     limit: ResultLimit = 1000
 
@@ -83,8 +86,9 @@ class EventListQuery(StrictBody, frozen=True, kw_only=True):
 async def list_events(context: RequestContext, call: HandlerCall, query: EventListQuery) -> EventsView:
     """List the live events, or all of them.
 
-    Only those that the caller may see, oldest first. For a caller who does not see everything, a list without a VM or
-    host searches the 20,000 newest. Raises NotFound or Refused for a name in the query.
+    Only those that the caller may see, oldest first. For a caller who does not see everything, a list that is not
+    limited to a VM or host searches only the 20,000 newest events (or `limit`, if that is more). Raises NotFound for an
+    unknown name in the query, Refused for an ambiguous one.
     """
     seq = context.store.last_seq()
     return EventsView(events=ViewBuilder(context).events(_matching_events(context, query)), seq=seq)
@@ -118,8 +122,9 @@ def _matching_events(context: RequestContext, query: EventListQuery) -> list[Eve
 async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Show one event, by its id or the start of it.
 
-    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Live or over. Stores
-    observed deliveries first, so that they are shown. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
+    The event may be over. Stores the deliveries observed so far first, so that they are shown. Raises NotFound, also if
+    the caller may not see the event, or Refused if several ids start with it.
     """
     await context.dependencies.flush_observations()
     return ViewBuilder(context).event(context.find_event(call.path_params["id"]))
@@ -128,10 +133,11 @@ async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
 async def approve_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Approve an event, so that it may start before its notice ends.
 
-    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Stores observed
-    deliveries first. Returns the event after due work was done, so it may have started. One that was approved or
-    started before stays as it is; else the history gets an entry. Raises NotFound, or Refused if it is over or several
-    ids start so.
+    The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
+    Stores the deliveries observed so far first. Returns the event after the reconciler has done what is due, so it may
+    have started. An event that was approved or started before, or that has no impact, stays as it is; else the history
+    gets an entry. Raises NotFound, Refused if it is over or several ids start with it, or Unavailable if the store
+    cannot be written.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
@@ -144,9 +150,10 @@ async def approve_events(context: RequestContext, call: HandlerCall, body: Selec
     """Approve several events, by their ids or all of a VM, host or rollout.
 
     Names select scheduled events that are not approved. An event that cannot be approved, or that the caller may not
-    approve, is listed as refused; the others are approved, one after the other, each with a history entry. Stores
-    observed deliveries first, and returns after due work was done. Raises Rejected without ids and names, or with both,
-    NotFound or Refused for a name, and Unavailable if the store cannot be written: events before that stay approved.
+    approve, is listed as refused; the others are approved, one after the other, each with a history entry (an event
+    without impact stays as it is). Stores the deliveries observed so far first, and returns after the reconciler has
+    done what is due. Raises Rejected without ids and names, or with both, NotFound or Refused for an unknown or
+    ambiguous name, and Unavailable if the store cannot be written: events before that stay approved.
     """
     ids = _selected_ids(context, body, lambda event: event.approved_at is None)
 
@@ -163,9 +170,9 @@ async def withdraw_events(context: RequestContext, call: HandlerCall, body: With
     """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
 
     Names select scheduled events. An event that cannot be withdrawn is listed as refused; the others are withdrawn, one
-    after the other, each with a history entry. Stores observed deliveries first, and returns after due work was done.
-    Raises Rejected without ids and names, or with both, NotFound or Refused for a name, and Unavailable if the store
-    cannot be written: events before that stay withdrawn.
+    after the other, each with a history entry. Stores the deliveries observed so far first, and returns after the
+    reconciler has done what is due. Raises Rejected without ids and names, or with both, NotFound or Refused for an
+    unknown or ambiguous name, and Unavailable if the store cannot be written: events before that stay withdrawn.
     """
     ids = _selected_ids(context, body, lambda event: True)
 
@@ -212,9 +219,10 @@ async def _change_each(
 async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:
     """Withdraw an event before it starts.
 
-    The path parameter `id` is its id, or a unique start of four characters or more, in any case. Stores observed
-    deliveries first. Returns the event, which is over. Raises NotFound, or Refused if it has started or is over or
-    several ids start so. The history gets an entry.
+    The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
+    Stores the deliveries observed so far first. Returns the event, which is over. Raises NotFound, Refused if it has
+    started or is over or several ids start with it, or Unavailable if the store cannot be written. The history gets an
+    entry.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()

@@ -17,7 +17,7 @@ from forewarn.web.request_parsing import ClearFaultsBody, HandlerCall, NewFault,
 async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:
     """List the active faults and storms, and all kinds of faults.
 
-    First stores what they have affected and removes expired ones, durably.
+    First stores, durably, which requests the faults have affected so far, and removes expired faults.
     """
     return await read_faults(context)
 
@@ -25,10 +25,10 @@ async def list_faults(context: RequestContext, call: HandlerCall) -> FaultsView:
 async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) -> FaultView:
     """Set a fault for a VM, a scope or everything.
 
-    Returns it as it was set. A fault that happens at once has happened on return, in each scope of its target whose
-    state allows it, and is not active; Refused if none allows it. Raises NotFound for an unknown name, Rejected for a
-    bad target, kind, limit or parameter, Refused if 1,000 faults are active or a name is ambiguous. The history gets an
-    entry.
+    Returns the fault as it was set. A fault that happens at once has happened on return, in each scope of its target
+    whose state allows it, and is not active; Refused if no scope allows it. Raises NotFound for an unknown name,
+    Rejected for a bad target, kind, limit or parameter, Refused if 1,000 faults are active or a name is ambiguous,
+    Unavailable if the store cannot be written. The history gets an entry.
     """
     spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
@@ -45,7 +45,8 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
 async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFaultsBody) -> ClearedFaultsView:
     """Clear the faults that match every given field.
 
-    With ids or `all` storms too, unless a kind, VM or scope is given. Returns what was cleared, which is empty if
+    `vm` and `scope` match only faults that were set for exactly that VM or scope. Storms with the given ids are cleared
+    too, or all storms with `all`, unless a kind, VM or scope is given. Returns what was cleared, which is empty if
     nothing matches. Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an id
     that is not active (then nothing is cleared), Refused for an ambiguous name. The history gets an entry for each.
     """
@@ -73,8 +74,8 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
 async def clear_fault(context: RequestContext, call: HandlerCall) -> ClearedFaultsView:
     """Clear one fault or storm.
 
-    The path parameter `id` is its full id, exactly. Returns what was cleared. Faults that a storm has set stay. Raises
-    NotFound unless the id is active. The history gets an entry.
+    The path parameter `id` is the full id of the fault or storm, exactly. Returns what was cleared. Faults that a storm
+    has set stay. Raises NotFound unless the id is active. The history gets an entry.
     """
     fault_id = call.path_params["id"]
     _require_active(context, fault_id)

@@ -34,37 +34,38 @@ from forewarn.web.views import (
 
 
 class FleetFileBody(StrictBody, frozen=True, kw_only=True):
-    """A fleet file: its TOML text, and its name in messages."""
+    """A fleet file to check, as text."""
 
-    text: str  # the content, in TOML
-    source: NonEmptyText = "fleet.toml"  # its name in messages
+    text: str  # the content of the file, in TOML
+    source: NonEmptyText = "fleet.toml"  # the name of the file in messages; no file of this name is read
 
 
 class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
     """A fleet file to apply (`text`, `source`); VMs and hosts that it does not declare are removed."""
 
-    resurrect: bool = False  # add VMs of the file again that were deleted; False: they stay deleted, without an error
+    resurrect: bool = False  # add deleted VMs again that the file declares; False: they stay deleted, without an error
     dry_run: bool = False  # change nothing, only return the difference
 
 
 class FleetListQuery(StrictBody, frozen=True, kw_only=True):
     """Which part of the fleet to show: one scope, one host, at most `limit` VMs.
 
-    Names and ids are in any case.
+    A VM must match both the scope and the host. The letter case of names and ids is ignored.
     """
 
     scope: str = ""  # an id or name, or the name of a VM in it; "": every scope
-    host: str = ""  # a name, in any case; "": every host
+    host: str = ""  # a name; "": every host
     limit: ResultLimit | None = None  # None: all VMs
 
 
 async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetListQuery) -> FleetView:
     """Show the hosts, scopes and VMs that the caller may read.
 
-    VMs are present ones, in the order they were added, at most `limit` of the scope and host of the query; scopes are
-    those of these VMs. With a scope, hosts are those of these VMs, else those with visible VMs or, for a caller who
-    sees everything, all; with a host only that. A host names all its visible VMs. Stores observed polls first, so that
-    they are shown. Raises NotFound or Refused for the scope or host.
+    `vms` are the present VMs of the scope and host of the query, in the order they were added, at most `limit`;
+    `scopes` are the scopes of these VMs. `hosts` are: only the queried host, if one is given; with a scope, the hosts
+    of these VMs; else all hosts, or for a caller who does not see everything those with a VM that the caller may read.
+    Each host names all its visible VMs, beyond `limit` too. Stores the polls observed so far first, so that they are
+    shown. Raises NotFound or Refused for an unknown or ambiguous scope or host.
     """
     await context.dependencies.flush_observations()
     host = context.find_host(query.host) if query.host else None
@@ -82,9 +83,9 @@ async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetLis
 async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     """Show one VM with its live events.
 
-    And, for a namespace VM, with its supervisor if that is connected. The path parameter `name` is its name,
-    `group/name` or key, in any case. Stores observed polls first, so that they are shown. Raises NotFound, also for a
-    removed VM, or Refused if several VMs match.
+    A namespace VM is shown with its supervisor, if that is connected. The path parameter `name` is the VM's name,
+    `group/name` or key, ignoring letter case. Stores the polls observed so far first, so that they are shown. Raises
+    NotFound, also for a removed VM, or Refused if several VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     await context.dependencies.flush_observations()
@@ -100,9 +101,9 @@ async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
 async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFileBody) -> FleetCheckView:
     """Show what applying a fleet file would change.
 
-    Changes nothing, and lists what would keep it from being applied as `problems`. VMs and hosts that the file does not
-    declare would be removed, and VMs of it that were deleted would stay deleted. Raises InvalidFleetFile for a file
-    that is wrong by itself.
+    Changes nothing. `problems` of the difference list what would keep the file from being applied now. VMs and hosts
+    that the file does not declare would be removed, and VMs of it that were deleted would stay deleted. Raises
+    InvalidFleetFile for a file that is wrong by itself.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
@@ -111,11 +112,12 @@ async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFil
 async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> FleetApplyView:
     """Apply a fleet file, as a whole or not at all.
 
-    Removes the VMs and hosts that it does not declare, and returns the difference. VMs that it declares but that were
-    deleted stay deleted, unless `resurrect`. A dry run changes nothing. Raises InvalidFleetFile; except in a dry run,
-    FleetNotApplicable if it has problems in the running fleet, Forbidden if it adds programs and the caller is no
-    administrator, Refused if the state of a VM or host forbids it, Conflict if the fleet keeps changing meanwhile. The
-    history gets an entry if anything changes.
+    Removes the VMs and hosts that the file does not declare, and returns the difference, after the reconciler has done
+    what is due. VMs that the file declares but that were deleted stay deleted, unless `resurrect`. A dry run changes
+    nothing. Raises InvalidFleetFile for a file that is wrong by itself; except in a dry run, FleetNotApplicable if it
+    has problems in the running fleet, Forbidden if a VM gets a program that no present VM has and the caller is no
+    administrator, Refused if the state of a VM or host forbids it, Conflict if the fleet keeps changing meanwhile,
+    Unavailable if the store cannot be written. The history gets an entry if anything changes.
     """
     proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
 
@@ -137,10 +139,10 @@ async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFle
 async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmView:
     """Add a VM to the fleet.
 
-    Empty fields are filled in from its set and the rest of the fleet. A deleted VM of the same name is added again.
-    Returns the new VM. Raises Rejected for invalid fields, Refused if the VM exists or finds no place, Forbidden if it
-    would run a program that no present VM runs, and the caller is no administrator, Conflict if the fleet keeps
-    changing meanwhile. The history gets an entry.
+    Empty fields of the body are filled in from the VM's set and the rest of the fleet. A deleted VM of the same name is
+    added again. Returns the new VM. Raises Rejected for invalid fields, Refused if the VM exists or finds no place,
+    Forbidden if it would run a program that no present VM runs, and the caller is no administrator, Conflict if the
+    fleet keeps changing meanwhile, Unavailable if the store cannot be written. The history gets an entry.
     """
 
     async def attempt() -> str:
@@ -180,9 +182,10 @@ def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
 async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
     """Remove a VM from the fleet.
 
-    The path parameter `name` is its name, `group/name` or key, in any case. No event announces it; events that this
-    makes obsolete are withdrawn. Returns the removed VM. Raises NotFound, Refused if the VM has a started event or
-    several VMs match, or Conflict if the fleet keeps changing meanwhile. The history gets an entry.
+    The path parameter `name` is the VM's name, `group/name` or key, ignoring letter case. No event announces the
+    removal; events that it makes obsolete are withdrawn. Returns the removed VM. Raises NotFound, Refused if the VM has
+    a started event or several VMs match, Conflict if the fleet keeps changing meanwhile, or Unavailable if the store
+    cannot be written. The history gets an entry.
     """
 
     async def attempt() -> Vm:
@@ -282,7 +285,7 @@ def _change_view(change: HostChange | VmChange) -> ObjectChangeView:
 async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmSupervisorsView:
     """List the namespace VMs whose supervisors are connected, with their states and programs.
 
-    Frozen and stopped VMs are listed too. Only those that the caller may read, sorted by VM key.
+    Frozen and stopped VMs are listed too. Lists only VMs that the caller may read, sorted by VM key.
     """
     supervisors = sorted(context.dependencies.vm_supervisors().items())
     with_vms = ((context.store.vm(key), supervisor) for key, supervisor in supervisors)

@@ -21,19 +21,19 @@ _SCAN_LIMIT = 20_000  # entries read for one page of a caller who may not see al
 
 
 class PruneHistoryBody(StrictBody, frozen=True, kw_only=True):
-    """The minimum age of the entries to delete, in seconds of lab time; at least a day."""
+    """Which history entries to delete: those that are older than this, in lab time."""
 
-    older_than_s: float  # 86400 or more
+    older_than_s: float  # seconds of lab time; 86400 (a day) or more
 
 
 async def list_history(context: RequestContext, call: HandlerCall, query: HistoryEntriesQuery) -> HistoryView:
     """List history entries: the newest, or those after a sequence number; `wait_s` waits for a new one.
 
-    Only entries that the caller may see, oldest first. With `after` these are the oldest after that number, at most
-    `limit`; without it, the newest. For a caller who does not see everything, a page without filters searches 20,000
-    entries. It waits only if there is no entry yet, and returns an empty list when the time is over or the service
-    stops. Raises NotFound or Refused for a name in the query, and Unauthenticated if the caller's token becomes invalid
-    while it waits.
+    Lists only entries that the caller may see, oldest first. With `after` these are the oldest after that number, at
+    most `limit`; without it, the newest. For a caller who does not see everything, a page without filters searches at
+    most 20,000 entries. The call waits, in real time, only if there is no entry to list, and returns an empty list when
+    the time is over or the service stops. Raises NotFound or Refused for an unknown or ambiguous name in the query, and
+    Unauthenticated if the caller's token becomes invalid while it waits.
     """
     entry_filter = history_filter(context, query)
     page = _read_page(context, query, entry_filter)
@@ -116,9 +116,9 @@ async def _wait_for_first(shutting_down: asyncio.Task[Any], new_entries: asyncio
 async def prune_history(context: RequestContext, call: HandlerCall, body: PruneHistoryBody) -> HistoryPruneView:
     """Delete old history entries.
 
-    Deletes events, requests and VMs that ended or were removed before then too, unless something kept refers to them.
-    Returns how many entries were deleted, and adds an entry that says so. Raises Rejected for an age below 24 hours,
-    and Unavailable if the store cannot be written: some of it may be deleted then.
+    Also deletes events and requests that ended, and VMs that were removed, before that time, unless something that is
+    kept refers to them. Returns how many entries were deleted, and adds an entry that says so. Raises Rejected for an
+    age below 24 hours, and Unavailable if the store cannot be written: some of it may be deleted then.
     """
     if not body.older_than_s >= _MIN_RETENTION_S:
         raise Rejected(

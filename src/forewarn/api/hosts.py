@@ -19,25 +19,29 @@ from forewarn.web.views import HostView, ReceiptView
 
 
 class NewHost(StrictBody, frozen=True, kw_only=True):
-    """A host to add, without VMs and healthy."""
+    """A host to add; it is healthy and has no VMs."""
 
-    name: NonEmptyText  # at most 64 characters, no slashes, braces or blanks around it
+    name: NonEmptyText  # at most 64 printable characters, without slashes, backslashes and braces, no blanks around it
     location: NonEmptyText  # such as westeurope
     zone: str = ""  # "": none
 
 
 class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
-    """In how many seconds the host is predicted to fail; less than the minimum needs `short_notice`."""
+    """When a host is predicted to fail, which is the notice of the events that move its VMs away.
 
-    in_s: DurationSeconds  # lab time, the notice of its events; 0: the minimum (10 min) or, with `short_notice`, none
-    short_notice: bool = False
+    A notice below the minimum of 10 minutes needs `short_notice`.
+    """
+
+    in_s: DurationSeconds  # seconds of lab time from now; 0: the minimum (10 min) or, with `short_notice`, no notice
+    short_notice: bool = False  # allow a notice below the minimum
 
 
 async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) -> HostView:
     """Add a host to the fleet.
 
-    Returns the new host. Raises Rejected for an invalid name, Refused if a host has it in any case, Conflict if the
-    fleet keeps changing meanwhile. The history gets an entry.
+    Returns the new host. Raises Rejected for an invalid name, Refused if a host has the name already (ignoring letter
+    case), Conflict if the fleet keeps changing meanwhile, Unavailable if the store cannot be written. The history gets
+    an entry.
     """
     if problem := plain_name_error(body.name, limit=64):
         raise Rejected(f"the host name {body.name!r} {problem}: give a plain name such as 'host-0'")
@@ -57,8 +61,9 @@ async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) ->
 async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Remove a host without VMs.
 
-    The path parameter `name` is its name, in any case. Returns the removed host. Raises NotFound, Refused if VMs are on
-    it or moving to it, or Conflict if the fleet keeps changing meanwhile. The history gets an entry.
+    The path parameter `name` is the host's name, ignoring letter case. Returns the removed host. Raises NotFound,
+    Refused if VMs are on the host or moving to it, Conflict if the fleet keeps changing meanwhile, or Unavailable if
+    the store cannot be written. The history gets an entry.
     """
     host = context.control.requests.host(call.path_params["name"])
     change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
@@ -69,10 +74,11 @@ async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
 async def degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> ReceiptView:
     """Predict that a host will fail, so that its VMs are moved away.
 
-    The path parameter `name` is its name, in any case. Marks the host as degraded, schedules the redeployment of its
-    VMs and of those being moved to it, except deallocated ones, and returns the request with these events. Raises
-    NotFound, Refused if the host is not healthy, a VM has no other host or the hypervisor cannot redeploy, Rejected for
-    too short a notice, Conflict if the host keeps changing. The history gets an entry.
+    The path parameter `name` is the host's name, ignoring letter case. Marks the host as degraded, schedules the
+    redeployment of its VMs and of those being moved to it, except deallocated ones, and returns the request with these
+    events. Raises NotFound, Refused if the host is not healthy, a VM has no other host or the hypervisor cannot
+    redeploy, Rejected for too short a notice, Conflict if the host keeps changing, Unavailable if the store cannot be
+    written. The history gets an entry.
     """
     receipt = await context.control.requests.degrade_host(
         call.path_params["name"],
@@ -87,10 +93,11 @@ async def degrade_host(context: RequestContext, call: HandlerCall, body: Degrade
 async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
     """Fail a host without notice.
 
-    The path parameter `name` is its name, in any case. Marks the host as failed. Its VMs and those being redeployed to
-    it are redeployed at once, except deallocated ones; VMs that were migrating to it stay where they are. Returns the
-    request with its events. Raises NotFound, Refused if the host has failed already or a VM has no other host, Conflict
-    if it keeps changing. The history gets an entry.
+    The path parameter `name` is the host's name, ignoring letter case. Marks the host as failed. Its VMs and those
+    being redeployed to it are redeployed at once, except deallocated ones; VMs that were migrating to it stay where
+    they are. Returns the request with its events. Raises NotFound, Refused if the host has failed already or a VM has
+    no other host, Conflict if the host keeps changing, Unavailable if the store cannot be written. The history gets an
+    entry.
     """
     receipt = await context.control.requests.fail_host(
         call.path_params["name"], who=context.caller_name, key=call.request_key
@@ -101,10 +108,10 @@ async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
 async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
     """Mark a host as healthy again.
 
-    The path parameter `name` is its name, in any case. The host is no longer confirmed down either. Returns the host.
-    Moves no VM back, and withdraws no event. Raises NotFound, Refused if it is healthy and not confirmed down, or while
-    events are scheduled that move VMs away because it is degraded: withdraw them first; Conflict if it keeps changing.
-    The history gets an entry.
+    The path parameter `name` is the host's name, ignoring letter case. The host is no longer confirmed down either.
+    Returns the host. Moves no VM back, and withdraws no event. Raises NotFound, Refused if the host is healthy and not
+    confirmed down, or while events are scheduled that move VMs away because it is degraded (withdraw them first),
+    Conflict if the host keeps changing, Unavailable if the store cannot be written. The history gets an entry.
     """
     repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(repaired)
@@ -113,10 +120,10 @@ async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
 async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostView:
     """State that a host is certainly down, so that its VMs may be started elsewhere.
 
-    The path parameter `name` is its name, in any case. A VM that still ran there would run twice and damage its disks.
-    It stays so until the host is repaired; its health stays as it is. Returns the host. Raises NotFound, Refused unless
-    the host has failed or does not answer the hypervisor, and if it was confirmed already; Conflict if it keeps
-    changing. The history gets an entry.
+    The path parameter `name` is the host's name, ignoring letter case. A VM that still ran there would run twice and
+    damage its disks. The statement holds until the host is repaired; the health of the host stays as it is. Returns the
+    host. Raises NotFound, Refused unless the host has failed or does not answer the hypervisor, and if it was confirmed
+    already, Conflict if the host keeps changing, Unavailable if the store cannot be written. The history gets an entry.
     """
     confirmed = await context.control.host_statements.confirm_down(call.path_params["name"], who=context.caller_name)
     return ViewBuilder(context).host(confirmed)
@@ -125,10 +132,11 @@ async def confirm_host_down(context: RequestContext, call: HandlerCall) -> HostV
 async def preview_degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> Preview:
     """Preview the events of predicting that a host will fail.
 
-    The path parameter `name` is its name, in any case. Simulates it on a copy, after it has stored observed polls, and
-    changes nothing else; the previews of a caller run one at a time. The simulation of more than 2,000 VMs ends after
-    publication, any other after 10 seconds of real time at the latest (`is_cut`). Raises NotFound, Refused and Rejected
-    as the request itself would, and DryRunTooLarge if the scopes have more than 20,000 VMs.
+    The path parameter `name` is the host's name, ignoring letter case. Simulates the request on a copy of the fleet,
+    and changes nothing, except that it stores the polls observed so far first; the previews of a caller run one at a
+    time. The simulation for more than 2,000 VMs ends after publication, any other after 10 seconds of real time at the
+    latest (`is_cut` of the preview). Raises NotFound, Refused and Rejected as the request itself would, and
+    DryRunTooLarge if the scopes concerned have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 
@@ -142,10 +150,11 @@ async def preview_degrade_host(context: RequestContext, call: HandlerCall, body:
 async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Preview:
     """Preview the events of failing a host.
 
-    The path parameter `name` is its name, in any case. Simulates it on a copy, after it has stored observed polls, and
-    changes nothing else; the previews of a caller run one at a time. The simulation of more than 2,000 VMs ends after
-    publication, any other after 10 seconds of real time at the latest (`is_cut`). Raises NotFound and Refused as the
-    request itself would, and DryRunTooLarge if the scopes have more than 20,000 VMs.
+    The path parameter `name` is the host's name, ignoring letter case. Simulates the request on a copy of the fleet,
+    and changes nothing, except that it stores the polls observed so far first; the previews of a caller run one at a
+    time. The simulation for more than 2,000 VMs ends after publication, any other after 10 seconds of real time at the
+    latest (`is_cut` of the preview). Raises NotFound and Refused as the request itself would, and DryRunTooLarge if the
+    scopes concerned have more than 20,000 VMs.
     """
     name, who = call.path_params["name"], context.caller_name
 

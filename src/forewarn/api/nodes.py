@@ -12,7 +12,7 @@ from forewarn.wording import did_you_mean
 async def list_nodes(context: RequestContext, call: HandlerCall) -> NodesView:
     """List the control nodes of the cluster, and which one is active.
 
-    None are listed for a service that runs alone. Sorted by name.
+    Nodes are sorted by name; a service that runs alone has none.
     """
     return nodes_view(context.dependencies.control_node)
 
@@ -20,7 +20,8 @@ async def list_nodes(context: RequestContext, call: HandlerCall) -> NodesView:
 async def show_node(context: RequestContext, call: HandlerCall) -> NodeView:
     """Show one control node.
 
-    The path parameter `name` is its name, in any case. Raises NotFound.
+    The path parameter `name` is the node's name, ignoring letter case. Raises NotFound, always if the service runs
+    alone.
     """
     wanted, view = call.path_params["name"], nodes_view(context.dependencies.control_node)
     found = next((node for node in view.nodes if node.name.casefold() == wanted.casefold()), None)
@@ -33,8 +34,8 @@ async def show_node(context: RequestContext, call: HandlerCall) -> NodeView:
 async def resign(context: RequestContext, call: HandlerCall) -> NodesView:
     """Let the active control node give control to another one.
 
-    Returns the nodes as they are before it; another one is active within seconds. Raises Refused if the service runs
-    alone, or if no other node can take over.
+    Returns at once, with the nodes as they are before the change; another node is active within seconds. Raises Refused
+    if the service runs alone, if the node that answers is not active, or if no other node can take over.
     """
     node = context.dependencies.control_node
     if node is None:

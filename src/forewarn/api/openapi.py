@@ -40,9 +40,10 @@ _RIGHT_TEXTS: dict[ResourceSelector, str] = {
 
 
 def openapi_document(routes: Sequence[ApiRoute]) -> JsonSchema:
-    """The OpenAPI 3.1 document of these routes, as a JSON object. Schemas are those of their structs.
+    """Return the OpenAPI 3.1 document of these routes, as a JSON object.
 
-    Raises KeyError for a route whose resource selector has no words here.
+    The schemas are those of the structs in the handlers' signatures. Raises KeyError for a route whose resource
+    selector has no text in `_RIGHT_TEXTS`.
     """
     schemas = _SchemaRegistry(routes)
     paths: dict[str, JsonSchema] = defaultdict(dict)
@@ -89,14 +90,14 @@ class _SchemaRegistry:
 
 
 def openapi_path(path: str) -> str:
-    """The path in OpenAPI's syntax: `{name:path}` becomes `{name}`."""
+    """Return a route's path in OpenAPI's syntax: starlette's `{name:path}` becomes `{name}`."""
     return _PATH_PARAM.sub(r"{\1}", path)
 
 
 def required_right_text(route: ApiRoute) -> str:
-    """The right that a route needs and over what, in words: `operate over the VM`.
+    """Return in words which right a route needs, and over what: `operate over the VM`.
 
-    Raises KeyError for a resource selector that has no words here.
+    Raises KeyError for a resource selector that has no text in `_RIGHT_TEXTS`.
     """
     return _RIGHT_TEXTS[route.resources].format(right=route.right)
 

@@ -18,14 +18,14 @@ from forewarn.web.views import ReplayView
 class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A recording to replay to the scope of a VM.
 
-    `speed` 2 takes half the time; `loops` is how often to replay; `map` gives recorded VMs other names. Of those that
-    it does not name, the VM that was recorded is shown as `vm`, and others as recorded. `vm` is in any case.
+    `speed` 2 takes half the time of the recording. `map` gives recorded VMs other names; without it, the VM that was
+    recorded is shown under the name of `vm`, and other VMs as recorded. The letter case of `vm` is ignored.
     """
 
     vm: NonEmptyText  # a name, `group/name` or key
     recording: UploadedRecording
     speed: float = 1.0  # 0.01 to 10000
-    loops: int = 1  # 1 to 1000
+    loops: int = 1  # how often to replay it, 1 to 1000
     map: dict[NonEmptyText, Annotated[str, Meta(min_length=1, max_length=200)]] = {}  # recorded name → name to show
 
 
@@ -38,9 +38,10 @@ class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
 async def start_replay(context: RequestContext, call: HandlerCall, body: NewReplay) -> ReplayView:
     """Replay a recording to the scope of a VM.
 
-    The scope's VMs get the recorded answers instead of its own; the first is shown on return. Raises NotFound for an
-    unknown VM, Rejected outside a lab and for a bad recording, speed or number of loops or a name in `map` that was not
-    recorded, Refused if the scope has a live event or another replay, or several VMs match. The history gets an entry.
+    The VMs of the scope get the recorded answers in place of the scope's own document; the first one is shown on
+    return. Raises NotFound for an unknown VM; Rejected outside a lab, for a bad recording, speed or number of loops,
+    and for a name in `map` that was not recorded; Refused if the scope has a live event or another replay, or several
+    VMs match; Unavailable if the store cannot be written. The history gets an entry.
     """
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(
@@ -56,10 +57,10 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
 
 
 async def current_replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
-    """Waits for the reconciler, then returns the view of the replay of this request, as it is now.
+    """Wait for the reconciler, then return the view of the replay of this request, as it is now.
 
-    Raises NotFound if it is no replay, or ended and no longer among the 10,000 newest requests. Does not check what the
-    caller may see.
+    Waits for ten seconds of real time at most. Raises NotFound if the request is no replay, or a replay that ended and
+    is no longer among the 10,000 newest requests. Does not check what the caller may see.
     """
     await context.wait_for_reconciler()
     return replay_view(context, context.control.replays.find(request.id))
@@ -68,7 +69,7 @@ async def current_replay_view(context: RequestContext, request: MaintenanceReque
 async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysView:
     """List the running replays and recent ones.
 
-    Oldest first; ended ones among the 10,000 newest requests.
+    Replays are listed oldest first. Ended ones are listed if they are among the 10,000 newest requests of any kind.
     """
     return ReplaysView(replays=read_replays(context))
 
@@ -76,8 +77,8 @@ async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysVie
 async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Show one replay.
 
-    The path parameter `id` is its id or a unique start of it, in any case. Raises NotFound, or Refused if several ids
-    start so.
+    The path parameter `id` is the replay's id or a unique start of it, ignoring letter case. Raises NotFound, or
+    Refused if several ids start with it.
     """
     return replay_view(context, context.control.replays.find(call.path_params["id"]))
 
@@ -85,9 +86,9 @@ async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
 async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Stop a replay.
 
-    The path parameter `id` is its id or a unique start of it, in any case. Its scope shows its own document again.
-    Returns the ended replay. Raises NotFound, or Refused if it is over or several ids start so. The history gets an
-    entry.
+    The path parameter `id` is the replay's id or a unique start of it, ignoring letter case. The scope shows its own
+    document again. Returns the ended replay. Raises NotFound, Refused if the replay is over already or several ids
+    start with it, or Unavailable if the store cannot be written. The history gets an entry.
     """
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

@@ -29,8 +29,9 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
     the minimum needs `short_notice`. The minimum is 15 minutes for a restart, 10 for a redeploy, 30 seconds for an
     eviction; for delete and scale-in it is the VM's terminate notification, for a reimage its OS image notification,
     and a VM without one is deleted or reimaged at once. A rebalance recommendation has no impact, and needs no notice.
-    The other operations are performed at once. Where that is so, leave out both fields: they are refused. While
-    scheduled events are disabled in a scope, operations of users are performed at once there. Names are in any case.
+    All other operations are performed at once. For an operation that is performed at once, leave out `notice_s` and
+    `short_notice`: they are refused. While scheduled events are disabled in a scope, operations of users are performed
+    at once there. The letter case of names is ignored.
     """
 
     ask: Literal[
@@ -47,15 +48,15 @@ class NewMaintenanceRequest(StrictBody, frozen=True, kw_only=True):
         "reimage",
     ]
     vms: Annotated[tuple[NonEmptyText, ...], Meta(min_length=1, max_length=10_000)]  # name, `group/name` or key
-    notice_s: DurationSeconds = 0
+    notice_s: DurationSeconds = 0  # lab time; 0: the minimum or, with `short_notice`, none
     short_notice: bool = False  # allow a notice below the minimum
 
 
 def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Selects the VMs that the body, a NewMaintenanceRequest, names; returns their resource ids.
+    """Return the resource ids of the VMs that the body of the call, a NewMaintenanceRequest, names.
 
-    The caller needs the route's right over each. Raises NotFound, Refused for an ambiguous name, and Rejected for an
-    invalid body.
+    This is the resource selector of routes with such a body: the caller needs the route's right over each VM. Raises
+    NotFound for an unknown VM, Refused for an ambiguous name, and Rejected for an invalid body.
     """
     return [vm_resource_id(context.directory.find(name)) for name in call.parse_body(NewMaintenanceRequest).vms]
 
@@ -63,11 +64,11 @@ def vms_asked_for(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 async def create_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> ReceiptView:
     """Request an operation on VMs: it is accepted for all of them or for none.
 
-    Returns the request with the events that it has published by then, after due work was done. Raises NotFound for an
-    unknown VM; Rejected for one named twice, too short a notice, or a notice for what is performed at once; Refused for
-    a notice if a VM to delete has no terminate notification, if the hypervisor cannot do it, the state of a VM or
-    another operation on it forbids it, its scope has too many user operations scheduled, no host can take a VM that
-    moves, or a name is ambiguous. The history gets an entry.
+    Returns the request with the events that it has published after the reconciler has done what is due. Raises NotFound
+    for an unknown VM; Rejected for one named twice, too short a notice, or a notice for what is performed at once;
+    Refused for a notice if a VM to delete has no terminate notification, if the hypervisor cannot do it, the state of a
+    VM or another operation on it forbids it, its scope has too many user operations scheduled, no host can take a VM
+    that moves, or a name is ambiguous; Unavailable if the store cannot be written. The history gets an entry.
     """
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),
@@ -89,9 +90,10 @@ def _named_vms(context: RequestContext, body: NewMaintenanceRequest) -> list[Vm]
 async def perform_maintenance(context: RequestContext, call: HandlerCall) -> ReceiptView:
     """Start the pending platform maintenance of a VM now.
 
-    The path parameter `name` is the VM's name, `group/name` or key, in any case. Approves its scheduled events of
-    planned platform maintenance, which start as soon as nothing else holds them back; returns the request with these
-    events. Raises NotFound, or Refused if the VM has none or several VMs match. The history gets an entry.
+    The path parameter `name` is the VM's name, `group/name` or key, ignoring letter case. Approves the scheduled events
+    of planned platform maintenance of the VM, which start as soon as nothing else holds them back. Returns a new
+    request with these events. Raises NotFound, Refused if the VM has no such event or several VMs match, or Unavailable
+    if the store cannot be written. The history gets an entry.
     """
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name, key=call.request_key)
@@ -99,11 +101,11 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Rec
 
 
 async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> ReceiptView:
-    """Waits for the reconciler, then returns the view of a request with its published or approved events.
+    """Wait for the reconciler, then return the view of a request with its published or approved events.
 
-    It also has the scopes of these events, and the events that they replaced. Waits for ten seconds of real time at
-    most; if the reconciler fails, that is logged only. Does not check whether the user may see the events: check that
-    before.
+    The view also has the scopes of these events, and the events that they replaced. Waits for ten seconds of real time
+    at most; if the reconciler fails, that is logged only. Does not check whether the caller may see the events: check
+    that before.
     """
     await context.wait_for_reconciler()
     events, view_builder = request_events(context, request), ViewBuilder(context)
@@ -120,7 +122,8 @@ async def receipt_view(context: RequestContext, request: MaintenanceRequest) -> 
 async def show_request(context: RequestContext, call: HandlerCall) -> RequestStatusView:
     """Show the state of a request, its events and what they wait for.
 
-    The path parameter `id` is its full id, in any case. Raises NotFound.
+    The path parameter `id` is the request's full id, ignoring letter case. Raises NotFound, also if the caller may not
+    see the request.
     """
     return request_status(context, context.find_request(call.path_params["id"]))
 
@@ -128,10 +131,11 @@ async def show_request(context: RequestContext, call: HandlerCall) -> RequestSta
 async def preview_request(context: RequestContext, call: HandlerCall, body: NewMaintenanceRequest) -> Preview:
     """Preview a request: its events and their times.
 
-    Simulates it on a copy, after it has stored observed polls, and changes nothing else; the previews of a caller run
-    one at a time. The simulation of more than 2,000 VMs ends after publication, any other after 10 seconds of real time
-    at the latest (`is_cut`). Its texts name faults only to callers who see everything. Raises NotFound, Rejected and
-    Refused as the request itself would, and DryRunTooLarge if the scopes concerned have more than 20,000 VMs.
+    Simulates the request on a copy of the fleet, and changes nothing, except that it stores the polls observed so far
+    first; the previews of a caller run one at a time. The simulation for more than 2,000 VMs ends after publication,
+    any other after 10 seconds of real time at the latest (`is_cut` of the preview). The texts name faults only to
+    callers who see everything. Raises NotFound, Rejected and Refused as the request itself would, and DryRunTooLarge if
+    the scopes concerned have more than 20,000 VMs.
     """
     vms = _named_vms(context, body)
     who = context.caller_name

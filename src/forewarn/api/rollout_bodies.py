@@ -26,7 +26,10 @@ _MAX_FILE_CHARACTERS = 200_000
 
 
 class NewWave(StrictBody, frozen=True, kw_only=True):
-    """A wave of a rollout: a number of `vms`, a `share` in percent, or a `tag`; without any: the rest."""
+    """A wave of a rollout: a number of VMs, a share of them, or those with a tag.
+
+    Give at most one of `vms`, `share` and `tag`; without any, the wave takes all VMs that are left.
+    """
 
     name: NonEmptyText  # shown to people
     vms: int | None = None  # how many, from 1
@@ -35,13 +38,12 @@ class NewWave(StrictBody, frozen=True, kw_only=True):
 
 
 class NewRollout(StrictBody, frozen=True, kw_only=True):
-    """A rollout over one of `hosts`, `all_hosts`, `scope`, `tag`, `location` and `everything`.
+    """A rollout over exactly one of `hosts`, `all_hosts`, `scope`, `tag`, `location` and `everything`.
 
-    It stops after `max_failures` failed VMs (0: never). `notice_s` is 0 for the minimum, 15 minutes; less than that
-    needs `short_notice`, which needs a `notice_s` above 0. Names and ids are in any case. With `windows`, events start
-    without an approval only in them, and not on the days of `blackouts`, or at the `deadline`; without, at any time.
-    `waves`, or `canary` and `shares`, divide the VMs; a wave begins when the one before is over and `settle_s` has
-    passed. Instead of all fields, `file` may have the text of a rollout file.
+    With `windows`, events start without an approval only in them, and not on the days of `blackouts`; from the
+    `deadline` on they start at any time, as without `windows`. `waves`, or `canary` and `shares`, divide the VMs into
+    waves; without either, there is one wave. Instead of all other fields, `file` may have the text of a rollout file.
+    The letter case of names and ids is ignored.
     """
 
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
@@ -51,23 +53,27 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     tag: str = ""  # VMs with this tag: `name`, or `name=value`
     location: str = ""  # VMs in this location
     everything: bool = False  # all VMs, also those that are added later
-    max_failures: Annotated[int, Meta(ge=0)] = 1
-    notice_s: DurationSeconds = 0  # lab time
-    short_notice: bool = False  # allow a notice below the minimum
+    max_failures: Annotated[int, Meta(ge=0)] = 1  # failed VMs after which it stops; 0: never
+    notice_s: DurationSeconds = 0  # lab time; 0: the minimum, 15 minutes
+    short_notice: bool = False  # allow a notice below the minimum, which `notice_s` must give then
     windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `sat,sun 02:00 4h Europe/Berlin`
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
     deadline: float | None = None  # lab time from which windows no longer matter; None: they always do
     canary: str = ""  # the first wave: a number of VMs such as `2`, or `tag=NAME` or `tag=NAME=VALUE`
     shares: Annotated[tuple[float, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
     waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`
-    settle_s: DurationSeconds = 0  # lab time
+    settle_s: DurationSeconds = 0  # lab time that must pass between the end of a wave and the begin of the next
     checks: Annotated[tuple[NewCheck, ...], Meta(max_length=MAX_CHECKS)] = ()  # health checks
-    file: Annotated[str, Meta(max_length=_MAX_FILE_CHARACTERS)] = ""  # a rollout file, as TOML
+    file: Annotated[str, Meta(max_length=_MAX_FILE_CHARACTERS)] = ""  # a rollout file, as TOML; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedRollout:
-    """A rollout that a caller describes, with the notice of its events in lab time, 0 for the minimum."""
+    """A rollout that a caller asks for, read from a request body and not started yet.
+
+    `read_new_rollout` makes it. It has the notice of the rollout's events, and the file that describes the rollout, if
+    there is one.
+    """
 
     rollout: Rollout  # without VMs or events yet
     notice_s: float  # seconds of lab time; 0: the minimum
@@ -76,10 +82,11 @@ class WantedRollout:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Return a context manager that adds the line of the file to a Rejected or Refused of its block.
+        """Return a context manager that adds the line of the rollout file to errors of its block.
 
-        A Rejected gets the line of the value that it names, else of `notice`, a Refused the line of `impact`. Without a
-        file, errors pass unchanged.
+        Put the start or preview of the rollout into the block. A Rejected gets the line of the value that it names,
+        else of `notice`; a Refused gets the line of `impact`. If the rollout was not given as a file, errors pass
+        unchanged.
         """
         if self.file is None:
             yield
@@ -96,11 +103,13 @@ class WantedRollout:
 
 
 def read_new_rollout(context: RequestContext, body: NewRollout) -> WantedRollout:
-    """Return the rollout that a body describes, by its fields or by its file.
+    """Return the rollout that a body describes, by its fields or by its file; starts and stores nothing.
 
-    Raises NotFound for an unknown host or scope, Rejected for wrong values, a host named twice or fields beside a file,
-    Refused for all hosts of a fleet without hosts, with the line of the file; Forbidden for a health check that runs a
-    command if the caller is not an administrator.
+    Raises NotFound for an unknown host or scope, Rejected for wrong values, a host named twice, fields beside a file or
+    a health check that cannot be used, Refused for all hosts of a fleet without hosts, an ambiguous scope or a command
+    check if the service runs none. These name the line of the file, if there is one. Raises Forbidden for a health
+    check that runs a command if the caller is not an administrator. That exactly one target is given is not checked
+    here.
     """
     wanted = _read_rollout(context, body)
     _require_command_right(wanted.rollout.checks, context)

@@ -30,22 +30,22 @@ class NewCheck(StrictBody, frozen=True, kw_only=True):
     query: str = ""  # PromQL
     condition: str = ""  # that each value must meet, such as `< 0.01`
     http: str = ""  # URL that is called with GET
-    status: int = 200  # that it must answer with
-    body: str = ""  # text that the answer must contain; "": any
+    status: int = 200  # the HTTP status of a good answer
+    body: str = ""  # text that a good answer contains; "": any answer is good
     command: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # program and arguments, run by the service
-    exit: int = 0  # the exit status that it must end with
+    exit: int = 0  # the exit status of a good command
     figure: OwnFigure | None = None  # of the service itself; None: it asks another source
-    interval_s: float = 60  # lab time between two measurements
-    timeout_s: float = 10  # real time that one may take
+    interval_s: float = 60  # seconds of lab time between two measurements
+    timeout_s: float = 10  # seconds of real time that one measurement may take
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
-    unclear_limit: int = 1  # unclear ones in a row, from which on it publishes nothing
+    unclear_limit: int = 1  # unclear ones in a row, from which on the rollout publishes nothing
     error_limit: int = 3  # errors in a row, from which on they count as unclear
 
 
 class CheckView(BaseView, frozen=True, kw_only=True):
     """A health check of a rollout, and its latest measurement among the newest 500 of all its checks.
 
-    Without one, `outcome` and `text` are "" and `at` is None.
+    Without a measurement, `outcome` and `text` are "" and `at` is None.
     """
 
     name: str  # unique in the rollout
@@ -53,7 +53,7 @@ class CheckView(BaseView, frozen=True, kw_only=True):
     what: str  # what it demands, for people
     interval_s: float  # lab time
     bad_limit: int  # bad measurements in a wave from which on the rollout pauses
-    unclear_limit: int  # unclear ones in a row from which on it publishes nothing
+    unclear_limit: int  # unclear ones in a row from which on the rollout publishes nothing
     error_limit: int  # errors in a row from which on they count as unclear
     outcome: str  # good, bad, unclear or error
     text: str  # what was seen, for people
@@ -61,29 +61,29 @@ class CheckView(BaseView, frozen=True, kw_only=True):
 
 
 class MeasurementView(BaseView, frozen=True, kw_only=True):
-    """One measurement of a health check."""
+    """One measurement of a health check: when the check was performed, and what it found."""
 
-    check: str  # its name
+    check: str  # the name of the check
     at: float  # lab time
     outcome: str  # good, bad, unclear or error
-    value: float | None  # that was compared; None: there is none
+    value: float | None  # that was compared with the condition; None: there is none
     text: str  # what was seen, for people
-    wave: int  # of the rollout, from 1
+    wave: int  # the wave in which it was measured, from 1
 
 
 class RolloutChecksView(BaseView, frozen=True, kw_only=True):
-    """The health checks of a rollout with their newest measurements, oldest first, and what they led to."""
+    """The health checks of a rollout, their newest measurements, and what they led to."""
 
     id: str  # of the rollout
     progress: str  # running, paused, stopped, aborted or completed
-    why: str  # why it has paused itself, or ended; "": neither
-    unclear: str  # why its checks keep it from publishing; "": they do not
+    why: str  # why the rollout has paused itself, or ended; "": neither
+    unclear: str  # why its checks keep the rollout from publishing; "": they do not
     checks: tuple[CheckView, ...]  # in the order of the rollout
-    measurements: tuple[MeasurementView, ...]  # of all checks, at most 500
+    measurements: tuple[MeasurementView, ...]  # of all checks, oldest first, at most the newest 500
 
 
 class TriedCheckView(BaseView, frozen=True, kw_only=True):
-    """What a health check found that was tried once."""
+    """What a health check found when it was tried once, without a started rollout."""
 
     name: str  # unique in the rollout
     what: str  # what it demands, for people
@@ -93,15 +93,16 @@ class TriedCheckView(BaseView, frozen=True, kw_only=True):
 
 
 class TriedChecksView(BaseView, frozen=True, kw_only=True):
-    """What the health checks of a rollout found that was not started, in their order."""
+    """What the health checks of a rollout found that was not started, in the order of the checks."""
 
     checks: tuple[TriedCheckView, ...]
 
 
 def check_of(body: NewCheck) -> HealthCheck:
-    """Return the health check that a body describes; Rejected unless it asks exactly one kind of source.
+    """Return the health check that a body describes.
 
-    What else is wrong with it, `HealthProber.require_usable` finds.
+    Raises Rejected unless the body asks exactly one kind of source. Checks nothing else: `HealthProber.require_usable`
+    does that, and fills in defaults.
     """
     kinds = [kind for kind in CheckKind if getattr(body, kind)]
     if len(kinds) != 1:
@@ -129,9 +130,11 @@ def check_of(body: NewCheck) -> HealthCheck:
 
 
 def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
-    """Return the health check of a table of a rollout file, whose values have the right kinds.
+    """Return the health check that a table `[[checks]]` of a rollout file describes.
 
-    Raises Rejected for a missing name, an unknown figure, or unless it asks exactly one kind of source.
+    The values of the table must have the right types already, with durations in seconds. Raises Rejected for a missing
+    name, an unknown figure, or unless the table asks exactly one kind of source. Checks nothing else:
+    `HealthProber.require_usable` does that.
     """
     fields = dict(table)
     for name in ("interval", "timeout"):
@@ -145,10 +148,11 @@ def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
 
 
 def rollout_checks_view(context: RequestContext, request: MaintenanceRequest) -> RolloutChecksView:
-    """Return the health checks of a rollout, and its newest measurements. `request` must carry a rollout.
+    """Return the health checks of a rollout with its newest measurements, read from the store.
 
-    The checks are in the order of the rollout, each with its latest measurement; the measurements are oldest first,
-    with waves from 1.
+    `request` must be that of a rollout. The checks are in the order of the rollout, each with its latest measurement;
+    the measurements are the newest 500 of all checks, oldest first, with waves counted from 1. Does not check what the
+    caller may see.
     """
     rollout = request.rollout
     assert rollout is not None
@@ -185,8 +189,8 @@ def _check_view(check: HealthCheck, latest: Measurement | None) -> CheckView:
 async def show_rollout_checks(context: RequestContext, call: HandlerCall) -> RolloutChecksView:
     """Show the health checks of a rollout with their newest measurements.
 
-    The path parameter `id` is its id or a unique start of it, in any case. Measurements are oldest first, at most the
-    newest 500. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Measurements are oldest
+    first, at most the newest 500. Raises NotFound, or Refused if several ids start with it.
     """
     return rollout_checks_view(context, context.find_rollout(call.path_params["id"]))
 

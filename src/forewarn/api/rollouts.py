@@ -23,7 +23,7 @@ from forewarn.web.views import BaseView
 
 
 class NewHold(StrictBody, frozen=True, kw_only=True):
-    """A hold on all rollouts, with its reason, which everybody sees."""
+    """A hold to set on all rollouts, with its reason, which everybody sees."""
 
     reason: NonEmptyText  # for people
 
@@ -40,7 +40,7 @@ class HoldView(BaseView, frozen=True, kw_only=True):
 async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:
     """Show whether all rollouts are on hold, and why.
 
-    `is_held` is false, and the rest empty, if there is none.
+    Without a hold, `is_held` is false and the other fields are empty.
     """
     hold = context.control.rollouts.hold
     if hold is None:
@@ -51,8 +51,9 @@ async def show_hold(context: RequestContext, call: HandlerCall) -> HoldView:
 async def hold_rollouts(context: RequestContext, call: HandlerCall, body: NewHold) -> HoldView:
     """Hold all rollouts: they publish nothing, and no event of theirs starts without an approval.
 
-    Events that have started go on, and so does what users request. Raises Rejected for an empty reason, Refused if
-    there is a hold already. The history gets an entry.
+    Events that have started go on, and so do events behind a gate that is released, and operations of users. Freezes
+    that faults made wait too. Raises Rejected for an empty reason, Refused if there is a hold already, Unavailable if
+    the store cannot be written. The history gets an entry.
     """
     await context.control.rollouts.holds.set_hold(body.reason, who=context.caller_name)
     return await show_hold(context, call)
@@ -61,7 +62,8 @@ async def hold_rollouts(context: RequestContext, call: HandlerCall, body: NewHol
 async def lift_hold(context: RequestContext, call: HandlerCall) -> HoldView:
     """Lift the hold on all rollouts; events whose notice has ended start.
 
-    Returns after due work was done. Raises Refused if there is no hold. The history gets an entry.
+    Returns after the reconciler has done what is due. Raises Refused if there is no hold, or Unavailable if the store
+    cannot be written. The history gets an entry.
     """
     await context.control.rollouts.holds.lift_hold(who=context.caller_name)
     await context.wait_for_reconciler()
@@ -71,11 +73,12 @@ async def lift_hold(context: RequestContext, call: HandlerCall) -> HoldView:
 async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutView:
     """Start a rollout over hosts, a scope, a tag, a location or everything, given by fields or as a file.
 
-    Returns it after due work was done, so its first events may be published. Raises NotFound for an unknown host or
-    scope, Rejected unless exactly one kind of target is given, for a host named twice, a tag or location without VMs,
-    wrong waves, too short a notice, or windows that are wrong or over (with the line of the file), Refused if a VM has
-    no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name is ambiguous, Forbidden for
-    a health check that runs a command if the caller is not an administrator. The history gets an entry.
+    Returns the rollout after the reconciler has done what is due, so its first events may be published. Raises NotFound
+    for an unknown host or scope, Rejected unless exactly one kind of target is given, for a host named twice, a tag or
+    location without VMs, wrong waves, too short a notice, or windows that are wrong or over (with the line of the
+    file), Refused if a VM has no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name
+    is ambiguous, Forbidden for a health check that runs a command if the caller is not an administrator, Unavailable if
+    the store cannot be written. The history gets an entry.
     """
     wanted = read_new_rollout(context, body)
     with wanted.located():
@@ -90,9 +93,10 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
 
 
 async def current_rollout_view(context: RequestContext, request: MaintenanceRequest) -> RolloutView:
-    """Waits for the reconciler, then returns the view of the rollout of this request, as it is now.
+    """Wait for the reconciler, then return the view of the rollout of this request, as it is now.
 
-    Raises NotFound if it is no longer stored, or not a rollout. Does not check what the caller may see.
+    Waits for ten seconds of real time at most. Raises NotFound if the request is no longer stored, or is not a rollout.
+    Does not check what the caller may see.
     """
     await context.wait_for_reconciler()
     return rollout_view(context, request.id)
@@ -101,7 +105,7 @@ async def current_rollout_view(context: RequestContext, request: MaintenanceRequ
 async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsView:
     """List the open rollouts and recent ones.
 
-    Oldest first; ended ones among the 10,000 newest requests.
+    Rollouts are listed oldest first. Ended ones are listed if they are among the 10,000 newest requests of any kind.
     """
     return RolloutsView(rollouts=read_rollouts(context))
 
@@ -109,8 +113,8 @@ async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsV
 async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWithEvents:
     """Show one rollout with its events.
 
-    The path parameter `id` is its id or a unique start of it, in any case. Events are oldest first. Raises NotFound, or
-    Refused if several ids start so.
+    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Events are oldest first.
+    Raises NotFound, or Refused if several ids start with it.
     """
     request = context.find_rollout(call.path_params["id"])
     events = ViewBuilder(context).events(context.store.events(request_id=request.id))
@@ -120,9 +124,10 @@ async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWit
 async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Pause a rollout: it announces no events until it is resumed.
 
-    Events that are published stay and may start. The path parameter `id` is its id or a unique start of it, in any
-    case. Returns it after the change. Raises NotFound, Refused unless it is running, or if several ids start so,
-    Conflict if it keeps changing. The history gets an entry.
+    Events that are published stay and may start. The path parameter `id` is the rollout's id or a unique start of it,
+    ignoring letter case. Returns the rollout after the change. Raises NotFound, Refused unless it is running, or if
+    several ids start with it, Conflict if it keeps changing, Unavailable if the store cannot be written. The history
+    gets an entry.
     """
     return await _set_progress(context, call, RolloutState.PAUSED)
 
@@ -130,9 +135,10 @@ async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutVi
 async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Resume a paused rollout.
 
-    The path parameter `id` is its id or a unique start of it, in any case. Returns it after due work was done. Raises
-    NotFound, Refused unless it is paused, or if several ids start so, Conflict if it keeps changing. The history gets
-    an entry.
+    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Measurements of its
+    health checks from before no longer count. Returns the rollout after the reconciler has done what is due. Raises
+    NotFound, Refused unless it is paused, or if several ids start with it, Conflict if it keeps changing, Unavailable
+    if the store cannot be written. The history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.RUNNING)
 
@@ -140,9 +146,10 @@ async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutV
 async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Abort a rollout and withdraw its events that have not started.
 
-    The path parameter `id` is its id or a unique start of it, in any case. Started events go on. Returns it after due
-    work was done. Raises NotFound, Refused unless it is running or paused, or if several ids start so, Conflict if it
-    keeps changing. The history gets an entry.
+    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Started events go on, and
+    the rollout cannot be resumed. Returns the rollout after the reconciler has done what is due. Raises NotFound,
+    Refused unless it is running or paused, or if several ids start with it, Conflict if it keeps changing, Unavailable
+    if the store cannot be written. The history gets an entry.
     """
     return await _set_progress(context, call, RolloutState.ABORTED)
 
@@ -157,10 +164,11 @@ async def _set_progress(context: RequestContext, call: HandlerCall, progress: Ro
 async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> Preview:
     """Preview a rollout: its events in order and their times if no VM approves.
 
-    Leaves out health checks. Changes nothing, but stores observed polls first; shows only the first wave of a rollout
-    over more than 2,000 VMs; any other simulation ends after 10 seconds of real time at the latest (`is_cut`). The
-    plans and previews of a caller run one at a time. Raises NotFound, Rejected, Refused and Forbidden as its start
-    would, and DryRunTooLarge if its scopes have more than 20,000 VMs.
+    Leaves out health checks and a hold on rollouts. Changes nothing, except that it stores the polls observed so far
+    first. Of a rollout over more than 2,000 VMs it shows only the first events to be published; any other simulation
+    ends after 10 seconds of real time at the latest (`is_cut` of the preview). The plans and previews of a caller run
+    one at a time. Raises NotFound, Rejected, Refused and Forbidden as its start would, and DryRunTooLarge if its scopes
+    have more than 20,000 VMs.
     """
     wanted = read_new_rollout(context, body)
     await context.dependencies.flush_observations()
@@ -178,9 +186,10 @@ async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewR
 async def try_rollout_checks(context: RequestContext, call: HandlerCall, body: NewRollout) -> TriedChecksView:
     """Perform each health check of a rollout once, and show what it finds; starts and stores nothing.
 
-    Raises Rejected for a body that cannot be a rollout or has no checks, or an address that the service may not call,
-    NotFound for a target, Refused for a command if the service runs none, and Forbidden for one if the caller is no
-    administrator. The result has the order of the checks.
+    The checks run at the same time, and really call their addresses and run their commands; the result has their order.
+    A check that fails is a result, not an error. Raises Rejected for a body that cannot be a rollout or has no checks,
+    or an address that the service may not call, NotFound for a target, Refused for a command if the service runs none,
+    and Forbidden for one if the caller is no administrator.
     """
     wanted = read_new_rollout(context, body)
     if not wanted.rollout.checks:
@@ -194,11 +203,11 @@ async def try_rollout_checks(context: RequestContext, call: HandlerCall, body: N
 async def plan_new_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutPlan:
     """Plan a rollout: its waves, their VMs, earliest and latest times, and VMs without a polling handler.
 
-    Changes nothing, but stores observed polls first. The earliest times assume that each event is approved when it is
-    published, the latest ones that nobody approves. A rollout over more than 2,000 VMs gets no times, and a simulation
-    ends after 10 seconds of real time at the latest (`is_cut`). The plans and previews of a caller run one at a time.
-    Raises NotFound, Rejected, Refused and Forbidden as its start would, and DryRunTooLarge if its scopes have more than
-    20,000 VMs.
+    Starts nothing, and changes nothing, except that it stores the polls observed so far first. The earliest times
+    assume that each event is approved when it is published, the latest ones that nobody approves. A rollout over more
+    than 2,000 VMs gets no times, and a simulation ends after 10 seconds of real time at the latest (`is_cut`). The
+    plans and previews of a caller run one at a time. Raises NotFound, Rejected, Refused and Forbidden as its start
+    would, and DryRunTooLarge if its scopes have more than 20,000 VMs.
     """
     wanted = read_new_rollout(context, body)
     await context.dependencies.flush_observations()

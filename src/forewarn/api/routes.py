@@ -53,7 +53,7 @@ ADMINISTER = Right.ADMINISTER
 async def show_openapi(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
     """Describe this API in OpenAPI 3.1.
 
-    Returns the same cached document to every caller.
+    Every caller gets the same document, which is built once.
     """
     return _cached_openapi()
 
@@ -61,8 +61,8 @@ async def show_openapi(context: RequestContext, call: HandlerCall) -> dict[str, 
 async def list_routes(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
     """List what this API has: each route with its method, path and summary.
 
-    Returns `version` (of forewarn), `openapi` (the path of the OpenAPI document) and `routes`, whose elements have
-    these three keys.
+    Returns `version` (of forewarn), `openapi` (the path of the OpenAPI document) and `routes`, a list of objects with
+    `method`, `path` (from `/forewarn/v1` on) and `summary`. Lists all routes, also those that the caller may not use.
     """
     routes = [
         {"method": route.method, "path": f"{API_PREFIX}{route.path}", "summary": _summary(route)} for route in ROUTES
@@ -179,9 +179,10 @@ ROUTES: tuple[ApiRoute, ...] = (
 
 
 def api_routes(make_context: ContextFactory) -> list[BaseRoute]:
-    """The starlette routes of everything under `/forewarn/v1`; `make_context` authenticates the caller.
+    """Return the starlette routes of everything under `/forewarn/v1`.
 
-    Raises TypeError if a handler of ROUTES has a wrong signature.
+    `make_context` authenticates the caller of each request, and makes the context that handlers get. Raises TypeError
+    if a handler of ROUTES has a wrong signature.
     """
     by_path: dict[str, list[ApiRoute]] = defaultdict(list)
     for route in ROUTES:

@@ -19,28 +19,27 @@ _PUBLIC_INFO_KEYS = ("version", "now", "lab", "speed", "enablement")
 
 
 class BackupBody(StrictBody, frozen=True, kw_only=True):
-    """The absolute path of the new backup file on the service's machine."""
+    """Where to write a new backup file on the service's machine."""
 
-    path: NonEmptyText  # in an existing directory
+    path: NonEmptyText  # absolute, of a file that does not exist, in an existing directory
 
 
 class ClockAdvanceView(ClockView, frozen=True, kw_only=True):
-    """The clock (fields of ClockView) after an advance, and what happened on the way.
+    """The clock after an advance (fields of ClockView), and what happened on the way.
 
-    `entries` are visible history entries, oldest first, without that of the advance itself; of more than 10,000, the
-    newest.
+    `entries` leave out the history entry about the advance itself.
     """
 
-    polling: int  # how many VMs counted as polling; 0 with `without_polls`
+    polling: int  # how many VMs counted as polling all the time; 0 with `without_polls`
     note: str  # why the rule about idle scopes did not apply, in a sentence; "" if it did or does not matter
-    entries: tuple[HistoryEntryView, ...]
-    left_out: int  # earlier entries that are left out
+    entries: tuple[HistoryEntryView, ...]  # those that the caller may see, oldest first; at most the newest 10,000
+    left_out: int  # how many earlier entries are left out
 
 
 class ServiceQuery(StrictBody, frozen=True, kw_only=True):
-    """The VM whose endpoint is shown as `endpoint`; empty: the first VM that has one."""
+    """The VM whose endpoint the description of the service shows as `endpoint`."""
 
-    vm: str = ""  # a name, `group/name` or key
+    vm: str = ""  # a name, `group/name` or key, ignoring letter case; "": the first VM that has an endpoint
 
 
 async def show_service(context: RequestContext, call: HandlerCall, query: ServiceQuery) -> dict[str, Any]:
@@ -70,11 +69,12 @@ async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
 async def advance_clock(context: RequestContext, call: HandlerCall, body: AdvanceClockBody) -> ClockAdvanceView:
     """Advance the clock of a lab.
 
-    Stores observed polls first. It stops at every due time on the way. Everything that is due by then is done on
-    return, except for acts that the hypervisor has not answered for ten seconds. VMs that polled within the last 330
-    seconds (real time, or lab time if that is slower) count as polling throughout, unless `without_polls`. Returns the
-    visible history entries of that time; the history gets one about the advance, too. Raises Rejected outside a lab,
-    and unless `by_s` is above 0 and at most 366 days. Another error on the way leaves the clock where it is then.
+    Stores the polls observed so far first. The clock stops at every due time on the way. Everything that is due by then
+    is done on return, except for acts that the hypervisor has not answered for ten seconds. VMs that polled within the
+    last 330 seconds (real time, or lab time if that is slower) count as polling throughout, unless `without_polls`.
+    Returns the history entries of that time that the caller may see, except the one about the advance itself. Raises
+    Rejected outside a lab, and unless `by_s` is above 0 and at most 366 days. Any other error on the way, such as
+    Unavailable, leaves the clock where it is then.
     """
     await context.dependencies.flush_observations()
     before = context.store.last_seq()
@@ -110,8 +110,9 @@ def _idle_rule_note(context: RequestContext, body: AdvanceClockBody, polling: in
 async def set_clock_speed(context: RequestContext, call: HandlerCall, body: ClockSpeedBody) -> ClockView:
     """Set the speed of a lab's clock; 0 stops it.
 
-    Durable, and written to the history. Returns the clock. Raises Rejected outside a lab, and unless the speed is from
-    0 to 100000.
+    The speed is in seconds of lab time per second of real time, and survives a restart. The time does not jump. Returns
+    the clock. Raises Rejected outside a lab, and unless the speed is from 0 to 100000, or Unavailable if the store
+    cannot be written. The history gets an entry.
     """
     await context.control.lab_clock.set_speed(body.speed, who=context.caller_name)
     return _clock_view(context)
@@ -153,7 +154,7 @@ def _require_new_path(path: Path) -> None:
 async def run_health_checks(context: RequestContext, call: HandlerCall) -> HealthReportView:
     """Run the health checks of the service.
 
-    A failed check is a result (`ok` is false), not an error.
+    Returns the result of each check. A failed check is a result (`ok` is false), not an error.
     """
     results = await context.dependencies.run_health_checks()
     return HealthReportView(

@@ -19,10 +19,10 @@ async def show_standing_order(context: RequestContext, call: HandlerCall) -> Sta
 async def set_standing_order(context: RequestContext, call: HandlerCall, body: NewStandingOrder) -> StandingOrderView:
     """Set the standing order: visit every host within an interval, the longest wait first.
 
-    It replaces the present order, and keeps its visits, of which those with another impact do not count; visits under
-    way with other rules end and begin again. Raises
+    The new order replaces the present one. Visits so far still count, except for those with another impact; visits
+    under way with another impact, notice or windows end and begin again. Returns the order with its progress. Raises
     Rejected for an interval or number of hosts that is not possible, too short a notice, or wrong windows, Refused if
-    the fleet has no host. The history gets an entry.
+    the fleet has no host, Unavailable if the store cannot be written. The history gets an entry.
     """
     await context.control.standing_order.set_order(body.to_order(context.caller_name, context.now()))
     await context.wait_for_reconciler()
@@ -32,7 +32,8 @@ async def set_standing_order(context: RequestContext, call: HandlerCall, body: N
 async def remove_standing_order(context: RequestContext, call: HandlerCall) -> StandingOrderView:
     """Remove the standing order; visits that are under way go on.
 
-    Raises Refused if there is none. The history gets an entry. Returns a view whose `is_set` is false.
+    Returns a view whose `is_set` is false. Raises Refused if there is no order, or Unavailable if the store cannot be
+    written. The history gets an entry.
     """
     await context.control.standing_order.remove_order(who=context.caller_name)
     return read_standing_order(context)

@@ -18,10 +18,9 @@ from forewarn.web.views import BaseView
 
 
 class NewWebhook(StrictBody, frozen=True, kw_only=True):
-    """A webhook to add: its receiver, and the events it is sent.
+    """A webhook to add: its receiver, and which messages it gets.
 
-    `over` is a resource id, the name of a VM, set or cloud service, or `group:NAME`. `validate` adds it only if the
-    receiver agrees. `from_start` sends the whole history, not only what happens from now on.
+    A message is sent if it passes all filters: `over`, `happenings` and `opted_in_only`.
     """
 
     url: NonEmptyText  # of the receiver, http or https
@@ -32,13 +31,13 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
     rollouts: bool | None = None  # also what happens to rollouts themselves; null: if no other field filters
     secret: Annotated[str, Meta(max_length=500)] = ""  # signs messages; 16 characters or more; empty: one is generated
     from_start: bool = False  # send the history from its beginning, not from now on
-    validate: bool = False  # add it only if the receiver validates
+    validate: bool = False  # send a validation request first, and add the webhook only if the receiver agrees
 
 
 class WebhookView(BaseView, frozen=True, kw_only=True):
-    """A webhook and the state of its delivery since the service started; durations are in real time.
+    """A webhook, and the state of its delivery since the service started.
 
-    `failures` counts failures in a row; `pending` messages wait, or more if `pending_at_least`.
+    Durations are seconds of real time. The secret is not shown.
     """
 
     id: str  # a GUID, lower case
@@ -50,11 +49,11 @@ class WebhookView(BaseView, frozen=True, kw_only=True):
     rollouts: bool  # also what happens to rollouts themselves, such as paused, aborted, completed or on hold
     by: str  # who added it
     at: float  # when, in lab time
-    told_ago_s: float | None  # since the last success; None if there was none
-    failures: int  # in a row
+    told_ago_s: float | None  # since the last successful delivery; None if there was none
+    failures: int  # failed deliveries in a row, since the last success
     error: str  # of the last failure; "" after a success
     next_try_in_s: float | None  # None: the last delivery succeeded, or there was none
-    pending: int
+    pending: int  # messages that wait for delivery, among the next 1,000 history entries
     pending_at_least: bool  # more messages may be pending
 
 
@@ -71,18 +70,19 @@ class WebhooksView(BaseView, frozen=True, kw_only=True):
 
 
 class WebhookTestView(BaseView, frozen=True, kw_only=True):
-    """The receiver's response to a test message; `text` says it in words."""
+    """How the receiver of a webhook responded to a test message."""
 
     id: str  # of the webhook
     ok: bool  # the receiver accepted the message
     status: int | None  # the HTTP status; None if there was no response
-    text: str
+    text: str  # the result in words
 
 
 async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksView:
     """List the webhooks and the state of their delivery.
 
-    Queries of URLs are hidden, since they may contain a password.
+    Webhooks are in the order they were added, without secrets. The queries of URLs are hidden, since they may contain a
+    password.
     """
     return WebhooksView(
         webhooks=tuple(WebhookView(**_webhook_fields(context, webhook)) for webhook in context.store.webhooks())
@@ -93,8 +93,9 @@ async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebho
     """Add a webhook; its secret is in this response only.
 
     Messages are sent to it from now on, with `from_start` also about the history; the same URL may be added again.
-    Raises NotFound or Refused for a name in `over`, Rejected for a bad URL, resource or secret or an address that the
-    service may not call, and Refused if the receiver does not validate. The history gets an entry.
+    Raises NotFound or Refused for an unknown or ambiguous name in `over`; Rejected for a bad URL, resource or secret,
+    an address that the service may not call, or rollouts of a part of the fleet; Refused if the receiver does not
+    validate; and Unavailable if the store cannot be written. The history gets an entry.
     """
     spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
     webhook = await context.control.webhooks.add(spec, who=context.caller_name)
@@ -104,8 +105,9 @@ async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebho
 async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookView:
     """Remove a webhook.
 
-    Nothing more is sent to it. The path parameter `id` is its id, or a unique start of four characters or more, in any
-    case. Returns the removed webhook. Raises NotFound, or Refused if several ids start so. The history gets an entry.
+    Nothing more is sent to the receiver. The path parameter `id` is the webhook's id, or a unique start of it of four
+    characters or more, ignoring letter case. Returns the removed webhook. Raises NotFound, Refused if several ids start
+    with it, or Unavailable if the store cannot be written. The history gets an entry.
     """
     view = WebhookView(**_webhook_fields(context, context.control.webhooks.find(call.path_params["id"])))
     await context.control.webhooks.remove(view.id, who=context.caller_name)
@@ -115,8 +117,8 @@ async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookV
 async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTestView:
     """Send a test message to a webhook's receiver, and show its response.
 
-    The path parameter `id` is its id, or a unique start of four characters or more, in any case. A failure is a result
-    (`ok` is false), not an error. Raises NotFound, or Refused if several ids start so.
+    The path parameter `id` is the webhook's id, or a unique start of it of four characters or more, ignoring letter
+    case. A failure is a result (`ok` is false), not an error. Raises NotFound, or Refused if several ids start with it.
     """
     webhook = context.control.webhooks.find(call.path_params["id"])
     result = await context.control.webhook_delivery.verification.send_test(webhook)
