@@ -35,7 +35,8 @@ class HostLimiter:
 
     A slot is the right to one more attempt: `ActLimits` says how many each host and each pair of hosts has per verb.
     Acts of VMs without a host share the slots of the host "". For each act: `acquire_or_wait`, and if that returned
-    True, `release` and `next_waiting` at the end of the attempt.
+    True, `release` and `next_waiting` at the end of the attempt. It only counts: it starts nothing, and holds all in
+    memory.
     """
 
     def __init__(self, limits: ActLimits) -> None:

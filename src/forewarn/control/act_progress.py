@@ -14,9 +14,10 @@ ProgressListener = Callable[[Act], None]  # called with an act whose report chan
 
 
 class ActProgress:
-    """The latest report about each act that is under way, without reports that say nothing.
+    """What the hypervisor last reported about each act that is under way: a note, and a host it waits for.
 
-    The executor calls `record` after each attempt and `forget` at the end of an act; everything else only reads.
+    Only reports with a note or an awaited host are kept, in memory. The executor calls `record` after each attempt and
+    `forget` at the end of an act; everything else only reads.
     """
 
     def __init__(self) -> None:
@@ -26,8 +27,8 @@ class ActProgress:
     def record(self, act: Act, report: ActUnderWay) -> None:
         """Keep what the hypervisor reported about this act, in place of what it reported before.
 
-        A report without a note and an awaited host only removes the one before. Calls the listeners if the note or the
-        host has changed.
+        A report without a note and an awaited host only removes the one before. Calls the listeners with the act if the
+        note or the host has changed.
         """
         before = self._reports.pop(act.id, None)
         if report.note or report.waits_for_host:
@@ -48,11 +49,17 @@ class ActProgress:
         return report.note if report is not None else ""
 
     def notes(self) -> dict[str, str]:
-        """Return, by act id, how each act is going for which the hypervisor says it; a new dict."""
+        """Return, by act id, a text for people on how each act is going; acts without one are left out.
+
+        A new dict.
+        """
         return {act_id: report.note for act_id, report in self._reports.items() if report.note}
 
     def awaited_hosts(self) -> dict[str, str]:
-        """Return, by act id, the name of the unreachable host that each such act waits for; a new dict."""
+        """Return, by act id, the name of the host that each act waits for until it answers the hypervisor.
+
+        Acts that wait for no host are left out. A new dict.
+        """
         return {act_id: report.waits_for_host for act_id, report in self._reports.items() if report.waits_for_host}
 
     def unreachable_hosts(self) -> frozenset[str]:
@@ -63,9 +70,10 @@ class ActProgress:
         return frozenset(self.awaited_hosts().values()) if self._reports else frozenset()
 
     def subscribe(self, listener: ProgressListener) -> Callable[[], None]:
-        """Call `listener` after each change of a report, until the returned function is called, at most once.
+        """Call `listener` with the act after each change of its report; return a function that ends this.
 
-        Its errors reach the caller of `record`.
+        Call that function at most once. The end of an act is no change. Errors of the listener reach the caller of
+        `record`.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)

@@ -46,7 +46,7 @@ _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A VM to add. Empty fields are filled in from its set, the rest of the fleet, and the defaults.
 
-    Sets, hosts and groups are given by name, in any case; a set that never had a VM is a new one.
+    Sets, hosts and groups are given by name, ignoring letter case; a set that never had a VM is a new one.
     """
 
     name: Annotated[str, Meta(min_length=1)]  # unique in its resource group, ignoring case
@@ -58,14 +58,14 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     computer_name: str = ""  # "": its name
     size: str = ""  # "": Standard_D2s_v5
     os_type: Literal["Linux", "Windows", ""] = ""  # "": Linux
-    availability_set: str = ""  # at most one of these three sets
+    availability_set: str = ""  # "": in none; at most one of availability set, scale set and cloud service
     scale_set: str = ""  # "": in none
     placement_group: str = ""  # of the scale set; "": the first that is not full, else a new one
     cloud_service: str = ""  # "": in none
     # None: the one with the fewest VMs of its set (of its placement group, in a scale set), the lowest of several; 0 in
     # no set
-    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # from 0; None: one is chosen
-    fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # likewise
+    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # from 0; None: one with few VMs of its set
+    fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None  # from 0; None: one with few VMs of its set
     priority: Priority | None = None  # None: that of its scale set, else Regular
     eviction_policy: EvictionPolicy | None = None  # None: that of its scale set, else Deallocate
     terminate_notice_min: int = 0  # 5 to 15 minutes; 0: that of its scale set, else no terminate notification
@@ -77,7 +77,8 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def vm_problem_text(problem: FleetFileProblem) -> str:
     """Return a problem and its remedy as one sentence, in words for one VM instead of a fleet file.
 
-    `problem` was found when the text of `fleet_file_for` was read. So lines and tables of that file are not mentioned.
+    `problem` was found when the text of `fleet_file_for` was read. Lines and tables of that file, which the user never
+    saw, are not mentioned.
     """
     text = f"{problem.what}: {problem.remedy}"
     for pattern, words in _VM_WORDS:

@@ -42,7 +42,10 @@ _LIVE = (EventState.SCHEDULED, EventState.STARTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUse:
-    """How much of one group of a budget is used now."""
+    """How much of one group of a budget is used now, as `BudgetService.uses` returns it.
+
+    A budget limits how many VMs may be out of service at once; a group is the VMs that it counts together.
+    """
 
     title: str  # of the group, such as `location westeurope`; "" if the budget counts everything
     limit: int  # VMs that may be out at once
@@ -75,7 +78,10 @@ def _planned_reservation(planned: PlannedEvent) -> _Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideCounts:
-    """VMs that a dry run does not copy, in the groups of budgets: how many there are, and which are out."""
+    """The VMs that a dry run does not copy, counted in the groups of budgets: how many, and which are out.
+
+    `BudgetService.counts_without` makes it, and `add_counts` of the copy takes it.
+    """
 
     sizes: Mapping[BudgetGroup, int]  # how many present VMs each group has
     out: Mapping[BudgetGroup, Mapping[str, str]]  # group → key → name
@@ -88,11 +94,13 @@ def _decode(raw: bytes) -> list[Budget]:
 class BudgetService:
     """Sets, removes and lists budgets, and knows which VMs are out of service for them.
 
-    What is out is counted incrementally, commit by commit, so a rollout does not read all VMs for it. The constructor
-    reads the budgets from the store, and, if there are any, all VMs and live events. If the store cannot be read when a
-    commit changes budgets, everything is counted at the next question about what is out, which raises Unavailable while
-    that is not possible. Hold `lock` while you decide with a ledger and commit the result, so that no budget changes in
-    between. `waiting` has, by the id of a request, the shortages for which its rollout waits.
+    A budget limits how many VMs may be out of service at once before rollouts wait. What is out is counted
+    incrementally, commit by commit, so a rollout does not read all VMs for it. The constructor reads the budgets from
+    the store, and, if there are any, all VMs and live events. If the store cannot be read when a commit changes
+    budgets, everything is counted at the next question about what is out, which raises Unavailable while that is not
+    possible. Hold `lock` while you decide with a ledger and commit the result, so that no budget changes in between.
+    `waiting` has, by the id of a request, the shortages for which its rollout waits. `is_used` says whether there are
+    budgets.
     """
 
     def __init__(self, transactions: ScopeTransactions) -> None:
@@ -108,11 +116,11 @@ class BudgetService:
         self._use_budgets(stored)
 
     def budgets(self) -> list[Budget]:
-        """Return all budgets, sorted by name."""
+        """Return all budgets, in a new list, sorted by name ignoring letter case."""
         return [self._budgets[key] for key in sorted(self._budgets)]
 
     def find(self, name: str) -> Budget:
-        """Return the budget of this name, in any case; raises NotFound."""
+        """Return the budget of this name, ignoring letter case and blanks around it; raises NotFound."""
         budget = self._budgets.get(name.strip().casefold())
         if budget is None:
             known = [budget.name for budget in self.budgets()]
@@ -121,7 +129,7 @@ class BudgetService:
         return budget
 
     async def set_budget(self, budget: Budget, *, who: str) -> Budget:
-        """Store a budget, in place of one of its name, and return it; later publications keep to it.
+        """Store a budget durably, in place of one of its name, and return it; later publications keep to it.
 
         Events that are published already stay. `who` is the caller's name. Raises Rejected for a budget that is not
         possible, such as without a limit or with a tag that no VM has, or Unavailable. The history gets an entry.
@@ -134,9 +142,10 @@ class BudgetService:
         return budget
 
     async def remove_budget(self, name: str, *, who: str) -> Budget:
-        """Remove the budget of this name, in any case, durably, and return it.
+        """Remove the budget of this name, ignoring letter case, durably, and return it.
 
-        Rollouts that waited for it go on. Raises NotFound or Unavailable. The history gets an entry.
+        Rollouts that waited for it go on. `who` is the caller's name. Raises NotFound or Unavailable. The history gets
+        an entry.
         """
         async with self.lock:
             budget = self.find(name)
@@ -153,7 +162,8 @@ class BudgetService:
     def ledger(self) -> BudgetLedger | None:
         """Return a ledger of what is out of service now, for one decision; None if there are no budgets.
 
-        Nothing is reserved in it yet. It also counts what later commits take out of service. Raises Unavailable.
+        A `BudgetLedger` says whether further VMs fit into the budgets, and reserves them for this decision, in memory
+        only. Nothing is reserved in it yet. It also sees what later commits take out of service. Raises Unavailable.
         """
         if not self._budgets:
             return None
@@ -191,7 +201,7 @@ class BudgetService:
         )
 
     def set_waiting(self, request_id: str, shortages: tuple[BudgetShortage, ...], vms: Iterable[Vm] = ()) -> None:
-        """Remember which budgets a rollout waits for, by the id of its request; (): for none.
+        """Remember, in memory, which budgets a rollout waits for, by the id of its request; (): for none.
 
         `vms` are those that the rollout covered when that was found: if one of them leaves it, the others may fit.
         """
@@ -205,10 +215,10 @@ class BudgetService:
     def take_woken(self, vms: Sequence[Vm] = ()) -> list[str]:
         """Return the ids of the waiting requests whose budgets may allow more since the last call.
 
-        VMs of the groups that they wait for came back, or stopped running, so that they need no budget, or the number
-        of VMs there changed, or a budget was set or removed, or one of `vms`, which have just changed, was covered by
-        the rollout when it began to wait: it may have left those that go together. Each id is returned once, in no
-        particular order; [] if nothing changed.
+        A request is woken if VMs of the groups that it waits for came back, or stopped running, so that they need no
+        budget; if the number of VMs there changed; if a budget was set or removed; or if one of `vms`, which have just
+        changed, was covered by the rollout when it began to wait: it may have left those that go together. The requests
+        stay in `waiting`. In no particular order; [] if nothing changed.
         """
         freed, self._freed = self._freed, set()
         was_changed, self._was_changed = self._was_changed, False
@@ -253,9 +263,10 @@ class BudgetService:
         return ""
 
     def counts_without(self, keys: Collection[str]) -> OutsideCounts:
-        """Return what is counted apart from the VMs with these keys, for a control plane with only them.
+        """Return how many VMs budgets count, and which are out, apart from the VMs with these keys.
 
-        Raises Unavailable.
+        A dry run, whose control plane has only the VMs with these keys, passes it to `add_counts` there. Raises
+        Unavailable.
         """
         self._count_if_needed()
         sizes: Counter[BudgetGroup] = Counter()
@@ -266,9 +277,9 @@ class BudgetService:
         return OutsideCounts(sizes=sizes, out=out)
 
     def add_counts(self, outside: OutsideCounts) -> None:
-        """Count VMs that the store does not have, until the budgets change.
+        """Count VMs that the store does not have, in addition to its own, until the budgets change.
 
-        A dry run copies only a part of the fleet. Raises Unavailable.
+        For a dry run, which copies only a part of the fleet. In memory only. Raises Unavailable.
         """
         self._count_if_needed()
         self._sizes.update(outside.sizes)
@@ -279,8 +290,9 @@ class BudgetService:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Count the VMs, hosts, events and planned events of a commit, and use the budgets that it stores.
 
-        Called for every commit, in order, while there are budgets (`is_used`), and for those with `saved`. If the store
-        cannot be read, everything is counted again later, and no rollout publishes before that.
+        Called for every commit, in order, while there are budgets (`is_used`), and for those with `saved`. Never raises
+        Unavailable: if the store cannot be read, it logs a warning, everything is counted again later, and no rollout
+        publishes before that.
         """
         try:
             self._follow_commit(applied.commit)

@@ -76,7 +76,7 @@ async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Seq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
-    """What the simulation of a request led to."""
+    """What the simulation of a request led to, as `simulate_request` returns it. Nothing of it is stored."""
 
     events: list[Event]  # that it published, live or over, oldest first
     skipped: list[str]  # sentences about VMs that it would skip
@@ -84,7 +84,7 @@ class SimulatedRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether the simulation reached the end of the request."""
+        """Whether the simulation reached the end of the request; False if it ended earlier, at a limit."""
         return self.run.is_over
 
 

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 class ActRetryPolicy:
     """When an act that failed is tried again, and how often; attempts not tried do not count.
 
-    Delays are in lab time, the timeout of one attempt is in real time.
+    An attempt is one call of the hypervisor to perform the act. Delays are in lab time, the timeout of one attempt is
+    in real time.
     """
 
     max_attempts: int = 5  # of one act; then it has failed; attempts that the hypervisor did not try do not count
@@ -292,7 +293,7 @@ class ActExecutor:
         """Remove and return the acts that ended since the last call with their outcomes, oldest first.
 
         The caller commits them, or gives them back with `return_outcomes`. They are kept in memory only: after a
-        restart, an act whose outcome was not committed is performed again.
+        restart, an act whose outcome was not committed is performed again. [] if none has ended.
         """
         outcomes, self._outcomes = self._outcomes, []
         return outcomes

@@ -22,10 +22,10 @@ FaultListener = Callable[[tuple[Fault, ...]], None]  # gets all active faults
 
 
 class FaultRegistry:
-    """The active faults and storms, kept in memory and in the store. Only `save` writes.
+    """The active faults and storms of a service, kept in memory and in the store. Only `save` writes.
 
-    The constructor loads them from the store; the owner passes it every later commit (`on_commit`). Changes go through
-    `FaultService` and `FaultStormService`.
+    A fault is an injected failure of requests or events. The constructor loads them from the store; the owner passes it
+    every later commit (`on_commit`). Changes go through `FaultService` and `FaultStormService`.
     """
 
     def __init__(self, store: Store) -> None:

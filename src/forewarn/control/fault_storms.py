@@ -41,7 +41,7 @@ class FaultStormService:
 
         Its id is such as `s1`. `reconcile` sets its faults when they are due, the first one at once. Equal seeds, VMs
         (in any order) and durations give equal faults. Raises Rejected for a duration over 24 hours or not above 0,
-        Refused without VMs. Writes a history entry.
+        Refused without VMs, Unavailable. Writes a history entry that names `who`.
         """
         if not 0 < for_s <= _MAX_DURATION_S:
             raise Rejected(
@@ -64,8 +64,8 @@ class FaultStormService:
     async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
         """End the storms with these ids, durably, and return them, oldest first; unknown ids are ignored.
 
-        Ids must match exactly (`s1`). The remaining faults are not set. Faults that were set already stay until they
-        expire or are cleared. Writes a history entry for each.
+        Ids must match exactly (`s1`). Faults of the storms that were not set yet are never set. Faults that were set
+        already stay until they expire or are cleared. Writes a history entry for each; () if none was ended.
         """
         async with self._registry.write_lock:
             active = self._registry.active
@@ -77,7 +77,7 @@ class FaultStormService:
         return ended
 
     async def reconcile(self) -> bool:
-        """Set all storm faults that are due; return whether there were any. A step of the reconciler.
+        """Set all storm faults that are due, durably; return whether there were any. A step of the reconciler.
 
         A fault that `FaultService.set` rejects or refuses, or whose VM was removed, is skipped with a history entry. A
         storm is removed after its last fault. A crash may set a fault twice.

@@ -39,7 +39,7 @@ class FaultTarget:
     """What a fault applies to: one VM if `vm` is given, else one scope if `scope_id` is, else every VM."""
 
     name: str = "every VM"  # as messages call the target; give another one with `vm` or `scope_id`
-    vm: Vm | None = None
+    vm: Vm | None = None  # None: no single VM
     scope_id: str = ""  # "": none; ignored if `vm` is given
 
 
@@ -127,7 +127,8 @@ class FaultService:
         """Add requests that transport faults affected to their counts, durably; cleared faults are ignored.
 
         Calls add up: pass each hit once. A fault counts at most 100 VMs separately in `touched_by_vm`; hits of further
-        VMs only in `touched`.
+        VMs only in `touched`. Raises Unavailable. Writes no history entry, and removes no fault whose count is used up:
+        `expire` does.
         """
         if not hits:
             return

@@ -96,7 +96,10 @@ class FleetService:
             await retry_on_conflict(attempt, "the fleet")
 
     def versions(self) -> FleetVersions:
-        """Return the versions of all scopes and hosts now, for `decided_on` of a change that is decided now."""
+        """Return the versions of all scopes and hosts now, for `decided_on` of a change that is decided now.
+
+        Raises Unavailable.
+        """
         hosts = {host.name: host.version for host in self._transactions.placement.hosts()}
         return FleetVersions(scopes=self._store.scope_versions(), hosts=hosts)
 
@@ -117,7 +120,7 @@ class FleetService:
         await retry_on_conflict(attempt, label)
 
     def find_vm(self, name: str) -> Vm:
-        """Return the VM named `name`, `group/name` or `subscription id/group/name`, ignoring case.
+        """Return the VM named `name`, `group/name` or `subscription id/group/name`, ignoring letter case.
 
         The last form is its key. Blanks around the name are ignored. Removed VMs are not found. Raises NotFound, or
         Refused if several VMs have the name.

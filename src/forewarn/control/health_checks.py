@@ -68,7 +68,10 @@ class HealthCheckService:
             self._index(request)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember the rollouts and measurements of a commit. Called for every commit with either, in order."""
+        """Remember the rollouts and measurements of a commit, in memory.
+
+        Called for every commit with either, in order; checks of rollouts that it closes are no longer due.
+        """
         for request in applied.commit.requests:
             self._index(request)
         for measurement in applied.commit.measurements:
@@ -77,9 +80,10 @@ class HealthCheckService:
                 del known[:-MAX_MEASUREMENTS]
 
     def counting(self, request_id: str, rollout: Rollout) -> list[Measurement]:
-        """Return the measurements that count now, oldest first: of the rollout's wave, since it resumed.
+        """Return the measurements of a rollout's checks that count now, oldest first.
 
-        Raises Unavailable if they must be read from the store, and cannot be.
+        Those count that were made in its current wave, and since a person last resumed it; [] if there are none.
+        `request_id` is that of its request. Raises Unavailable if they must be read from the store, and cannot be.
         """
         known = self._measured.get(request_id)
         if known is None:
@@ -119,12 +123,13 @@ class HealthCheckService:
     async def try_once(self, check: HealthCheck, rollout: Rollout) -> CheckResult:
         """Perform a check once for a rollout, which need not be stored, and return what it found.
 
-        An error is such a result too, and is not raised. Stores nothing; a figure counts no events.
+        A failure of the check is such a result too, with outcome ERROR, and is not raised. Stores nothing. A figure of
+        the service counts VMs, but no events, as of a rollout that has published none.
         """
         return await self._measure(check, rollout, "")
 
     async def close(self) -> None:
-        """Cancel the checks under way, and kill their commands."""
+        """Cancel the checks under way, kill their commands, and wait for that. Their results are lost."""
         tasks = list(self.running.values())
         for task in tasks:
             task.cancel()

@@ -60,7 +60,10 @@ def measure_figure(
 
 
 def figure_result(check: HealthCheck, names: Sequence[str]) -> CheckResult:
-    """Return what a figure that counts these VMs means for a check; its text names the first of them."""
+    """Return what a figure means for a check: the number of these names, compared with its condition.
+
+    `names` are the VMs or acts that the figure counts, perhaps none; the text of the result names the first three.
+    """
     found = judge_values(check.condition, [("", float(len(names)))])
     text = f"{found.text} ({first_names(names, _MAX_NAMES)})" if names else found.text
     return CheckResult(found.outcome, text, found.value)

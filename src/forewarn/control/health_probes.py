@@ -39,10 +39,10 @@ _MAX_SAMPLES = 10_000
 
 
 class HealthProber:
-    """Performs health checks of the kinds Prometheus, HTTP and command, one at a time per call of `probe`.
+    """Performs health checks of the kinds Prometheus, HTTP and command; `probe` performs one.
 
     `allow_commands` says whether commands are run at all; without, such a check is an error. `client` makes the HTTP
-    calls, and says which addresses are allowed.
+    calls, and says which addresses are allowed. Several probes may run at the same time; nothing is stored.
     """
 
     def __init__(self, client: HttpClient, *, allow_commands: bool = False) -> None:
@@ -71,11 +71,12 @@ class HealthProber:
         return usable
 
     async def probe(self, check: HealthCheck) -> CheckResult:
-        """Perform a check once and return what it found.
+        """Perform a check once and return what it found: asks Prometheus or an HTTP server, or runs a command.
 
-        A command must end within the timeout of the check; a response must begin within it, and its body may take as
-        long again. What it meets is in the result: good, bad, unclear or error; a command that is not allowed is an
-        error. Raises ValueError for a figure, which only the service itself knows.
+        A command must end within the timeout of the check, or is killed; a response must begin within it, and its body
+        may take as long again. Failures are in the result, not raised: its outcome is good, bad, unclear or error; a
+        command that is not allowed is an error. Redirects are not followed. Raises ValueError for a figure, which only
+        the service itself knows. If the task is cancelled, it kills the command.
         """
         match check.kind:
             case CheckKind.PROMETHEUS:

@@ -14,10 +14,10 @@ from forewarn.errors import Refused, Remedy
 
 
 class HostStatementService:
-    """Records what operators state about hosts. `who` is the caller's name.
+    """Records what operators state about hosts, and the service cannot check. `who` is the caller's name.
 
-    `find_host` returns a host by its name, in any case, and raises NotFound. `unreachable_hosts` returns the names of
-    the hosts that do not answer the hypervisor.
+    `find_host` returns a host by its name, ignoring letter case, and raises NotFound. `unreachable_hosts` returns the
+    names of the hosts that do not answer the hypervisor.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class HostStatementService:
 
         Nothing else can know this about a host that does not answer: a VM that still runs there and is started on
         another host would write to its disks twice. It stays so until the host is repaired, and no VM comes to it; its
-        health stays as it is. Writes a history entry. Raises NotFound for an unknown host (its name may be in any
-        case), Refused unless it has failed or does not answer the hypervisor, and if it was confirmed already, Conflict
-        if the host keeps changing.
+        health stays as it is. Writes a history entry. Letter case of the name is ignored. Raises NotFound for an
+        unknown host, Refused unless it has failed or does not answer the hypervisor, and if it was confirmed already,
+        Conflict if the host keeps changing, Unavailable.
         """
 
         async def attempt() -> Host:

@@ -19,7 +19,10 @@ _POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts a
 
 
 def load_clock_setting(store: Store) -> ClockSetting | None:
-    """Return the setting of the lab clock that was saved last; None if none was, as in a new store."""
+    """Return the setting of the lab clock that was saved last; None if none was, as in a new store.
+
+    Raises Unavailable.
+    """
     raw = store.load(LAB_CLOCK_NAME)
     return msgspec.json.decode(raw, type=ClockSetting) if raw is not None else None
 
@@ -110,9 +113,10 @@ class LabClockService:
         return speed
 
     async def save_position(self) -> None:
-        """Save the current lab time and speed in the store; does nothing on real time.
+        """Save the current lab time and speed in the store, durably; does nothing on real time.
 
-        Lab time then does not go back if the wall clock is set back before the next start.
+        Lab time then does not go back if the wall clock is set back before the next start. Waits while `advance` or a
+        pass of the reconciler runs. Raises Unavailable.
         """
         if isinstance(self._clock, LabClock):
             async with self._reconciler.pass_lock:

@@ -23,8 +23,9 @@ _REMEMBERED_S = 35 * 86_400.0  # how long canceled runs of the past are kept
 class MaintenanceConfigurationService:
     """Writes, finds and removes maintenance configurations and assignments. `who` is the caller's name.
 
-    What it writes is durable when it returns, and has an entry in the history; Unavailable, and no change, if the store
-    cannot be written. Rights are not checked.
+    A maintenance configuration has a window for maintenance; an assignment applies it to VMs. What it writes is durable
+    when it returns, and has an entry in the history; Unavailable, and no change, if the store cannot be written. Rights
+    are not checked.
     """
 
     def __init__(self, *, transactions: ScopeTransactions) -> None:
@@ -42,27 +43,30 @@ class MaintenanceConfigurationService:
 
     @property
     def hosts(self) -> HostConfigurations:
-        """The configurations of scope Host by VM, as they are stored now."""
+        """The assigned configurations of scope Host, to be looked up by VM, as they are stored now.
+
+        Read from the store at the first use and after `forget`, otherwise cached. Raises Unavailable.
+        """
         if self._hosts is None:
             self._hosts = HostConfigurations(self._store.configurations(), self._store.assignments())
         return self._hosts
 
     def find(self, resource: str) -> MaintenanceConfiguration | None:
-        """Return the configuration with this resource id, in any case; None if there is none."""
+        """Return the configuration with this resource id, ignoring letter case; None if there is none."""
         wanted = resource.casefold()
         return next((found for found in self._store.configurations() if found.key == wanted), None)
 
     def find_assignment(self, resource: str) -> ConfigurationAssignment | None:
-        """Return the assignment with this resource id, in any case; None if there is none."""
+        """Return the assignment with this resource id, ignoring letter case; None if there is none."""
         wanted = resource.casefold()
         return next((found for found in self._store.assignments() if found.key == wanted), None)
 
     async def put(self, new: MaintenanceConfiguration, *, who: str) -> tuple[MaintenanceConfiguration, bool]:
-        """Add the configuration, or replace the one with its id; return it as stored, and whether it is new.
+        """Add the configuration, or replace the one with its id; return (as stored, whether it is new).
 
-        A replaced one keeps its id as it was spelled, and who created it when. Writing it unchanged writes nothing.
-        Canceled openings stay canceled while the window is the same. A change is durable on return, with a history
-        entry that names `who`.
+        Letter case of the id is ignored. A replaced one keeps its id as it was spelled, and who created it when.
+        Writing it unchanged writes nothing. Canceled openings stay canceled while the window is the same. A change is
+        durable on return, with a history entry that names `who`.
         """
         async with self._lock:
             old = self.find(new.id)
@@ -90,11 +94,11 @@ class MaintenanceConfigurationService:
             return stored, old is None
 
     async def skip(self, resource: str, begin: float, *, who: str) -> MaintenanceConfiguration:
-        """Leave out the opening of a configuration that begins at this time (lab time), and return it so.
+        """Cancel the one opening of a configuration's window that begins at `begin`; return the configuration.
 
-        Openings left out that began over 35 days ago are forgotten. Leaving it out again changes nothing. Raises
-        NotFound if there is no such configuration; whether it opens at that time is not checked. `resource` is its
-        resource id, in any case. Durable on return; a history entry names `who`.
+        `begin` is lab time; `resource` is the configuration's resource id, ignoring letter case. Canceled openings that
+        began over 35 days ago are forgotten. Canceling it again changes nothing. Raises NotFound if there is no such
+        configuration; whether it opens at that time is not checked. Durable on return; a history entry names `who`.
         """
         async with self._lock:
             old = self.find(resource)
@@ -113,8 +117,8 @@ class MaintenanceConfigurationService:
     async def remove(self, resource: str, *, who: str) -> MaintenanceConfiguration | None:
         """Remove the configuration with this id and all its assignments; return it, or None if there is none.
 
-        `resource` is its resource id, in any case. All is removed in one transaction, with a history entry that names
-        `who`.
+        `resource` is its resource id, ignoring letter case. All is removed in one transaction, with a history entry
+        that names `who`.
         """
         async with self._lock:
             old = self.find(resource)
@@ -131,11 +135,11 @@ class MaintenanceConfigurationService:
             return old
 
     async def assign(self, new: ConfigurationAssignment, *, who: str) -> tuple[ConfigurationAssignment, bool]:
-        """Add the assignment, or replace the one with its id; return it as stored, and whether it is new.
+        """Add the assignment, or replace the one with its id; return (as stored, whether it is new).
 
-        Raises NotFound if its configuration does not exist. Writing it unchanged writes nothing. The result is a pair.
-        A replaced one keeps its creator, target and the spelling of its id. A change is durable on return, with a
-        history entry that names `who`.
+        Letter case of the id is ignored. A replaced one keeps its creator, target and the spelling of its id. Writing
+        it unchanged writes nothing. A change is durable on return, with a history entry that names `who`. Raises
+        NotFound if its configuration does not exist.
         """
         async with self._lock:
             configuration = self.find(new.configuration_id)
@@ -163,8 +167,8 @@ class MaintenanceConfigurationService:
     async def unassign(self, resource: str, *, who: str) -> ConfigurationAssignment | None:
         """Remove the assignment with this id; return it, or None if there is none.
 
-        `resource` is its resource id, in any case. The removal is durable on return, with a history entry that names
-        `who`.
+        `resource` is its resource id, ignoring letter case. The removal is durable on return, with a history entry that
+        names `who`.
         """
         async with self._lock:
             old = self.find_assignment(resource)

@@ -38,10 +38,11 @@ class _HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObservedFleet:
-    """Knows the VMs of the fleet and what their hosts answered last. It is as new as the last commit.
+    """Knows the VMs of the fleet and what their hosts answered last, in memory, to compare the two.
 
-    The constructor reads the store. A host of the fleet that is not observed counts as silent. Hosts are given by the
-    fleet's names. `on_act_ended` is called with the host of a VM when an act on it has ended.
+    It is as new as the last commit passed to `on_commit`; the constructor reads the store. A host of the fleet that is
+    not observed counts as silent. Hosts are given by the fleet's names. `on_act_ended` is called with the host of a VM
+    when an act on it has ended.
     """
 
     def __init__(self, store: Store, on_act_ended: Callable[[str], None] = lambda host: None) -> None:
@@ -64,7 +65,7 @@ class ObservedFleet:
             self._track_event(event)
 
     def tick(self) -> int:
-        """Count one up, and return the new number: the order of commits and observations."""
+        """Add one to the counter that puts commits and observations in order, and return its new value."""
         self._counter += 1
         return self._counter
 
@@ -115,7 +116,7 @@ class ObservedFleet:
                 self.on_act_ended(vm.host)
 
     def vm(self, key: str) -> ObservedVm | None:
-        """Return the present VM with this key, or None."""
+        """Return the VM with this key as the fleet has it; None if it is removed or unknown."""
         return self._vms.get(key)
 
     def set_answer(self, host: str, answer: HostObservation | None, *, asked: int) -> set[str]:
@@ -194,7 +195,7 @@ class ObservedFleet:
         return frozenset({vm.host, *self._listing_hosts.get(vm.name, ())} - {""})
 
     def duplicate_count(self) -> int:
-        """Return how many VMs were last found active on several hosts at once."""
+        """Return how many present VMs were last found active on several hosts at once."""
         seen = (vm.seen for vm in self._vms.values())
         return sum(1 for last in seen if last is not None and last.condition is VmCondition.DUPLICATE)
 

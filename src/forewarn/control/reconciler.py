@@ -136,8 +136,8 @@ class Reconciler:
     async def catch_up(self) -> None:
         """Wake `run`, and return when it has done everything that is due now, apart from running acts.
 
-        Returns after ten seconds of real time or after an error in any case: the work stays due. If `run` is not
-        running, it runs the passes itself and raises the first error of one.
+        Returns at the latest after ten seconds of real time, or after an error, which is not raised: the work stays
+        due. If `run` is not running, it runs the passes itself and raises the first error of one.
         """
         if self._is_running:
             done = asyncio.get_running_loop().create_future()

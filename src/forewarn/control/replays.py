@@ -76,7 +76,10 @@ class ReplayService:
                 self._track(request, request.replay)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Take over the replays that a commit started, advanced or ended. Called for every commit, in order."""
+        """Remember the newest state of the replays that a commit started, advanced or ended, in memory.
+
+        Called for every commit, in order; reads the store.
+        """
         for changed in applied.commit.requests:
             if changed.replay is not None and (request := self._store.request(changed.id)) is not None:
                 assert request.replay is not None
@@ -96,8 +99,8 @@ class ReplayService:
         """Start to replay a recording to the scope of a VM, durably, and return the request that holds it.
 
         The reconciler shows its first step. `speed` 2 replays in half the time; `loops` is how often; `names` maps
-        recorded VM names (in any case) to names to show; else the recorded VM is shown as `vm`, and others as recorded.
-        A `key` gives the request its id; whether a request with it exists, the caller has checked before
+        recorded VM names (ignoring letter case) to names to show; else the recorded VM is shown as `vm`, and others as
+        recorded. A `key` gives the request its id; whether a request with it exists, the caller has checked before
         (`RequestKeys`). Raises Rejected outside a lab and for a bad recording, names that it does not have, a speed
         outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has a live event or another replay;
         NotFound if the scope does not exist. Writes a history entry.
@@ -119,8 +122,8 @@ class ReplayService:
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
         """End a replay durably and return its request as it is now; the scope shows its own document again.
 
-        `replay_id` is the id or the start of one, of any length and in any case. Raises NotFound if there is none,
-        Refused if several ids start with it, or if the replay is over already. Writes a history entry.
+        `replay_id` is the id or the start of one, of any length, ignoring letter case. Raises NotFound if there is
+        none, Refused if several ids start with it, or if the replay is over already. Writes a history entry.
         """
         request = self.find(replay_id)
         assert request.replay is not None
@@ -132,8 +135,9 @@ class ReplayService:
     def find(self, replay_id: str) -> MaintenanceRequest:
         """Return the request of the replay with this id, or of the only one whose id starts with it.
 
-        Case, and blanks around it, are ignored; the start may have any length. Only replays of `list_replays` are
-        found, running or over. Raises NotFound if there is none or the id is "", Refused if several ids start with it.
+        Letter case, and blanks around it, are ignored; the start may have any length. Only replays of `list_replays`
+        are found, running or over. Raises NotFound if there is none or the id is "", Refused if several ids start with
+        it.
         """
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]

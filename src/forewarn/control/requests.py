@@ -113,9 +113,10 @@ class RequestService:
 
         VMs that are being moved to it get an event too, which starts when they have arrived. Deallocated VMs stay.
         `notice_s` is in seconds of lab time, 0 means ten minutes; less needs `short_notice`, else Rejected. The
-        reconciler publishes the events; the receipt has none. Raises NotFound for an unknown host (its name may be in
-        any case), Refused if it is not healthy, if the hypervisor cannot redeploy, or if a VM has no host to move to. A
-        `key` gives the request its id; whether a request with it exists, the caller has checked before (`RequestKeys`).
+        reconciler publishes the events; the receipt has none. Letter case of the name is ignored. Raises NotFound for
+        an unknown host, Refused if it is not healthy, if the hypervisor cannot redeploy, or if a VM has no host to move
+        to. A `key` gives the request its id; whether a request with it exists, the caller has checked before
+        (`RequestKeys`).
         """
 
         async def attempt() -> RequestReceipt:
@@ -133,10 +134,10 @@ class RequestService:
         """Mark a host as failed, and redeploy its VMs and those being redeployed to it at once (spec §6.4).
 
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
-        The reconciler publishes the events; the receipt has none. Raises NotFound for an unknown host (its name may be
-        in any case), Refused if it has failed already or a VM has no host to move to. A hypervisor that cannot redeploy
-        does not keep it from being recorded: then the acts fail, and say why. A `key` gives the request its id; whether
-        a request with it exists, the caller has checked before (`RequestKeys`).
+        The reconciler publishes the events; the receipt has none. Letter case of the name is ignored. Raises NotFound
+        for an unknown host, Refused if it has failed already or a VM has no host to move to. A hypervisor that cannot
+        redeploy does not keep it from being recorded: then the acts fail, and say why. A `key` gives the request its
+        id; whether a request with it exists, the caller has checked before (`RequestKeys`).
         """
 
         async def attempt() -> RequestReceipt:
@@ -153,8 +154,8 @@ class RequestService:
     async def repair_host(self, host_name: str, *, who: str) -> Host:
         """Mark a degraded, failed or confirmed-down host as healthy, durably, and return it; moves no VM back.
 
-        Raises NotFound for an unknown host (its name may be in any case), Refused if it is healthy, or while events are
-        scheduled that move VMs away because it is degraded: withdraw them first. Writes a history entry.
+        Letter case of the name is ignored. Raises NotFound for an unknown host, Refused if it is healthy, or while
+        events are scheduled that move VMs away because it is degraded: withdraw them first. Writes a history entry.
         """
 
         async def attempt() -> Host:
@@ -174,10 +175,11 @@ class RequestService:
         return await retry_on_conflict(attempt, f"host {host_name!r}")
 
     async def approve(self, event_id: str, *, who: str) -> Event:
-        """Approve an event on behalf of its VMs, and return it; Refused if it is over, NotFound if unknown.
+        """Approve an event on behalf of its VMs, durably, and return it.
 
-        The id may be in any case. The reconciler starts it, unless something else holds it back. An event that is
-        approved or started already, or that has no impact and never starts, stays as it is.
+        Letter case of the id is ignored. Raises Refused if the event is over, NotFound if it is unknown. The reconciler
+        starts it, unless something else holds it back. An event that is approved or started already, or that has no
+        impact and never starts, stays as it is. `who` is named in its history entry.
         """
         event = self.event(event_id)
         if not event.is_live:
@@ -246,8 +248,9 @@ class RequestService:
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
         """Withdraw an event that has not started, and return it as it is then: over, with ending WITHDRAWN.
 
-        Other events of the scope that waited for it may start with that. Raises Refused if it has started or is over,
-        NotFound if unknown; the id may be in any case. `reason` is for the history and the event; "" names `who`.
+        Durable on return, with a history entry. Other events of the scope that waited for it may start with that.
+        Letter case of the id is ignored. Raises Refused if it has started or is over, NotFound if unknown. `reason` is
+        for the history and the event; "" names `who`.
         """
         event = self.event(event_id)
 
@@ -260,14 +263,14 @@ class RequestService:
         return self.event(event.id)
 
     def event(self, event_id: str) -> Event:
-        """Return the event with this full id, ignoring case and blanks around it; NotFound if there is none."""
+        """Return the event with this full id, live or over, ignoring letter case and blanks; NotFound if none."""
         event = self._store.event(event_id.strip().upper())
         if event is None:
             raise NotFound(f"event {event_id!r} does not exist", Remedy.LIST_EVENTS)
         return event
 
     def host(self, name: str) -> Host:
-        """Return the host with this name, ignoring case; NotFound if there is none."""
+        """Return the host with this name, as of the last commit, ignoring letter case; NotFound if none."""
         if (spelled := self._transactions.placement.host(name)) is not None:
             return spelled  # the usual case, in constant time
         hosts = self._transactions.placement.hosts()

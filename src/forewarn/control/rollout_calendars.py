@@ -77,10 +77,10 @@ class RolloutCalendars:
     def take_due(self) -> set[str]:
         """Return the ids of the open rollouts for which a window is over for good now, each time once.
 
-        It is one of theirs, or of any assigned configuration. A window counts as over already when its end is nearer
-        than the rollout's notice, and again at its end. No commit tells it, and VMs that wait may have no window left.
-        `reconcile` looks at their events again, because a configuration whose last window is over counts as not
-        assigned.
+        The window is one of the rollout's own, or of any assigned configuration. It counts as over already when its end
+        is nearer than the rollout's notice, and again at its end. The caller looks at these rollouts again, because VMs
+        that wait may have no window left, and no commit says so. `reconcile` then looks at their events too, because a
+        configuration whose last window is over counts as not assigned.
         """
         now = self._transactions.clock.now()
         due = {request_id for request_id, at in self._closes_at.items() if at <= now}
@@ -92,7 +92,11 @@ class RolloutCalendars:
         return due
 
     def windows_at(self, at: float) -> TargetWindows | None:
-        """Return the windows for events whose notice ends at `at` (lab time); None without configurations."""
+        """Return a lookup of when VMs' events may start whose notice ends at `at` (lab time), or None.
+
+        It has the windows of the maintenance configurations that are assigned to VMs; None if none is assigned. Raises
+        Unavailable.
+        """
         hosts = self._configurations.hosts
         return TargetWindows(hosts, at) if hosts else None
 

@@ -18,11 +18,12 @@ from forewarn.core.scope import Scope
 
 
 def withdraw_decision(event_ids: list[str], rollout: Rollout) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that withdraws these events of a scope together.
+    """Return a decision that withdraws these events of a scope together; nothing is changed yet.
 
-    So none of them starts because another one no longer blocks it; then it does what is due in the scope. Ids of events
-    that are not scheduled, or not of the scope, are skipped. If a health check paused the rollout, they are only
-    postponed; what the check found stays with the rollout, because readers of a single scope see the reason.
+    A decision takes a scope and its context, and returns the new scope. All are withdrawn at once, so none of them
+    starts because another one no longer blocks it; then it does what is due in the scope. Ids of events that are not
+    scheduled, or not of the scope, are skipped. If a health check paused the rollout, they are only postponed; what the
+    check found stays with the rollout, because readers of a single scope see the reason.
     """
     is_postponed = rollout.has_paused_itself
     reason = f"its rollout was {rollout.progress}" + (" by a health check" if is_postponed else "")
@@ -45,15 +46,18 @@ def failures_text(events: list[Event]) -> str:
 
 
 def wave_entry(request: MaintenanceRequest, text: str, now: float) -> HistoryEntry:
-    """Return the history entry of a wave that has begun or ended, as `text` says; `now` is lab time."""
+    """Return a history entry that a wave has begun or ended, as `text` says; writes nothing.
+
+    `request` is the rollout's request, `now` is lab time.
+    """
     text = f"rollout {request.id}: {text}"
     return _entry(request, EntryKind.WAVE, text, now)
 
 
 def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
-    """Return the history entry that a rollout has stopped itself or completed, at lab time `now`.
+    """Return the history entry that a rollout has stopped itself or completed; writes nothing.
 
-    `failed` is what `failures_text` returned; `rollout` is that of `request`, in its new state.
+    `failed` is what `failures_text` returned; `rollout` is that of `request`, in its new state; `now` is lab time.
     """
     if rollout.progress is RolloutState.STOPPED:
         text = f"rollout {request.id} stopped: {rollout.why}; events that have not started are withdrawn"
@@ -65,10 +69,11 @@ def ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now:
 def after_verdict(
     request: MaintenanceRequest, rollout: Rollout, verdict: HealthVerdict, now: float
 ) -> tuple[Rollout, HistoryEntry | None]:
-    """Return the running rollout as the verdict changes it at lab time `now`, and a history entry.
+    """Return the running rollout as the verdict of its health checks changes it, and a history entry.
 
-    It pauses, begins to wait, or goes on; the rollout itself, and None, if nothing changes. A wait for measurements
-    that are still to come changes nothing, and neither does another reason for the same wait.
+    It pauses, begins to wait, or goes on; the result is the rollout itself, and None, if nothing changes. A wait for
+    measurements that are still to come changes nothing, and neither does another reason for the same wait. `now` is lab
+    time. Commits nothing.
     """
     match verdict.decision:
         case HealthDecision.PAUSE:

@@ -46,8 +46,8 @@ class RolloutRequestService:
     """Accepts requests of users for rollouts. `RolloutService` carries them out.
 
     A change is durable when its method returns. `new_id` returns a new GUID at each call, `find_host` returns the host
-    with a name in any case or raises NotFound, `verbs` says what the hypervisor can do, `prober` which health
-    checks can be used. `who` is the caller's name. All changes raise Unavailable if the store cannot be written.
+    with a name, ignoring letter case, or raises NotFound, `verbs` says what the hypervisor can do, `prober` which
+    health checks can be used. `who` is the caller's name. All changes raise Unavailable if the store cannot be written.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class RolloutRequestService:
     ) -> MaintenanceRequest:
         """Commit a new rollout and its history entry, durably, and return its request.
 
-        The reconciler publishes its events, wave by wave. Host names may be in any case. `notice_s` is in seconds of
-        lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the minimum without
-        `short_notice`, for negative numbers, if no maintenance window follows it, for health checks that cannot be
-        used, and unless the rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves and a tag or
-        location without VMs; NotFound for an unknown host or scope; Refused if the hypervisor cannot do it, or a VM
-        must move and no host can take it. A `key` gives the request its id; whether a request with it exists, the
-        caller has checked before (`RequestKeys`).
+        The reconciler publishes its events, wave by wave. Letter case of host names is ignored. `notice_s` is in
+        seconds of lab time, 0 means the minimum, with `short_notice` no notice. Raises Rejected for one below the
+        minimum without `short_notice`, for negative numbers, if no maintenance window follows it, for health checks
+        that cannot be used, and unless the rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves
+        and a tag or location without VMs; NotFound for an unknown host or scope; Refused if the hypervisor cannot do
+        it, or a VM must move and no host can take it. A `key` gives the request its id; whether a request with it
+        exists, the caller has checked before (`RequestKeys`).
         """
         request = self.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)
@@ -122,9 +122,9 @@ class RolloutRequestService:
 
         `progress` is the state to change to: PAUSED (it publishes nothing more; its events stay), RUNNING (measurements
         from before no longer count) or ABORTED (the reconciler also withdraws events that have not started).
-        `request_id` is the full id, in any case. Raises KeyError for another `progress`, Refused if the rollout is in
-        that state already or has ended, NotFound if there is no such rollout, Conflict if it changes all the time.
-        Writes a history entry.
+        `request_id` is the full id, ignoring letter case. Raises KeyError for another `progress`, Refused if the
+        rollout is in that state already or has ended, NotFound if there is no such rollout, Conflict if it changes all
+        the time. Writes a history entry.
         """
 
         async def attempt() -> MaintenanceRequest:
@@ -148,7 +148,10 @@ class RolloutRequestService:
         return await retry_on_conflict(attempt, f"rollout {request_id}")
 
     def find(self, request_id: str) -> MaintenanceRequest:
-        """Return the rollout's request by its full id, ignoring case and blanks around it; NotFound if none."""
+        """Return the rollout's request by its full id, ignoring letter case and blanks around it.
+
+        The rollout may be open or closed. NotFound if there is none, or the request is no rollout.
+        """
         request = self._store.request(request_id.strip().lower())
         if request is None or request.rollout is None:
             raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)

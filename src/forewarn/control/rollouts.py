@@ -410,7 +410,7 @@ class RolloutService:
         """Return how many VMs of a rollout are done, failed and so on; for a closed one, as stored at its end.
 
         `request` is the rollout's request. `snapshot` is what `snapshot_of` returned, to save a second read; None: it
-        reads one.
+        reads one. VMs that a completed rollout would cover, but that came later, do not count. Raises Unavailable.
         """
         if rollout.tally is not None:
             return rollout.tally
@@ -434,6 +434,7 @@ class RolloutService:
 
         `request_id` is that of its request. Other rollouts, which do the same work, are named only with `snapshot`
         (what `snapshot_of` returned). A hold, health checks and windows may keep it waiting too, and are not named.
+        Raises Unavailable.
         """
         shared = snapshot.shared if snapshot is not None else NO_SHARED_WORK
         others = (f"rollout {other} does the same work on VMs of it" for other in sorted(shared.request_ids))

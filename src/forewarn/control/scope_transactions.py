@@ -37,9 +37,10 @@ T = TypeVar("T")
 class ScopeTransactions:
     """Runs decisions about scopes against the store. All use cases and the reconciler share one.
 
-    A decision is a pure function that takes a scope and its context (time, policy, released gates, faults, …) and
-    returns the changed scope, or the same one. `run` makes and commits one; those about one scope wait for each other.
-    `placement`, `faults` and this object must be told of each commit of the store (`on_commit`), by the owner.
+    A scope is the VMs that share one document, with their events. A decision is a pure function that takes a scope and
+    its context (time, policy, released gates, faults, …) and returns the changed scope, or the same one. `run` makes
+    and commits one; those about one scope wait for each other. The owner passes each commit of the store to `on_commit`
+    of this object, of `placement` and of `faults`.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class ScopeTransactions:
     def context_for(self, scope: Scope, planned: Sequence[PlannedEvent] = ()) -> DecisionContext:
         """Return the context of a decision about this scope now, without destinations: no VM could move.
 
-        `planned` are the planned events that the decision applies; their gates count too. Changes nothing.
+        `planned` are the planned events that the decision applies; their gates count too. Changes nothing. Raises
+        Unavailable.
         """
         gates = [event.gate_id for event in scope.events if event.gate_id]
         gates += [item.gate_id for item in planned if item.gate_id]
@@ -110,7 +112,10 @@ class ScopeTransactions:
         return replace(change, destinations=hosts)
 
     def load(self, scope_id: str) -> Scope:
-        """Return the committed scope with exactly this id; raises NotFound if it does not exist."""
+        """Return the committed scope with exactly this id, with its present VMs and live events.
+
+        Raises NotFound if it does not exist, Unavailable.
+        """
         scope = self.store.scope(scope_id)
         if scope is None:
             raise NotFound(f"scope {scope_id!r} does not exist", Remedy.LIST_SCOPES)
@@ -157,8 +162,9 @@ class ScopeTransactions:
     def is_gate_released(self, gate_id: str) -> bool:
         """Return whether the events behind a gate may start; False if it does not exist. Raises Unavailable.
 
-        A gate that this process has just released is. One that was released earlier is only if an event behind it has
-        started: otherwise the release is void, because its events may not be ready any more.
+        True for a gate that this process has just released. One that was released earlier counts only if an event
+        behind it has started: otherwise the release is void, because its events may not be ready any more. The answer
+        is cached until a commit changes the gate, or `forget_gate`.
         """
         known = self._gates.get(gate_id)
         if known is None:
@@ -168,7 +174,10 @@ class ScopeTransactions:
         return known
 
     def forget_gate(self, gate_id: str) -> None:
-        """Read a gate, and whether anything behind it has started, again when they are needed next."""
+        """Drop the cached answer of `is_gate_released` for a gate, so that the store is read again.
+
+        Does nothing for a gate that is not cached; the store is not changed.
+        """
         self._gates.pop(gate_id, None)
 
     def _has_any_started(self, gate_id: str) -> bool:

@@ -14,9 +14,10 @@ _MAX_REQUESTS_READ = 10_000  # the newest ones, of which rollouts are looked for
 
 
 class SharedWorkIndex:
-    """Knows the rollouts that are open, or were closed while another open one was waiting.
+    """Knows the rollouts, open or lately closed, whose work may serve another open rollout too.
 
-    The constructor reads the newest requests of the store; `on_request` must be called for every later one.
+    A closed one is kept as long as it was closed after the oldest open rollout was requested. In memory; the
+    constructor reads the newest 10,000 requests of the store; `on_request` must be called for every later one.
     """
 
     def __init__(self, store: Store) -> None:

@@ -35,11 +35,12 @@ from forewarn.store.interface import STANDING_ORDER_NAME, AppliedCommit
 class StandingOrderService:
     """Sets and removes the standing order, and visits hosts as it says.
 
-    The order is stored with its visits; it is set or removed in one commit with its history entry. A visit is stored
-    with the id of its request before the request is made, so a crash in between neither forgets nor repeats it.
-    `new_id` returns a new GUID at each call. A visit that cannot publish its events is given up, so that it does not
-    keep other hosts waiting. `order` is the present one, or None. `requests` starts and aborts the rollouts of visits,
-    `budgets` says whether a host can fit into them; both and `transactions` are those of the control plane.
+    The standing order has rollouts visit every host within a number of days; there is at most one. The order is stored
+    with its visits; it is set or removed in one commit with its history entry. A visit is stored with the id of its
+    request before the request is made, so a crash in between neither forgets nor repeats it. `new_id` returns a new
+    GUID at each call. A visit that cannot publish its events is given up, so that it does not keep other hosts waiting.
+    `order` is the present one, or None. `requests` starts and aborts the rollouts of visits, `budgets` says whether a
+    host can fit into them; both and `transactions` are those of the control plane.
     """
 
     def __init__(

@@ -91,8 +91,8 @@ class WebhookService:
     async def remove(self, webhook_id: str, *, who: str) -> WebhookSubscription:
         """Remove a webhook durably and return it; the dispatcher stops delivering to it.
 
-        `webhook_id` is its id, or a start of it of four characters or more, in any case. Raises NotFound if there is
-        none, or Refused if several ids start with it. Writes a history entry.
+        `webhook_id` is its id, or a start of it of four characters or more, ignoring letter case. Raises NotFound if
+        there is none, Refused if several ids start with it, Unavailable. Writes a history entry.
         """
         webhook = self.find(webhook_id)
         entry = self._history_entry(who, f"{_webhook_title(webhook)} was removed")
@@ -102,8 +102,8 @@ class WebhookService:
     def find(self, webhook_id: str) -> WebhookSubscription:
         """Return the webhook with this id, or the only one whose id starts with it (at least four characters).
 
-        Case, and blanks around it, are ignored. Raises NotFound if there is none, or Refused if several ids start with
-        it.
+        Letter case, and blanks around it, are ignored. Raises NotFound if there is none, or Refused if several ids
+        start with it.
         """
         prefix = webhook_id.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
