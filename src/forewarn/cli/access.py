@@ -39,8 +39,9 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
 
     \f
     `client_id` None: the service makes a GUID; ids are stored in lower case. `called` is the display name. The secret
-    is printed, or only written to `secret_file`. The client has no role yet. Raises Refused if the id is taken;
-    Rejected for an invalid one and, before a client is created, if `secret_file` exists or has no directory.
+    is printed (also with --json), or instead written to `secret_file`; it cannot be shown again. The client has no role
+    yet. Raises Refused if the id is taken; Rejected for an invalid one and, before a client is created, if
+    `secret_file` exists or its directory does not.
     """
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")
@@ -60,9 +61,10 @@ def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
     """Give a client a new secret; the old one is no longer valid.
 
     \f
-    `client_id` is in any case. The old secret, its tokens and sessions are invalid at once. Writes the new one to
-    `secret_file`, replacing that file, else to the local service's own secret file of this client if there is one, else
-    prints it. Raises NotFound, and Rejected, before anything is changed, if `secret_file` has no directory.
+    Letter case of `client_id` is ignored. The old secret, and the tokens and sessions that were obtained with it, are
+    invalid at once; roles stay. Writes the new secret to `secret_file`, replacing that file, else to the local
+    service's own secret file of this client if there is one, else prints it. Raises NotFound, and Rejected, before
+    anything is changed, if the directory of `secret_file` does not exist.
     """
     _require_parent_directory(secret_file)
     renewed = call.api.post("access", "clients", client_id, "secret")
@@ -76,8 +78,8 @@ def remove(call: Invocation, client_id: str) -> None:
     """Remove a client, and its grants.
 
     \f
-    `client_id` is in any case. Its tokens and sessions are invalid at once. Prints how many grants were removed with
-    it. Raises NotFound.
+    Letter case of `client_id` is ignored. The client's secret, tokens and sessions are invalid at once. Prints how many
+    grants were removed with it, with --json what was removed. Does not ask. Raises NotFound.
     """
     removed = call.api.delete("access", "clients", client_id)
     if call.output.as_json:
@@ -135,7 +137,8 @@ def show(call: Invocation) -> None:
     """Show clients and grants.
 
     \f
-    Prints all clients, sorted by id and without secrets, and all grants, in the order they were added.
+    Prints two tables: all clients, sorted by id and without secrets, and all grants, in the order they were added;
+    sentences if there are none. With --json the API's answer.
     """
     view = call.api.get("access")
     if call.output.as_json:
@@ -187,11 +190,11 @@ def grant(
     Administrator              everything
 
     \f
-    `to_vm` and `over_vm` are a name, `group/name` or key; `over_vm` may also name a scale set; `resource` is a resource
-    id or such a name; `to_external` is the id at the issuer, in exact case; `role` is in any case; what is None is not
-    given. Prints the grant; one that exists stays as it is. Raises Rejected unless exactly one grantee (`client_id`,
-    `to_vm`, `to_external`) and exactly one resource (the other options) is given; NotFound for an unknown name, Refused
-    for an ambiguous one.
+    The options name the grantee and the resource. `to_vm` and `over_vm` are a name, `group/name` or key; `over_vm` may
+    also name a scale set; `resource` is a resource id or such a name; `to_external` is the id at the issuer, in exact
+    letter case; the case of all others, and of `role`, is ignored. None: not given. Prints the grant; one that exists
+    stays as it is. Raises Rejected unless exactly one grantee (`client_id`, `to_vm`, `to_external`) and exactly one
+    resource (the other options) is given; NotFound for an unknown name, Refused for an ambiguous one.
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,
@@ -230,8 +233,8 @@ def revoke(call: Invocation, grant_id: str) -> None:
     """Revoke a granted role.
 
     \f
-    `grant_id` is the grant's id, or a unique beginning of four characters or more. Prints the role that was revoked.
-    Raises NotFound, or Refused if several ids begin so.
+    `grant_id` is the grant's id, or a unique beginning of four characters or more. The role no longer counts from the
+    next call on. Prints what was revoked. Raises NotFound, or Refused if several ids begin so.
     """
     revoked = call.api.delete("access", "grants", grant_id)
     if call.output.as_json:

@@ -71,9 +71,9 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
     It polls for events, takes the steps of its file, approves, and undoes the steps when the event is over.
 
     \f
-    Checks the file (InvalidFile), then replaces this process by `python -m forewarn.agent`. With `dry_run` stays and
-    prints, for each new document, what the agent would do; with `once` for one document, and raises Unavailable,
-    NotFound or Rejected if the endpoint does not give it. `endpoint` None: of file or environment, or discovered.
+    Checks the file (InvalidFile), then replaces this process by `python -m forewarn.agent`. With `dry_run` it stays,
+    and only prints what the agent would do for each new document (`once`: for one); raises Unavailable, NotFound or
+    Rejected if the endpoint fails. `endpoint` None: of the file or environment, else discovered.
     """
     config = _read_agent_config(file)
     if dry_run:
@@ -174,7 +174,7 @@ def repair(call: Invocation, file: Path) -> None:
     not damaged is not changed.
 
     \f
-    Prints what it kept and lost. Raises Rejected if an agent uses it, or it is missing or unreadable; InvalidFile.
+    Prints what was kept and lost. Raises Rejected if an agent uses the journal, or it is missing or unreadable.
     """
     config = _read_agent_config(file)
     done = repair_journal(config.journal_path, config.step_folders, read_real_time())

@@ -45,11 +45,11 @@ class ServiceFailure(ForewarnError):
 
 
 class InvalidFile(Rejected):
-    """A fleet file or agent file that is invalid, with its problems.
+    """A user's file, such as a fleet file or agent file, is invalid; the error has all its problems.
 
-    Each problem has the keys `what`, `remedy` and `line` (from 1; None or missing: no line). `file_name`, at first "the
-    file", is for the one who knows it to set; `code` is the error's code in the API. `message` is the sentence for
-    people.
+    Each problem is an object with the keys `what`, `remedy` and `line` (from 1; None or missing: no line). `message` is
+    the sentence for people, `code` the error's code in the API. `file_name` is "the file" at first; the command that
+    knows the name sets it. Exit code 2; the command prints `problem_lines` instead of the message.
     """
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
@@ -59,7 +59,7 @@ class InvalidFile(Rejected):
         self.file_name = "the file"
 
     def problem_lines(self) -> list[str]:
-        """One line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it.
+        """Return one line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it.
 
         FILE is `file_name`. A problem without a line has `FILE: what: remedy`. In the order of `problems`.
         """
@@ -91,9 +91,10 @@ _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
 
 
 def error_code(error: ForewarnError) -> str:
-    """The API's code for an error: the name of its most specific class that has one, such as `NotFound`.
+    """Return the API's code for an error, such as `NotFound`, for the JSON that is printed.
 
-    Errors of the CLI itself get the code of the class they extend, an InvalidFile its own `code`, others `Internal`.
+    It is the name of the error's class, or of the nearest class above it that has a code; an InvalidFile has its own
+    `code`. `Internal` for an error without such a class.
     """
     if isinstance(error, InvalidFile):
         return error.code
@@ -101,31 +102,31 @@ def error_code(error: ForewarnError) -> str:
 
 
 def named_error(code: str, message: str) -> ForewarnError:
-    """Make (not raise) the error of the class with this code, such as `NotFound`, and this message.
+    """Return (not raise) an error with this message, of the class that has this code of the API.
 
-    A ServiceFailure if the code is unknown.
+    The code is in exact letter case, such as `NotFound`. A ServiceFailure if it is unknown.
     """
     return _ERROR_CLASSES.get(code, ServiceFailure)(message)
 
 
 class HttpAnswer(NamedTuple):
-    """The answer to one request: its status, its body, and the service's time when it was sent."""
+    """The answer of a service to one request, of any status: its body, and the service's time."""
 
     status: int  # the HTTP status
     body: bytes  # undecoded
-    now: float | None  # lab time in POSIX seconds; None if the answer does not say it
+    now: float | None  # lab time when it was sent, in POSIX seconds; None if the answer does not say it
 
 
 class Transport(Protocol):
-    """Carries requests to one service, over its unix socket or over HTTPS.
+    """How an ApiClient reaches one service: over its unix socket (local) or over HTTPS (remote).
 
-    The property `location` says where the service is, for messages. `send` sends one request and returns the answer,
-    also one with an error status; it raises if there is none.
+    An implementation has `location`, which says in messages where the service is, and `send`, which sends one request
+    and returns the answer, also one with an error status; it raises if no answer comes.
     """
 
     @property
     def location(self) -> str:
-        """`in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
+        """Where the service is, `in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
         """Send one request and wait; returns status, body and time of the answer, also of one with an error.
@@ -138,12 +139,12 @@ class Transport(Protocol):
 
 
 class ApiClient:
-    """Client of one service's operator API.
+    """Client of the operator API of one service, for the commands; it holds no open connection.
 
-    `get`, `post` and `delete` return the decoded JSON object, `now` the service's lab time in seconds. An error answer
-    raises the class of `forewarn.errors` that has its code, InvalidFile if it lists problems, or else ServiceFailure. A
-    service that is unreachable, or silent for `timeout_s` seconds of real time, raises Unavailable. A blank path
-    segment raises Rejected. `transport` sends the requests.
+    `get`, `post` and `delete` send one request each and return the decoded JSON object; `now` is the service's lab
+    time. An error answer raises the class of `forewarn.errors` that has its code, InvalidFile if it lists problems, or
+    else ServiceFailure. A service that is unreachable, or silent for `timeout_s` seconds of real time, raises
+    Unavailable. A blank path segment raises Rejected. `transport` sends the requests and signs in where needed.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -152,7 +153,7 @@ class ApiClient:
 
     @property
     def location(self) -> str:
-        """`in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
+        """Where the service is, `in DIRECTORY` or `at URL`, to complete the sentence "the service …"."""
         return self._transport.location
 
     def get(self, *path: str, query: QueryParameters | None = None, timeout_s: float = TIMEOUT_S) -> JsonObject:
@@ -182,10 +183,10 @@ class ApiClient:
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
-        """The service's (lab) time in seconds since 1970, as its last answer to this client said.
+        """Return the service's (lab) time in seconds since 1970, as its last answer to this client said.
 
-        Asks the service if no answer has said it yet; raises Unavailable if that cannot be reached, or the error that
-        it answers. It does not advance between answers; a lab's time differs from this machine's.
+        Asks the service (GET clock) if no answer has said it yet; raises Unavailable if it cannot be reached, or the
+        error that it answers. The value does not advance between answers; a lab's time differs from this machine's.
         """
         return self._now if self._now is not None else float(self.get("clock")["now"])
 
@@ -211,8 +212,9 @@ def send_request(
 ) -> HttpAnswer:
     """Open the connection, send one request as the CLI, close it, and return the answer, of any status.
 
-    `method` is that of HTTP, `target` the path with query. `headers` come on top of Forewarn-Surface and, with a
-    `payload`, the Content-Type of JSON, or replace them. Raises OSError or HTTPException if the connection fails.
+    `method` is that of HTTP, `target` the path with query, `payload` the body (None: none). `headers` come on top of
+    Forewarn-Surface and, with a `payload`, the Content-Type of JSON, or replace them. Raises OSError or HTTPException
+    if the connection fails, and the errors of the connection's own `connect`.
     """
     try:
         connection.connect()

@@ -62,9 +62,10 @@ class _DetachedService:
 
 
 def child_arguments(ctx: click.Context) -> tuple[str, ...]:
-    """The options of `up` that were typed, with their values, as arguments for another process.
+    """Return the options of `up` that the user typed, with their values, as arguments for another process.
 
-    In the order of the help, without --data, --json, --detach and --wait-ready. `ctx` is the context of `up`.
+    In the order in which the command declares them, without --data, --json, --detach and --wait-ready. `ctx` is the
+    context of `up`.
     """
     arguments: list[str] = []
     for option in ctx.command.params:
@@ -82,12 +83,13 @@ def child_arguments(ctx: click.Context) -> tuple[str, ...]:
 
 
 def start_detached(call: Invocation, data: Path, arguments: tuple[str, ...], *, wait_ready: bool) -> None:
-    """Start a lab in the background and print its process id or, with `wait_ready`, its addresses.
+    """Start a lab in the background, and print its process id or, with `wait_ready`, its addresses.
 
-    `data` is its data directory, created if missing, `arguments` are options of `up`. If a lab runs or starts there
-    already, waits until that one answers, and prints its addresses. Raises ServiceFailure, with the end of the log, if
-    it ends during its start; Unavailable if it is not ready within two minutes; Refused if the running service is not a
-    lab; Rejected if `data` cannot be used. Its messages go to `service.log` in `data`.
+    `data` is its data directory, created if missing, `arguments` are options of `up`; messages of the lab go to
+    `service.log` in `data`. Returns once the lab has locked the directory, with `wait_ready` once it serves. If a lab
+    runs or starts there already, starts none, waits until that one answers, and prints its addresses. Raises
+    ServiceFailure, with the end of the log, if the lab ends during its start; Unavailable if it is not ready within two
+    minutes; Refused if the running service is not a lab; Rejected if `data` cannot be used.
     """
     with _sole_starter(call, data):
         pid = running_pid(data)
@@ -259,9 +261,10 @@ def down(call: Invocation, timeout_s: float) -> None:
     forewarn down --data /tmp/lab
 
     \f
-    Stops the service that uses the data directory, also one that runs in a terminal, and waits until it has ended.
-    Succeeds if none runs. Raises Refused if it belongs to another user, Unavailable if it still runs after `timeout_s`
-    seconds of real time. Prints its process id and the number of pending events, and which programs in VMs still run.
+    Stops the service that uses the data directory, also one that runs in a terminal, with SIGTERM, and waits until it
+    has ended. Succeeds if none runs. Raises Refused if it belongs to another user, Unavailable if it still runs after
+    `timeout_s` seconds of real time. Prints its process id and the number of pending events, and which programs in VMs
+    still run: those are not ended.
     """
     pid = running_pid(call.data)
     pending = stop_service(call, pid, timeout_s) if pid is not None else None
@@ -288,11 +291,11 @@ def reset(call: Invocation, yes: bool) -> None:
     forewarn reset --yes
 
     \f
-    Removes the store, the simulated hypervisor's ledger and the files of namespace VMs, and ends programs in VMs. A lab
-    that `up --detach` started is stopped, and started again with the same options. Asks first unless `yes`; changes
-    nothing if the user says no. Raises Refused for a production store, or if a lab runs in a terminal; Rejected if
-    there is no terminal to ask on; Unavailable if something does not end; ServiceFailure if the lab does not start
-    again.
+    Deletes the store, the simulated hypervisor's record of what it did, and the files of namespace VMs, and ends
+    programs in VMs. A lab that `up --detach` started is stopped, and started again with the same options. Asks first
+    unless `yes`; changes nothing if the user says no. Raises Refused for a production store, or if a lab runs in a
+    terminal; Rejected if there is no terminal to ask on; Unavailable if something does not end; ServiceFailure if the
+    lab does not start again.
     """
     with require_server_extra("reset"):
         from forewarn.service.data_directory import DataDirectory
@@ -353,9 +356,10 @@ def status(call: Invocation) -> None:
     forewarn status --json
 
     \f
-    Prints version, fleet, hypervisor, pending events, addresses, process and data directory; a remote caller who may
-    not see everything gets only the version. Raises ServiceNotRunning, exit code 3, if no service answers; Unavailable,
-    also 3, if the local one is starting or stopping.
+    Prints version, fleet, hypervisor, pending events, addresses, process and data directory, with --json the API's
+    view; a remote caller who may not see everything gets only the version. Raises ServiceNotRunning, exit code 3, if no
+    local service answers; Unavailable, also 3, if the local one is starting or stopping or a remote one cannot be
+    reached.
     """
     try:
         info = call.api.get("service")
@@ -369,8 +373,8 @@ def status(call: Invocation) -> None:
 def running_pid(data: Path) -> int | None:
     """Return the process id of the service that has locked this data directory; None if none has.
 
-    It may still be starting, or be stopping. None too if it has not written its process id yet. Raises Rejected without
-    the [server] extra.
+    The service may still be starting, or be stopping. None too if it has not written its process id yet. Raises
+    Rejected without the [server] extra.
     """
     with require_server_extra("up"):
         from forewarn.service.data_directory import running_service_pid
@@ -378,11 +382,11 @@ def running_pid(data: Path) -> int | None:
 
 
 def stop_service(call: Invocation, pid: int, timeout_s: float) -> int | None:
-    """Stop the service with SIGTERM, wait for its end, and return the number of pending events.
+    """Stop the service of `call.data` with SIGTERM, wait for its end, and return its pending events.
 
-    None: it could not be asked. Returns at once if the process is gone already. Raises Refused if it belongs to another
-    user, Unavailable if it still runs after `timeout_s` of real time. `pid` is the process id of the service in
-    `call.data`.
+    `pid` is its process id. The result is the number of events that were pending before; None if the service could not
+    be asked. Returns at once if the process is gone already. Raises Refused if it belongs to another user, Unavailable
+    if it still runs after `timeout_s` seconds of real time.
     """
     try:
         pending: int | None = call.api.get("service")["counts"]["events"]

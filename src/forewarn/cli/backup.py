@@ -21,8 +21,9 @@ def backup(call: Invocation, file: Path) -> None:
     The service writes the file on its own machine.
 
     \f
-    A relative `file` is in this directory; for a remote service it must be absolute, else Rejected is raised. Prints
-    the path and size. Raises Refused if the file exists, Rejected if its directory does not; waits for an hour at most.
+    A relative `file` is in this directory; for a remote service it must be absolute, else Rejected is raised. Waits for
+    an hour at most, and prints the path and size. Raises Refused if the file exists, Rejected if its directory does
+    not, Unavailable if it cannot be written.
     """
     answer = call.api.post("backup", body={"path": _path_for_service(call, file)}, timeout_s=_TIMEOUT_S)
     if call.output.as_json:
@@ -57,8 +58,10 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     reverse, without --change-purpose.
 
     \f
-    `file` must exist. Prints where the old store is now, if there was one. Raises Refused if a service runs in the data
-    directory, or if the purposes differ without `change_purpose`; Rejected if the file is not a backup.
+    `file` is a backup, `change_purpose` lets it replace a store of the other purpose (lab or production). The store is
+    that of the data directory, which need not have one. Prints where the old store is now, if there was one. Does not
+    ask, and starts no service. Raises Refused if a service runs in the data directory, or if the purposes differ
+    without `change_purpose`; Rejected if the file is not a backup.
     """
     with require_server_extra("restore"):
         from forewarn.clock import read_real_time

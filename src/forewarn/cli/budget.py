@@ -39,9 +39,10 @@ def set_budget(call: Invocation, name: str, at_most: str, per: str, location: st
     Rollouts publish no more events than the budget allows. A share is rounded down, but is at least one VM.
 
     \f
-    `at_most` is a number of VMs, or a percentage with `%`. `per` says which VMs are counted together, `location` and
-    `tag` which are counted at all. Prints the budget and its use. Raises Rejected for anything that is wrong with it,
-    such as a limit of 0, more than 100 %, or a location or tag that no VM has.
+    `at_most` is a number of VMs, or a percentage with `%`. `per` says which VMs are counted together, each group with
+    its own limit; `location` and `tag` ("": all) which are counted at all. Events that are published stay. Prints the
+    budget and its use. Raises Rejected for anything that is wrong with it, such as a limit of 0, more than 100 %, or a
+    location or tag that no VM has.
     """
     max_vms, max_percent = parse_limit(at_most)
     body: JsonObject = {"name": name, "max_vms": max_vms, "max_percent": max_percent}
@@ -79,7 +80,7 @@ def remove_budget(call: Invocation, name: str) -> None:
     """Remove a budget; rollouts that waited for it go on.
 
     \f
-    `name` is in any case. Raises NotFound. Prints a sentence, with --json the removed budget.
+    Letter case of `name` is ignored. Prints a sentence, with --json the removed budget. Raises NotFound.
     """
     view = call.api.delete("budgets", name)
     if call.output.as_json:

@@ -23,8 +23,9 @@ def ca(call: Invocation) -> None:
     """Show the CA of the service's HTTPS certificate, or export it.
 
     \f
-    Without a subcommand prints the path, fingerprint and end of the CA, and the names of the server's certificate.
-    Reads files only, so no service needs to run. Raises NotFound without a CA, Rejected if it cannot be read.
+    Without a subcommand prints the path, SHA-256 fingerprint and end of validity of the CA in the data directory, and
+    the names of the server's certificate; with a subcommand does nothing itself. Reads files only, so no service needs
+    to run. Raises NotFound without a CA, Rejected if it cannot be read.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -57,8 +58,9 @@ def export(call: Invocation, file: str) -> None:
     """Write the CA's certificate to a file, or to standard output.
 
     \f
-    `file` is "-" for standard output. A file with the same content is no error. Raises NotFound without a CA, Rejected
-    if the file exists with other content or cannot be written.
+    `file` is "-" for standard output. A file that has the same content is no error, one with other content is not
+    replaced. Only the certificate is written, never the key. With --json prints the certificate as `pem`, too. Raises
+    NotFound without a CA, Rejected if the file exists with other content or cannot be written.
     """
     pem = _read_ca(call)
     if file != _STDOUT:
@@ -75,7 +77,7 @@ def export(call: Invocation, file: str) -> None:
 
 
 def ca_file(data: Path) -> Path:
-    """The path of the CA certificate, tls/ca.pem, in a data directory; it may not exist."""
+    """Return the path of the CA certificate, tls/ca.pem, in a data directory; it may not exist."""
     return data / "tls" / "ca.pem"
 
 

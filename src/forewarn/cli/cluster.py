@@ -34,8 +34,9 @@ def init(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     forewarn cluster init /etc/forewarn/secrets --host h1 --host h2
 
     \f
-    `hosts` are names of hosts, () for none: each gets credentials for NATS. Prints what it made. Raises Refused if the
-    directory has files, Rejected or Unavailable if it cannot be written.
+    `hosts` are names of hosts, () for none: each gets credentials for NATS. Creates the directory; starts nothing, and
+    calls no service. Prints the paths of what it made, never a secret. Raises Refused if the directory has files,
+    Rejected or Unavailable if it cannot be written.
     """
     with require_server_extra("cluster init"):
         from forewarn.service.cluster_secrets import create_cluster_secrets
@@ -81,7 +82,8 @@ def add_host(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     forewarn cluster add-host /etc/forewarn/secrets h7
 
     \f
-    Prints the credentials file of each host. Raises Refused if a host has one already; then nothing is written.
+    `directory` is one that `cluster init` made, `hosts` are names of hosts. Existing credentials stay valid. Prints the
+    credentials file of each new host. Raises Refused if a host has one already; then nothing is written.
     """
     with require_server_extra("cluster add-host"):
         from forewarn.service.nats_config import host_credentials_path, write_nats_config

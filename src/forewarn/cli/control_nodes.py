@@ -28,8 +28,8 @@ def list_nodes(call: Invocation) -> None:
     forewarn node list
 
     \f
-    Prints one line per node, sorted by name, or a sentence if the service runs alone; a node with a problem has a
-    second one, which says what to do.
+    Prints a table with a row per node, sorted by name, then a line for each node with a problem, which says what to do;
+    a sentence if the service runs alone. With --json the API's view.
     """
     view = call.api.get("nodes")
     if call.output.as_json:
@@ -63,8 +63,8 @@ def show_node(call: Invocation, name: str) -> None:
     forewarn node show c2
 
     \f
-    `name` is in any case. Raises NotFound. Prints its role, URL and version, how far its copy is behind, and when it
-    was last seen.
+    Letter case of `name` is ignored. Prints the node's role, URL and version, how many groups of writes its copy of the
+    record (PostgreSQL) lacks, and when it was last seen. Raises NotFound, always if the service runs alone.
     """
     node = call.api.get("nodes", name)
     if call.output.as_json:
@@ -94,8 +94,9 @@ def resign_node(call: Invocation) -> None:
     forewarn node resign
 
     \f
-    Waits until another node is active, and prints which. Raises Refused if the service runs alone or no other node can
-    take over, Unavailable if none is active after 15 seconds of real time.
+    Sends the request, waits until another node is active, and prints which. Raises Refused if the service runs alone or
+    no other node can take over; Unavailable if none is active after 15 seconds of real time, although the active node
+    has given control up.
     """
     before = call.api.post("nodes", "resign")
     after = _next_active(call, before["term"])
