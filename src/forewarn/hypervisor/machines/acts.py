@@ -46,14 +46,16 @@ _GIVEN_UP_AFTER_S = 3600.0  # real time; by then an act that was given up has no
 
 
 class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long acts on real VMs wait for guests, hosts and migrations, in seconds of real time."""
+    """How long acts on real VMs wait for guests, hosts and migrations, in seconds of real time.
+
+    After `migration_deadline_s`, a live migration is cancelled, a silent host fails a move that is being prepared, and
+    marks on a silent host are not waited for any more. After `clean_up_timeout_s`, an act ends although a silent host
+    keeps an old definition, and a VM boots that has not arrived completely.
+    """
 
     acpi_timeout_s: float = 60.0  # until a guest that was asked to shut down is powered off or reset
-    # Until a live migration is cancelled, or its silent source fails it; until a silent destination fails a move that
-    # is being prepared; and until marks on a silent host are not waited for any more:
-    migration_deadline_s: float = 300.0
-    # Until an act ends although a silent host keeps an old definition, or a VM boots that has not arrived completely:
-    clean_up_timeout_s: float = 60.0
+    migration_deadline_s: float = 300.0  # for the steps BEGIN, PREPARE and SEND
+    clean_up_timeout_s: float = 60.0  # for the steps UNDO, ACTIVATE and CLEAN_UP
     fence_interval_s: float = 30.0  # between the starts of two attempts to fence a host
     poll_interval_s: float = 0.25  # between observations of hosts that report no change
     perform_wait_s: float = 1.0  # how long one `perform` advances an act
@@ -61,7 +63,11 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     capacity_interval_s: float = 15.0  # between looks at what a host has free
 
     def step_limit_s(self, step: Step) -> float | None:
-        """Return the number of seconds of real time after which this step is overdue; None: never."""
+        """Return the number of seconds of real time after which this step is overdue; None: never.
+
+        `acpi_timeout_s` for SHUT_DOWN, `migration_deadline_s` for BEGIN, PREPARE and SEND, `clean_up_timeout_s` for
+        UNDO, ACTIVATE and CLEAN_UP, None for all others.
+        """
         match step:
             case Step.SHUT_DOWN:
                 return self.acpi_timeout_s
@@ -76,9 +82,11 @@ class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class MachineHypervisor:
     """Performs acts on real VMs through a driver, and keeps each step in a journal. It owns both.
 
-    `policy` has its time limits; `real_clock` is real time (None: the system's). `is_confirmed_down` says whether an
-    operator has confirmed that a host is down, by its name. A VM that moves runs on its destination only once its
-    source has confirmed that it stopped or sent it, or was fenced or confirmed down, or the VM's disk locks are free.
+    It implements `Hypervisor`, and also moves VMs to and from hosts with a hypervisor of their own, observes hosts and
+    knows their capacity. `policy` has its time limits; `real_clock` is real time (None: the system's).
+    `is_confirmed_down` says whether an operator has confirmed that a host is down, by its name. A VM that moves runs on
+    its destination only once its source has confirmed that it stopped or sent it, or was fenced or confirmed down, or
+    the VM's disk locks are free.
     """
 
     def __init__(
@@ -110,10 +118,11 @@ class MachineHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Advance the act for about `perform_wait_s` of real time, or return its recorded outcome.
 
-        A host that does not answer makes the act wait, and some acts fail at last; the note of ActUnderWay says for
-        what it waits. While another call for this VM runs, it only returns ActUnderWay, or the recorded outcome. An
-        earlier act on the VM that was given up is ended first, which may make this one wait, too. Raises ActNotTried if
-        the journal cannot be used. `now` is lab time.
+        A host that does not answer makes the act wait, and some acts fail at last; the note of ActUnderWay says what it
+        waits for. While another call for this VM runs, it only returns ActUnderWay, or the recorded outcome. An earlier
+        act on the VM that was given up is ended first, which may make this one wait, too. Raises ActNotTried if the
+        journal cannot be used, and Refused if a host refuses to be read when the act begins, as one that is not in the
+        settings. `now` is lab time.
         """
         record = self._journal.find(act.id)
         if record is not None and record.ok is not None:
@@ -130,8 +139,9 @@ class MachineHypervisor:
         """Advance one step of a move between hosts with a hypervisor each, or return how it ended.
 
         A step takes effect at most once; `given` is what the hosts have handed over so far. Takes about
-        `perform_wait_s` of real time. While another call for this VM runs, it only returns that the step is under way.
-        Raises ActNotTried if the journal cannot be used. `now` is lab time.
+        `perform_wait_s` of real time, and reports ActUnderWay if the step is not over then. While another call for this
+        VM runs, it only returns that the step is under way. Raises ActNotTried if the journal cannot be used, Refused
+        if the source refuses to be read when a release begins. `now` is lab time.
         """
         if act.vm in self._busy:
             return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S))
@@ -350,11 +360,11 @@ class MachineHypervisor:
 
     @property
     def observe_interval_s(self) -> float:
-        """How often each host is to be observed, in seconds of real time; 0: never."""
+        """How many seconds of real time to wait between two observations of a host; 0: never observe."""
         return self._policy.observe_interval_s
 
     async def observe(self, host: str) -> HostObservation:
-        """Return what a host reports about its VMs, or why it does not answer.
+        """Return what a host reports about its VMs, or, in `problem`, why it does not answer or refuses.
 
         `acting_on` has the keys of the VMs, on any host, of acts that have not ended and entered a step within the last
         hour of real time; it is empty if the host does not answer. Raises ActNotTried if the journal cannot be read.
@@ -369,42 +379,56 @@ class MachineHypervisor:
         return HostObservation(host=host, machines=machines, acting_on=acting_on)
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its VMs, or the connection to it, may have changed."""
+        """Yield the name of a host whenever its VMs, or the connection to it, may have changed.
+
+        It goes on until it is closed.
+        """
         return self._driver.changed_hosts()
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory in MiB that hosts have free, by name; without those that did not answer the last time.
+        """Memory in MiB that hosts have free, by the host's name; without those that did not answer last time.
 
-        Like all that is known about capacity, it is empty until `watch_capacity` has looked.
+        Empty until `watch_capacity` has looked at the hosts.
         """
         return self._capacity.free_mib
 
     @property
     def size_mib(self) -> Mapping[str, int]:
-        """An empty mapping: what VMs need is known by their names (`vm_mib`)."""
+        """An empty mapping: what VMs need is known by their names (`vm_mib`), not by their sizes."""
         return {}
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
-        """Memory of each VM in MiB, by name, as its host or a kept definition said the last time."""
+        """Memory of each VM in MiB, by the VM's name, as its host or a kept definition said the last time.
+
+        Empty until `watch_capacity` has looked at the hosts.
+        """
         return self._capacity.vm_mib
 
     @property
     def incompatible_hosts(self) -> Mapping[str, frozenset[str]]:
-        """Hosts that cannot run a VM's CPU, by the VM's name; a VM without an entry fits all, as far as known."""
+        """Hosts that cannot run a VM's CPU, by the VM's name: it cannot be migrated to them live.
+
+        A VM without an entry fits all hosts, as far as is known.
+        """
         return self._capacity.incompatible_hosts
 
     @property
     def vm_cpus(self) -> Mapping[str, str]:
-        """The CPU that each running VM needs, by name; without VMs that any host can run.
+        """The CPU that each running VM needs, by the VM's name, as a text for `can_run_cpu`.
 
-        Also without CPUs that cannot be compared with those of hosts. A host that became silent keeps its VMs here.
+        VMs that any host can run, or whose CPU cannot be compared with those of hosts, have no entry. The VMs of a host
+        that became silent keep theirs.
         """
         return self._capacity.vm_cpus
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
-        """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now."""
+        """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now.
+
+        `cpu` is a text from `vm_cpus`. It is not known if the host has not answered yet, or does not answer now. Raises
+        nothing for such a host.
+        """
         return await self._capacity.can_run_cpu(host, cpu)
 
     @property
@@ -415,15 +439,16 @@ class MachineHypervisor:
     async def watch_capacity(self) -> None:
         """Look at what hosts have free and what VMs need, again and again, until cancelled.
 
-        Without it nothing is known about capacity. A host that becomes silent is logged.
+        Each host is looked at every `capacity_interval_s`, and after each act on it. Unless this runs, nothing is known
+        about capacity. A host that becomes silent is logged.
         """
         await self._capacity.run()
 
     async def close(self) -> None:
         """Close the driver and the journal; may be called twice. Acts under way stay as they are.
 
-        Ends fence commands that run. Migrations are left to the driver; a hypervisor that is opened later continues all
-        acts.
+        Ends fence commands that run. Migrations under way are left to the driver; a hypervisor that is opened later
+        continues all acts.
         """
         if self._is_closed:
             return

@@ -17,7 +17,13 @@ from forewarn.errors import Unavailable
 
 
 class MachineState(StrEnum):
-    """What a host reports about a VM."""
+    """What a host reports about a VM.
+
+    RUNNING. PAUSED: in memory, its next resume continues it. HALTED: in memory, stopped by an error, such as of a disk.
+    RECEIVING: prepared as the destination of a live migration that is not complete. RECEIVED: paused, with the complete
+    state of a live migration. SENT: a live migration from here has completed, so it must not be resumed. OFF: the host
+    knows it, and it does not run. ABSENT: the host does not know it.
+    """
 
     RUNNING = "running"
     PAUSED = "paused"  # in memory and not running: its next resume continues it
@@ -40,7 +46,10 @@ class HostUnreachable(Unavailable):
 
 
 class MachineMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The act that was last begun on a VM, stored with the VM itself, where it outlives this service."""
+    """Which act was last begun on a VM, and its step; stored with the VM itself on its host.
+
+    There it outlives this service: a service that has lost its journal reads it to continue the act.
+    """
 
     act_id: str  # of the act
     step: str  # the name of the step, as in the journal
@@ -67,7 +76,7 @@ class VmNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host can still take, and what the VMs need that it has."""
+    """What a host can still take, and what the VMs that it has need."""
 
     memory_mib: int  # memory that is free for more VMs, in MiB
     cpu_model: str = ""  # of the host, for people and comparison; "": not known
@@ -96,15 +105,21 @@ class MachineDriver(Protocol):
         """
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host whenever its VMs, or the connection to it, may have changed."""
+        """Yield the name of a host whenever its VMs, or the connection to it, may have changed.
+
+        It goes on until it is closed. A host that does not answer raises nothing.
+        """
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return what the host reports about the VM now. Raises HostUnreachable or Refused."""
-
-    async def stop_reason(self, host: str, vm: str) -> str:
-        """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not.
+        """Return what the host reports about the VM now; ABSENT if it does not know it.
 
         Raises HostUnreachable or Refused.
+        """
+
+    async def stop_reason(self, host: str, vm: str) -> str:
+        """Return for people why the VM is HALTED, such as `no space is left for disk vda`.
+
+        "" if it is not HALTED. Raises HostUnreachable or Refused.
         """
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
@@ -123,7 +138,8 @@ class MachineDriver(Protocol):
     async def resume(self, host: str, vm: str) -> None:
         """Let a paused VM continue: PAUSED, RECEIVED or HALTED becomes RUNNING. Refuses a VM that was SENT.
 
-        A VM whose error is still there becomes HALTED again. Raises HostUnreachable or Refused.
+        Does nothing if it is RUNNING. A VM whose error is still there becomes HALTED again. Raises HostUnreachable or
+        Refused.
         """
 
     async def reset(self, host: str, vm: str) -> None:
@@ -135,7 +151,7 @@ class MachineDriver(Protocol):
     async def press_power_button(self, host: str, vm: str) -> None:
         """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once.
 
-        Raises HostUnreachable or Refused.
+        Does nothing if the VM is OFF. Raises HostUnreachable or Refused.
         """
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
@@ -178,9 +194,10 @@ class MachineDriver(Protocol):
         """
 
     async def read_definition(self, host: str, vm: str) -> bytes:
-        """Return the VM's definition, for `define` by the driver of another host. Refused if there is none.
+        """Return the VM's definition, for `define` by the driver of another host.
 
-        Raises HostUnreachable if the host is silent and the driver has no copy.
+        It is in the format of the driver. If the host does not answer or has lost the VM, it is a copy that the driver
+        has kept. Refused if there is neither; HostUnreachable if the host is silent and there is no copy.
         """
 
     async def define(
@@ -194,7 +211,7 @@ class MachineDriver(Protocol):
         """
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Start the VM on `to_host` as the destination of a live migration: OFF becomes RECEIVING.
+        """Make the VM on `to_host` the destination of a live migration: OFF becomes RECEIVING.
 
         Does nothing if it is RECEIVING. Raises HostUnreachable or Refused.
         """
@@ -210,19 +227,19 @@ class MachineDriver(Protocol):
     async def receive_address(self, host: str, vm: str) -> str:
         """Return where a VM that is RECEIVING waits, for `send_to` of another driver; "": not needed.
 
-        Raises HostUnreachable, or Refused if it does not wait.
+        Raises HostUnreachable, or Refused if the VM does not wait.
         """
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
         """Begin to migrate the VM live to a host of another driver, where it waits at this address.
 
-        That driver has prepared it and returned the address (`receive_address`); "": `to_host` is a host of this
-        driver. Returns at once; when the migration has succeeded, the VM is SENT here and RECEIVED there. Raises
+        The other driver has prepared the VM and returned the address (`receive_address`); "": `to_host` is a host of
+        this driver. Returns at once; when the migration has succeeded, the VM is SENT here and RECEIVED there. Raises
         HostUnreachable or Refused.
         """
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
-        """Return how the migration from this host is going; all zeros if none has begun.
+        """Return how the live migration from this host is going; inactive, with zeros, if none has begun.
 
         Raises HostUnreachable or Refused.
         """
@@ -235,13 +252,13 @@ class MachineDriver(Protocol):
         """
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
-        """Return the mark that is stored with the VM on this host; None: it has none, or is ABSENT.
+        """Return the mark that is stored with the VM on this host: the act that was last begun on it.
 
-        Raises HostUnreachable or Refused.
+        None if it has none, or is ABSENT. Raises HostUnreachable or Refused.
         """
 
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
-        """Store the mark durably with the VM on this host, in place of an earlier one.
+        """Store the mark (an act and its step) durably with the VM on this host, in place of an earlier one.
 
         Raises HostUnreachable or Refused.
         """
@@ -250,7 +267,8 @@ class MachineDriver(Protocol):
         """Return whether the locks of the VM's disks are free, which a VM that runs on `host` would hold.
 
         `host` may be silent. True only if the VM certainly does not run there, was seen there with these locks, and
-        will hold them on any other host. False also if the settings do not allow it, or the platform cannot tell.
+        will hold them on any other host. False also if the settings do not allow it, or the platform cannot tell. Keeps
+        no lock.
         """
 
     async def fence(self, host: str) -> bool:
@@ -263,13 +281,13 @@ class MachineDriver(Protocol):
         """Return what the host can still take, and what its VMs need. Raises HostUnreachable or Refused."""
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host.
+        """Return whether a VM with this CPU (a text from `VmNeeds.cpu`) can be migrated live to the host.
 
         True also if the platform cannot tell. Raises HostUnreachable or Refused.
         """
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return what the VMs need, by name, of which the driver keeps a definition apart from any host.
+        """Return what VMs need, by name, whose definition the driver keeps apart from any host.
 
         VMs on no host are among them; others may be, too. Asks no host.
         """

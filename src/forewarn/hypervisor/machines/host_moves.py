@@ -60,11 +60,12 @@ _Perform = Callable[[Act, MoveHandover, float], Awaitable[StepReport]]
 
 
 class HostMoves:
-    """Performs the steps of moves that concern VMs on the hosts of a driver; the other host has its own.
+    """Performs one side's steps of moves of VMs between hosts that have a hypervisor each.
 
-    A VM is activated only with a release, and never after its preparation was undone. The source of a release never
-    resumes the VM, unless it is told to take it back. The arguments are shared with the MachineHypervisor; `clock` is
-    real time.
+    It performs the steps for the hosts of its driver; the hypervisor of the other host performs the others. A VM is
+    activated only with a release, by which its source gives it up, and never after its preparation was undone. The
+    source of a release never resumes the VM, unless it is told to take it back. The arguments are shared with the
+    MachineHypervisor that makes it; `clock` is real time.
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class HostMoves:
         self._done: dict[str, tuple[int, Operation]] = {}  # as in `MachineHypervisor`
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
-        """Advance a step for about the policy's `perform_wait_s` of real time, or return how it ended.
+        """Advance a step of a move for about `perform_wait_s` of real time, or return how it ended.
 
-        One call per VM at a time. `given` is what the hosts have handed over so far, `now` lab time. A host that does
-        not answer makes it wait. Raises ActNotTried if the journal cannot be used.
+        The policy has `perform_wait_s`. One call per VM at a time. `given` is what the hosts have handed over so far,
+        `now` lab time. A host that does not answer makes the step wait. Raises ActNotTried if the journal cannot be
+        used, Refused if the source refuses to be read when a release begins.
         """
         performers: dict[MoveStep, _Perform] = {
             MoveStep.DESCRIBE: self._describe,
@@ -101,10 +103,11 @@ class HostMoves:
         return await performers[step](act, given, now)
 
     async def settle(self, act: Act, now: float) -> ActUnderWay | None:
-        """End the steps of earlier moves of the act's VM; return what they wait for, None once all have ended.
+        """End the steps of earlier moves of the VM of a new act, which the journal has as not ended.
 
-        A release that was given up is withdrawn, and an activation is completed. Other steps are given up: the VM may
-        have come back since. `now` is lab time.
+        Returns what they wait for, None once all have ended. A release that was given up is withdrawn, and an
+        activation is completed. Other steps are given up: the VM may have come back since. `act` is the new act, `now`
+        lab time. Raises ActNotTried if the journal cannot be used.
         """
         for record in self._journal.find_unfinished(act.vm):
             if (step := _step_of_record(record)) is None:

@@ -46,17 +46,20 @@ _VISIBLE_OPERATIONS = frozenset(
 
 
 class FoundMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that a service which lost its journal finds in the marks of an act."""
+    """Where an act continues, as its marks on hosts say, after the service has lost its journal.
 
-    step: Step  # with which the act continues
-    release: Release | None = None  # None: the VM may run on the source
+    A mark is the act's id and step, stored with the VM on its host.
+    """
+
+    step: Step  # the one with which the act continues
+    release: Release | None = None  # why the VM does not run on the source of its move; None: it may run there
 
 
 class HostFencer:
-    """Runs the fence commands of hosts through the driver, and remembers a success for ten seconds.
+    """Runs the operator's fence commands of hosts through the driver; a success counts for ten seconds.
 
-    `interval_s` is the shortest time between two attempts at one host: callers ask `may_try` first. All times are real
-    time, by `clock`.
+    A fence command cuts a host off, so that no VM runs there. `interval_s` is the shortest time between two attempts at
+    one host: callers ask `may_try` first. All times are real time, by `clock`.
     """
 
     def __init__(self, driver: MachineDriver, clock: Clock, *, interval_s: float) -> None:
@@ -73,9 +76,10 @@ class HostFencer:
         return fenced_at is not None and self._clock.now() - fenced_at <= _FENCE_VALID_S
 
     def may_try(self, host: str) -> bool:
-        """Return whether the fence command may run now, or is already running.
+        """Return whether the fence command of this host may run now, or is already running.
 
-        It may if it was last started `interval_s` ago or earlier, whether it succeeded or not. `host` is a name.
+        It may if it was never started, or last started `interval_s` ago or earlier, whether it succeeded or not. Starts
+        nothing.
         """
         tried_at = self._tried_at.get(host)
         return host in self._tasks or tried_at is None or self._clock.now() - tried_at >= self._interval_s
@@ -83,8 +87,9 @@ class HostFencer:
     async def fence(self, host: str, *, wait_s: float) -> None:
         """Run the fence command of the host, and wait for it for `wait_s` seconds of real time at most.
 
-        Does not start a second one while one runs for this host: its result counts for all. If it takes longer, it goes
-        on. `is_fenced` says whether it has succeeded; errors are only logged.
+        If it takes longer, it goes on in the background. Does not start a second one while one runs for this host: its
+        result counts for all. `is_fenced` says whether it has succeeded; errors are only logged. Does not check
+        `may_try`.
         """
         task = self._tasks.get(host)
         if task is None:
@@ -113,10 +118,10 @@ class HostFencer:
 
 
 class MachineOperations:
-    """Observes the hosts of an act, and carries out the operations that were decided.
+    """Observes the hosts of an act on a real VM, and carries out the operations that were decided.
 
     `driver` does the work; `fencer` runs fence commands; `is_confirmed_down` says whether an operator has confirmed
-    that a host (by name) is down.
+    that a host (by name) is down. It remembers in memory which marks it has stored with VMs.
     """
 
     def __init__(self, driver: MachineDriver, fencer: HostFencer, is_confirmed_down: Callable[[str], bool]) -> None:
@@ -135,11 +140,11 @@ class MachineOperations:
         now: float,
         source: MachineState | None = None,
     ) -> Observation:
-        """Return what the hosts of the act report now. `now` is lab time.
+        """Ask the hosts of the act about its VM, and return what they report now. `now` is lab time.
 
-        A `source` that is given is not asked. A host that does not answer has the state None; the destination also
-        while it receives a guest, since it is not asked then. `is_overdue` and `done` are only passed on. Raises what
-        the driver raises for a host that refuses to be looked at.
+        If `source` is given, it counts as the state on the source, which is not asked. A host that does not answer has
+        the state None; so has the destination while it receives a guest, since it is not asked then. `is_overdue` and
+        `done` are only passed on. Raises Refused if a host refuses to be looked at.
         """
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None
@@ -218,8 +223,8 @@ class MachineOperations:
     async def wait_for_change(self, host: str, name: str, *, within_s: float, clock: Clock) -> None:
         """Wait until the host reports a change of the VM, or for `within_s` seconds of real time.
 
-        The whole time if the host is "", does not answer, or reports no changes. `name` is the VM's, `clock` measures
-        the time.
+        Waits the whole time if the host is "", does not answer, or reports no changes. `name` is the VM's, `clock`
+        measures the time. Raises nothing.
         """
         until = clock.now() + within_s
         try:
@@ -230,11 +235,12 @@ class MachineOperations:
         await clock.sleep_until(until)
 
     async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
-        """Return the step with which the marks on its hosts let this act continue; None if they have none.
+        """Return where the act continues, as its marks say; None if its hosts have no mark of this act.
 
-        Of a mark on the destination of a move, only ACTIVATE counts; on the source, any other step but CLEAN_UP. Raises
-        HostUnreachable if a host does not answer. With `is_final`, and for a source that has failed, such a host counts
-        as one without a mark.
+        A mark is an act's id and step, stored with the VM on a host. Of a mark on the destination of a move, only
+        ACTIVATE counts; on the source, any step but ACTIVATE and CLEAN_UP. Raises HostUnreachable if a host does not
+        answer. With `is_final`, and for a source that has failed or is confirmed down, such a host counts as one
+        without a mark. Raises Refused if a host refuses to be read.
         """
         if act.is_move:
             mark = await self._read_mark(act, act.destination, may_skip=is_final)
@@ -256,14 +262,14 @@ class MachineOperations:
         return mark if mark is not None and mark.act_id == act.act_id else None
 
     async def carry_out(self, act: MachineActRecord, operation: Operation, host: str, *, wait_s: float) -> None:
-        """Perform one operation of the current step on a host.
+        """Perform one operation of the act's current step on a host, and store the act's mark with the VM.
 
-        Before one that the guest notices, on the source or while the VM is activated, stores the act's mark with the VM
-        there. But a VM that was sent is resumed first, because its guest is paused meanwhile; its mark on the
-        destination follows, at the latest in CLEAN_UP. While the destination gets ready to receive, the mark of the
-        next step is stored on the source. These two marks are only logged if they cannot be stored. RESET also resumes
-        the VM. `wait_s` is how long it waits for a fence command, in real time; others take as long as the driver.
-        Raises HostUnreachable if the outcome is unknown, Rejected if the platform refuses it.
+        The mark (the act's id and step) is stored before an operation that the guest notices, on the source or while
+        the VM is activated. But a VM that was sent is resumed first, because its guest is paused meanwhile; its mark on
+        the destination follows, at the latest in CLEAN_UP. While the destination gets ready to receive, the mark of the
+        next step is stored on the source. Failures to store these two marks are only logged. RESET also resumes the VM.
+        `wait_s` is how long it waits for a fence command, in real time; others take as long as the driver. Raises
+        HostUnreachable if the outcome is unknown, Rejected if the platform refuses it.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)
@@ -307,7 +313,7 @@ class MachineOperations:
         self._activated.add(act.act_id)
 
     async def write_mark(self, act: MachineActRecord, host: str) -> None:
-        """Store the act and its step with the VM on this host, unless this process has done so already.
+        """Store the act's id and step with the VM on this host, unless that was the last mark of the act.
 
         Raises HostUnreachable, or Refused if the host does not know the VM.
         """
@@ -319,7 +325,7 @@ class MachineOperations:
             self._marked[act.act_id] = (host, step)
 
     def forget(self, act_id: str) -> None:
-        """Forget what is kept in memory about an act that has ended."""
+        """Forget which marks were stored for an act that has ended; only memory, no host is asked."""
         self._marked.pop(act_id, None)
         self._activated.discard(act_id)
 
