@@ -57,7 +57,7 @@ class AgentObserver(Protocol):
         """
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Called when a step or its undo was run and has ended, after `took_s` real seconds; also if it failed.
+        """Called when a step or its undo was run and has ended after `took_s` real seconds, also if it failed.
 
         `phase` says which of the two ran, `outcome` how it ended. Not called for a step that was cut, skipped or
         reused, nor for one that a check ended after an interruption.

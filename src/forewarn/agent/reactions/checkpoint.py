@@ -25,7 +25,7 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")  # a server may send any text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
-    """The validated options of the reaction `checkpoint`."""
+    """The validated options of the reaction `checkpoint`: three commands of the user, and a directory."""
 
     save: CommandLine  # writes the checkpoint
     restore: CommandLine = ()  # reads it again when the event is gone; (): none, and the file is kept either way
@@ -34,20 +34,21 @@ class CheckpointOptions:
 
 
 class CheckpointReaction:
-    """Saves and restores a checkpoint. It notes a finished save, so that half a one is never restored.
+    """The reaction `checkpoint`: saves a checkpoint by a command of the user, and restores it by another.
 
-    `options` are its validated options, as for every reaction.
+    It notes a finished save in the step's folder, so that half a checkpoint is never restored. `options` are its
+    validated options, as for every reaction.
     """
 
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Runs the save command, with the checkpoint's path in FOREWARN_CHECKPOINT.
+        """Run the save command, with the checkpoint's path in the variable FOREWARN_CHECKPOINT.
 
-        That is the file EVENT-STEP in `directory`, or `checkpoint` in the step's folder; only its folder is created
-        before. First forgets an earlier save. If the command exits with 0, it notes the finished save for the undo and
-        succeeds; else the outcome is a failure.
+        The path is the file EVENT-STEP in `directory`, or `checkpoint` in the step's folder; only the folder around it
+        is created before. First forgets an earlier save. If the command exits with 0, it notes the finished save for
+        the undo and succeeds; else the outcome is a failure.
         """
         path = self._checkpoint_path(context)
         try:
@@ -64,7 +65,7 @@ class CheckpointReaction:
         return StepOutcome(ok=True, text=f"saved in {path}", notes={"checkpoint": str(path)})
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the restore command, with the checkpoint's path in FOREWARN_CHECKPOINT.
+        """Run the restore command, with the checkpoint's path in the variable FOREWARN_CHECKPOINT.
 
         Success if it exits with 0; at once if no save finished, or no restore command is configured. Deletes no file.
         """
@@ -77,7 +78,7 @@ class CheckpointReaction:
         return StepOutcome(ok=True, text=f"restored from {path}") if outcome.ok else outcome
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if the save finished, by the note of `do` or by exit status 0 of the check command.
+        """Return whether the save finished, by the note of `do` or by exit status 0 of the check command.
 
         False if the check command exits with another status; None without a note if there is no check command, or it
         cannot be run in time. It notes a save that the check command confirms.

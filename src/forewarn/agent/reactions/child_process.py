@@ -37,12 +37,12 @@ _NO_VARIABLES: Mapping[str, str] = {}
 async def run_command(
     command: CommandLine, context: StepContext, *, log: str = "", variables: Mapping[str, str] = _NO_VARIABLES
 ) -> StepOutcome:
-    """Runs a command for a step and waits for it; the outcome is a success if its exit status is 0.
+    """Run a command for a step and wait for it; the outcome is a success if its exit status is 0.
 
-    It does not raise failures: they are outcomes, too. It first ends what an earlier run in the step's folder left
-    running. Its output replaces {log}.log there, up to MAX_LOG_BYTES; without `log` it is named after the phase. The
-    event is on its stdin as JSON and in its environment, to which `variables` are added. It is ended, with its
-    children, when the step's time is over or the call is cancelled.
+    It does not raise failures: they are outcomes, too. It first ends what an earlier command in the step's folder left
+    running. The command's output replaces {log}.log in that folder, up to MAX_LOG_BYTES (1 MiB); without `log` the file
+    is named after the phase. The event is on the command's stdin as JSON and in its environment, to which `variables`
+    are added. The command is ended, with its children, when the step's time is over or the call is cancelled.
     """
     log = log or context.phase
     try:
@@ -60,12 +60,12 @@ async def run_command(
 async def exit_status_of(
     command: CommandLine, context: StepContext, *, log: str, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> int:
-    """Runs a command for a step and waits; returns its exit status, or minus the signal that ended it.
+    """Run a command for a step and wait; return its exit status, or minus the signal that ended it.
 
     The event is on its stdin as JSON and in its environment, to which `variables` are added. Its output replaces
-    {log}.log in the step's folder, up to MAX_LOG_BYTES. It first ends what an earlier run in the folder left running.
-    Raises TimeoutError if the step's time was over, after it has ended the command; OSError if the command cannot be
-    started. A cancellation ends the command too.
+    {log}.log in the step's folder, up to MAX_LOG_BYTES (1 MiB). It first ends what an earlier command in that folder
+    left running. Raises TimeoutError if the step's time was over, after it has ended the command; OSError if the
+    command cannot be started. A cancellation ends the command too.
     """
     grace_s = min(TERMINATE_GRACE_S, max(context.left_s(), 0.0) * 0.1)
     await end_orphan_processes(context.folder, grace_s)

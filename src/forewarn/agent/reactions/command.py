@@ -22,7 +22,10 @@ class CommandOptions:
 
 
 class CommandReaction:
-    """Runs the user's commands; exit status 0 is success, and for `check` that `run` was done."""
+    """The reaction `command`: runs the user's commands; exit status 0 is success.
+
+    For the command `check`, exit status 0 means that `run` is in effect. `options` has the three commands.
+    """
 
     def __init__(self, options: CommandOptions) -> None:
         self._options = options
@@ -55,7 +58,7 @@ class CommandReaction:
 async def run_check_command(
     check: CommandLine, context: StepContext, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> bool | None:
-    """Runs the command `check`; returns True if it exits with 0, False with another status or by a signal.
+    """Run the command `check`; return True if it exits with 0, False with another status or by a signal.
 
     None if `check` is (), or it cannot be run or does not end in the step's time; then it is ended. It gets the event
     on stdin as JSON and in its environment, to which `variables` are added; its output replaces check.log in the step's

@@ -128,23 +128,26 @@ _SERVERS_EXAMPLE = '["web/web-0"]'
 class DrainHaproxyOptions:
     """The validated options of the reaction `drain-haproxy`."""
 
-    socket: str  # path of a unix socket, or host:port
+    socket: str  # HAProxy's runtime API: the path of a unix socket, or host:port
     servers: tuple[str, ...]  # patterns (`web/*`) of backend/server, case-sensitive; {vm} in them is this VM's name
-    wait: bool = True  # wait until their sessions have ended
+    wait: bool = True  # True: `do` waits until the sessions of these servers have ended
 
 
 class DrainHaproxyReaction:
-    """Drains HAProxy servers. It notes which were ready before it acts, and its undo sets only those back."""
+    """The reaction `drain-haproxy`: sets servers of HAProxy to drain, so that they get no new sessions.
+
+    It notes which of them were ready before it acts, and its undo sets only those back to ready.
+    """
 
     def __init__(self, options: DrainHaproxyOptions) -> None:
         self._options = options
         self._runtime = _HaproxyRuntimeApi(options.socket)
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Drains the matching servers that are ready; if `wait`, waits until no matching one has sessions.
+        """Drain the matching servers that are ready; with `wait`, wait until no matching one has sessions.
 
-        It first notes which servers it drains. The outcome is a failure if no server matches, HAProxy cannot be
-        reached or refuses, or sessions remain at the end of the step's time.
+        It first notes which servers it drains. The outcome is a failure if no server matches, HAProxy cannot be reached
+        or refuses, or sessions remain at the end of the step's time; the servers stay drained then.
         """
         try:
             servers = await self._matching_servers(context)
@@ -174,7 +177,7 @@ class DrainHaproxyReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sets the servers that `do` drained to ready, if they still drain; others stay as they are now.
+        """Set the servers that `do` drained to ready, if they still drain; leave others as they are now.
 
         Success also if there are none; a failure if HAProxy cannot be reached or refuses.
         """
@@ -189,7 +192,7 @@ class DrainHaproxyReaction:
         return StepOutcome(ok=True, text=_undo_text(ours, {name: now.get(name, "gone") for name in found}))
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if servers match, none of them is ready and, if `wait`, none has sessions; else False.
+        """Return whether servers match, none of them is ready and, with `wait`, none has sessions.
 
         None if HAProxy gives no answer.
         """

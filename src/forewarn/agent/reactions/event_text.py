@@ -17,7 +17,7 @@ from forewarn.duration import exact_duration_text
 
 
 def event_sentence(context: StepContext) -> str:
-    """One line about the event for people: `Reboot of web-0 not before Mon, 19 Sep …`.
+    """Return one line about the event for people: `Reboot of web-0 not before Mon, 19 Sep …`.
 
     Without a NotBefore it says `has started` or `is scheduled`; in the undo phase `Reboot of web-0 is gone`.
     """
@@ -36,7 +36,7 @@ def _when_text(event: Event) -> str:
 
 
 def event_details(context: StepContext) -> str:
-    """The facts about the event for people, a line `Name: value` for each; those it lacks are left out.
+    """Return the facts about the event for people, a line `Name: value` for each that the event has.
 
     They are Event (its id), Kind, Status, VMs, Not before, Impact (its duration), Source and Description. In the undo
     phase the status is `gone`, and Not before is left out.
@@ -62,7 +62,7 @@ def _impact_text(event: Event) -> str:
 
 
 def event_facts(context: StepContext) -> dict[str, object]:
-    """The event as a JSON object: the fields of its document, with the agent's `Vm`, `Step` and `Phase`.
+    """Return the event as a JSON object: its document's fields, and the agent's `Vm`, `Step` and `Phase`.
 
     EventId, EventStatus, EventType, Resources, NotBefore, Description, EventSource and DurationInSeconds are always
     present; if the document lacks them, they are "", [] or None.
@@ -84,7 +84,7 @@ def event_facts(context: StepContext) -> dict[str, object]:
 
 
 def event_variables(context: StepContext) -> dict[str, str]:
-    """The event, VM, step and phase as environment variables FOREWARN_*, by name; "" for what it lacks.
+    """Return event, VM, step and phase as environment variables FOREWARN_*, by name; "" for what it lacks.
 
     They are EVENT_ID, KIND, STATUS, SOURCE, DESCRIPTION, DURATION_S (-1: unknown), RESOURCES (with commas), NOT_BEFORE
     (as in the document), VM, STEP, PHASE, FOLDER (the step's) and LEFT_S, the rest of the step's time in whole seconds.
@@ -119,7 +119,7 @@ def _placeholder_values(context: StepContext) -> dict[str, str]:
 
 
 def fill_url(url: str, context: StepContext) -> str:
-    """The URL with $vm, $event_id, $kind, $phase and $step replaced by their values, percent-encoded.
+    """Return the URL with $vm, $event_id, $kind, $phase and $step replaced by values, percent-encoded.
 
     Check it with `check_placeholders` before: an unknown placeholder raises KeyError or ValueError.
     """
@@ -127,7 +127,7 @@ def fill_url(url: str, context: StepContext) -> str:
 
 
 def fill_body(body: object, context: StepContext) -> bytes:
-    """The bytes of a request body, with $vm, $event_id, $kind, $phase and $step replaced by their values.
+    """Return the bytes of a request body, with $vm, $event_id, $kind, $phase and $step replaced by values.
 
     A string is sent as text, with values not escaped; any other value as JSON, with placeholders filled in all its
     strings except keys. Check it with `check_placeholders` before: an unknown placeholder raises KeyError or
@@ -147,7 +147,7 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 
 
 def check_placeholders(key: str, value: Any) -> None:
-    """Raises BadOption, for the option `key`, if a string in the value has an unknown placeholder.
+    """Raise BadOption, for the option `key`, if a string in the value has an unknown placeholder.
 
     Known are $vm, $event_id, $kind, $phase and $step. It looks at any depth of lists and tables, but not at the keys of
     tables, which are never filled. A single dollar sign, which must be written `$$`, is wrong too.

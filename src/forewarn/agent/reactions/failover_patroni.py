@@ -155,7 +155,7 @@ class FailoverPatroniOptions:
 
 
 class FailoverPatroniReaction:
-    """Hands the leadership of a Patroni cluster over if this node has it.
+    """The reaction `failover-patroni`: hands the leadership of a Patroni cluster over if this node has it.
 
     It first notes that this node leads; its undo takes leadership back only then, and only if configured.
     """
@@ -165,7 +165,7 @@ class FailoverPatroniReaction:
         self._api = options.api
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Switches over to a replica, and waits until another member leads and this node runs as replica.
+        """Switch over to a replica, and wait until another member leads and this node runs as replica.
 
         The replica is the configured candidate, else one that the event does not list, if there is one, else any.
         Success at once if this node does not lead, and did not in an earlier try. If no replica can take over, it first
@@ -230,7 +230,7 @@ class FailoverPatroniReaction:
         return bool(leader and leader.is_running and leader.name != cluster.own_name and own and own.is_running)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Takes leadership back by a switchover, and waits until this node leads.
+        """Take leadership back by a switchover, and wait until this node leads.
 
         It first waits until this node runs in the cluster again, which takes a while after a reboot. Success without a
         switchover if that is not configured, this node did not lead before `do`, leads already, or another member than
@@ -275,7 +275,7 @@ class FailoverPatroniReaction:
         return _is_own_node_leader(await self._api.cluster())
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if another member leads and runs, and this node runs as well; False otherwise.
+        """Return whether another member of the cluster leads and runs, and this node runs as well.
 
         None if Patroni gives no answer.
         """

@@ -34,14 +34,14 @@ class HttpCallFailed(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpCall:
-    """One HTTP request to send."""
+    """One HTTP request to send; `send_call` and `send_with_retries` send it."""
 
     url: str  # http or https
     method: str = "GET"  # the HTTP method
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # in addition to Host and the like
     body: bytes = field(default=b"", repr=False)  # b"" for none
     ca_file: Path | None = None  # the CAs to trust for https; None: the system's
-    secrets: tuple[str, ...] = field(default=(), repr=False)  # header values to remove from messages
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # secret header values, to be removed from messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +80,10 @@ class HttpReply:
 
 
 async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> HttpReply:
-    """Sends a call once, on a new connection, and returns its reply, of any status; follows no redirects.
+    """Send a call once, on a new connection, and return its reply, of any status; follow no redirects.
 
-    Raises HttpCallFailed if no complete reply has come within `timeout_s` seconds, or the server cannot be reached or
-    is not trusted.
+    It uses no proxy. Raises HttpCallFailed if no complete reply has come within `timeout_s` seconds, or the server
+    cannot be reached or is not trusted.
     """
     host = urlsplit(call.url).netloc
     try:
@@ -97,11 +97,11 @@ async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> Htt
 
 
 async def send_with_retries(call: HttpCall, context: StepContext, *, wait_s: float = 0.5) -> HttpReply:
-    """Sends a call; retries while there is no reply, or the status is 408, 425, 429, 500, 502, 503 or 504.
+    """Send a call; retry while there is no reply, or the status is 408, 425, 429, 500, 502, 503 or 504.
 
-    The delays double from `wait_s` to 15 s, as long as the step's time lasts. Returns the first reply of another
-    status, at the end of the time the last reply, of any status; raises HttpCallFailed if the last try got none. The
-    receiver may get the call more than once.
+    The delays double from `wait_s` seconds to 15 s, as long as the step's time lasts. Returns the first reply of
+    another status; at the end of the time the last reply, of any status, or raises HttpCallFailed if the last try got
+    none. The receiver may get the call more than once.
     """
     reserved_s = reserve_s(context)
     while True:

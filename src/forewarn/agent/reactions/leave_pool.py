@@ -149,13 +149,13 @@ class LeavePoolOptions:
 
     leave: _ConfiguredCall  # the HTTP call that takes the VM out of the pool
     back: _ConfiguredCall | None = None  # the one that takes it back when the event is gone; None: nothing to undo
-    wait: _ConfiguredWait | None = None  # a GET to repeat after `leave` until its reply is as told; None: do not wait
+    wait: _ConfiguredWait | None = None  # a GET to repeat after `leave` until its condition is met; None: do not wait
     wait_back: _ConfiguredWait | None = None  # likewise after `back`
     ca_file: Path | None = None  # the CAs to trust; None: the system's
 
 
 class LeavePoolReaction:
-    """Takes the VM out of a load balancer's pool by HTTP calls, and back.
+    """The reaction `leave-pool`: takes the VM out of a load balancer's pool by HTTP calls, and back.
 
     Its undo sends the `back` call whenever leaving was tried, even if that failed.
     """
@@ -164,7 +164,7 @@ class LeavePoolReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Sends the `leave` call with retries, then repeats that of `wait`, if configured, until it is met.
+        """Send the `leave` call with retries, then repeat the GET of `wait`, if configured, until it is met.
 
         It first notes that leaving was tried. The outcome is a failure if `leave` gets no reply or an unexpected
         status, a secret cannot be read, or `wait` is not met at the end of the step's time.
@@ -173,7 +173,7 @@ class LeavePoolReaction:
         return await self._call_and_wait(self._options.leave, self._options.wait, context, "left the pool")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sends the `back` call with retries, then repeats that of `wait_back`, if configured, until met.
+        """Send the `back` call with retries, then repeat the GET of `wait_back`, if configured, until met.
 
         Success at once if there is no `back`, or leaving was not tried. The outcome is a failure if `back` gets no
         reply or an unexpected status, a secret cannot be read, or `wait_back` is not met at the end of the step's time.
@@ -183,7 +183,7 @@ class LeavePoolReaction:
         return await self._call_and_wait(self._options.back, self._options.wait_back, context, "back in the pool")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Sends the call of `wait` once; True if its condition is met, False if not, or without a reply.
+        """Send the GET of `wait` once; return True if its condition is met, False if not, or without a reply.
 
         None if no `wait` is configured, or a secret cannot be read.
         """

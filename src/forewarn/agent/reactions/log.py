@@ -25,17 +25,20 @@ class LogOptions:
     """The validated options of the reaction `log`."""
 
     file: Path | None = None  # the file to append JSON lines to; None: write to the systemd journal
-    journal: Path = SYSTEMD_JOURNAL_SOCKET  # the journal's socket
+    journal: Path = SYSTEMD_JOURNAL_SOCKET  # unix socket of the systemd journal, used without `file`
 
 
 class LogReaction:
-    """Writes a line to a file or the systemd journal when an event is announced, and one when it is gone."""
+    """The reaction `log`: writes a line when an event is announced, and one when it is gone.
+
+    It writes to a file or to the systemd journal.
+    """
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Appends the event to the configured file, synced to disk; without a file, to the systemd journal.
+        """Append the event to the configured file, synced to disk; without a file, to the systemd journal.
 
         In the file it is a line of JSON: the `event_facts` with `at` (real time, ISO 8601) and `message`. The outcome
         is a failure if that place cannot be written to; the other one is not tried.
@@ -51,9 +54,10 @@ class LogReaction:
         return StepOutcome(ok=True, text=f"written to {target_path}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Writes that the event is gone to the configured file, or without one to the systemd journal.
+        """Write that the event is gone to the configured file, or without one to the systemd journal.
 
-        The outcome is a failure if that place cannot be written to; the other one is not tried.
+        The line has the form of that of `do`. The outcome is a failure if that place cannot be written to; the other
+        one is not tried. The line of `do` stays.
         """
         return await self.do(context)
 

@@ -179,13 +179,13 @@ class MailOptions:
 
 
 class MailReaction:
-    """Sends a mail when the event is announced, and one when it is gone."""
+    """The reaction `mail`: sends a mail when the event is announced, and one when it is gone."""
 
     def __init__(self, options: MailOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Sends a mail that the event is announced; success when the server has accepted it for all receivers.
+        """Send a mail that the event is announced; success when the server accepted it for all receivers.
 
         Retries while the server cannot be reached or answers 4xx, until the step's time is over. A failure then, or at
         once if the server rejects the mail or the password cannot be read.
@@ -210,7 +210,7 @@ class MailReaction:
             wait_s = min(wait_s * 2, _MAX_RETRY_S)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Sends a mail that the event is gone; success when the server has accepted it for all receivers.
+        """Send a mail that the event is gone; success when the server accepted it for all receivers.
 
         Retries while the server cannot be reached or answers 4xx, until the step's time is over. A failure then, or at
         once if the server rejects the mail or the password cannot be read.

@@ -33,7 +33,7 @@ class BadOption(Rejected):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactionKind:
-    """Describes one reaction, which a step names with `use`, to the configuration."""
+    """Describes one reaction, which a step names with `use`, to the configuration; REACTIONS has all."""
 
     name: str  # the value of `use`
     summary: str  # for people, begins with a verb
@@ -52,7 +52,10 @@ _MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?)ms", re.ASCII)
 
 
 def read_text(raw: RawOptions, key: str, default: str = "") -> str:
-    """The non-empty string under `key`; the default if the key is absent. Raises BadOption, also for ""."""
+    """Return the non-empty string under `key`; `default` if the key is absent.
+
+    Raises BadOption if the value is "" or not a string.
+    """
     value = raw.get(key, default)
     if not isinstance(value, str) or (key in raw and not value):
         raise BadOption(key, f"{key} = {value!r} is not a string", f'write {key} = "…", or remove it')
@@ -60,7 +63,7 @@ def read_text(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def read_required_text(raw: RawOptions, key: str, example: str) -> str:
-    """The non-empty string under `key`. Raises BadOption if it is absent, empty or not a string.
+    """Return the non-empty string under `key`. Raises BadOption if it is absent, empty or not a string.
 
     `example` shows in the remedy for an absent key what to write.
     """
@@ -70,7 +73,7 @@ def read_required_text(raw: RawOptions, key: str, example: str) -> str:
 
 
 def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
-    """The value under `key`, which must be one of the choices in exactly this spelling.
+    """Return the value under `key`, which must be one of the choices in exactly this spelling.
 
     Returns the first choice if the key is absent. Raises BadOption for another value.
     """
@@ -82,7 +85,7 @@ def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
 
 
 def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
-    """The boolean under `key`; the default if the key is absent. Raises BadOption if it is not a boolean."""
+    """Return the boolean under `key`; `default` if absent. Raises BadOption if it is not a boolean."""
     value = raw.get(key, default)
     if not isinstance(value, bool):
         raise BadOption(key, f"{key} = {value!r} is neither true nor false", f"write {key} = true")
@@ -90,7 +93,7 @@ def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
 
 
 def read_seconds(raw: RawOptions, key: str, default: float) -> float:
-    """The duration under `key` in seconds: a number, or a string such as "20s", "1h30m" or "500ms".
+    """Return the duration under `key` in seconds: a number, or a string such as "20s", "1h30m" or "500ms".
 
     The default if the key is absent. Raises BadOption if it is not a duration, negative or infinite.
     """
@@ -112,7 +115,7 @@ def _parse_seconds(text: str) -> float | None:
 
 
 def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
-    """The non-empty strings under `key`, given as a list or a single string; () if the key is absent.
+    """Return the non-empty strings under `key`, given as a list or a single string; () if it is absent.
 
     With an example, which the remedy shows, the key must be present and the list not empty; else [] gives (). Raises
     BadOption.
@@ -133,7 +136,7 @@ def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
 
 
 def read_command_line(raw: RawOptions, key: str) -> CommandLine:
-    """The command under `key` as its words; a string becomes `/bin/sh -c` with it. () if absent.
+    """Return the command under `key` as its words; a string becomes `/bin/sh -c` with it. () if absent.
 
     Raises BadOption if it is neither a string nor a list of strings, or is empty.
     """
@@ -147,7 +150,7 @@ def read_command_line(raw: RawOptions, key: str) -> CommandLine:
 
 
 def read_path(raw: RawOptions, key: str) -> Path | None:
-    """The absolute path under `key`, which need not exist; None if the key is absent.
+    """Return the absolute path under `key`, which need not exist; None if the key is absent.
 
     Raises BadOption for a relative one: the agent's working directory must not matter.
     """
@@ -158,7 +161,7 @@ def read_path(raw: RawOptions, key: str) -> Path | None:
 
 
 def read_url(raw: RawOptions, key: str, default: str = "") -> str:
-    """The http or https URL under `key`; the default, which may be "", if the key is absent.
+    """Return the http or https URL under `key`; the default, which may be "", if the key is absent.
 
     Raises BadOption if it is not such a URL, has a user or password, or is empty.
     """
@@ -169,7 +172,10 @@ def read_url(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def check_url(key: str, given: str) -> None:
-    """Raises BadOption, for the option `key`, if `given` is no http or https URL, or has user or password."""
+    """Raise BadOption, for the option `key`, if `given` is not a valid http or https URL.
+
+    A URL with a user or password is not valid either.
+    """
     try:
         parts = urlsplit(given)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -182,9 +188,10 @@ def check_url(key: str, given: str) -> None:
 
 
 def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tuple[int, ...]:
-    """The whole numbers under `key`, a list or a single number; () if the key is absent or the list empty.
+    """Return the whole numbers under `key`, given as a list or a single number, in the order of the list.
 
-    In the order of the list. Raises BadOption if one is not a whole number from `least` to `most`, both included.
+    () if the key is absent or the list is empty. Raises BadOption if one is not a whole number from `least` to `most`,
+    both included.
     """
     value = raw.get(key, [])
     items = value if isinstance(value, list) else [value]
@@ -194,7 +201,7 @@ def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tupl
 
 
 def read_table(raw: RawOptions, key: str) -> RawOptions:
-    """The table under `key`, its values not validated; {} if absent. Raises BadOption if it is not one."""
+    """Return the table under `key`, not validated; {} if absent. Raises BadOption if it is not a table."""
     value = raw.get(key, {})
     if not isinstance(value, dict):
         raise BadOption(key, f"{key} = {value!r} is not a table", f"write {key} = {{ … }}")
@@ -202,7 +209,7 @@ def read_table(raw: RawOptions, key: str) -> RawOptions:
 
 
 def read_text_table(raw: RawOptions, key: str) -> dict[str, str]:
-    """The table of strings under `key`, by name; the strings may be empty. {} if the key is absent.
+    """Return the table of strings under `key`, by name; the strings may be empty. {} if the key is absent.
 
     Raises BadOption if it is not a table, or a value is not a string.
     """
@@ -214,7 +221,7 @@ def read_text_table(raw: RawOptions, key: str) -> dict[str, str]:
 
 
 def check_known_keys(raw: RawOptions, known: Iterable[str]) -> None:
-    """Raises BadOption, for the first such key, if the table has a key that is not in `known`."""
+    """Raise BadOption, for the first unknown key, if the table has keys that are not in `known`."""
     for name in raw:
         if name not in known:
             raise BadOption(name, f"{name} is unknown", f"write one of {', '.join(known)}")
@@ -225,7 +232,7 @@ class SecretUnavailable(Unavailable):
 
 
 def read_secret(path: Path) -> str:
-    """The secret in the file: its first line, stripped; read anew at each call.
+    """Return the secret in the file: its first line, stripped; read anew at each call.
 
     Raises SecretUnavailable if that line is empty, or the file is not readable or not UTF-8.
     """

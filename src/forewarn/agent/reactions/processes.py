@@ -27,12 +27,12 @@ class ProcessInfo:
 
     @property
     def is_group_leader(self) -> bool:
-        """True if it leads its process group, whose id then is its pid."""
+        """Whether the process leads its process group, whose id then is its pid."""
         return self.group == self.pid
 
 
 def find_process(pid: int) -> ProcessInfo | None:
-    """The process that has this pid now; None if there is none (a zombie counts as ended)."""
+    """Return the process that has this pid now; None if there is none (a zombie counts as ended)."""
     state, found = _read_process(pid)
     return None if state in _DEAD_STATES else found
 
@@ -56,14 +56,14 @@ def _is_pid_reused(target: ProcessInfo) -> bool:
 
 
 def other_processes() -> Iterator[ProcessInfo]:
-    """Yields all running processes except this one, of all users, in no order."""
+    """Yield all running processes except this one, of all users, in no order."""
     for entry in _PROC.iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid() and (found := find_process(int(entry.name))):
             yield found
 
 
 def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
-    """The process whose pid is the first word of the file; None if it has ended.
+    """Return the process whose pid is the first word of the file; None if it has ended.
 
     None also if it began after the file was written, because the pid was reused then; if the file is not readable or
     has no number; and if it names this process or pid 1.
@@ -78,10 +78,10 @@ def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
 
 
 def find_processes(exe: str, command: tuple[str, ...], uid: int) -> list[ProcessInfo]:
-    """The running processes of user `uid` with exactly this program file and command line, in no order.
+    """Return the running processes of user `uid` with exactly this program file and command line.
 
     `exe` is the path of the program file, "" matches any; `command` are the words of the command line, () matches any.
-    This process is not among them.
+    They are in no order, and this process is not among them.
     """
     return [each for each in other_processes() if _process_matches(each.pid, exe, command, uid)]
 
@@ -98,9 +98,9 @@ def _process_matches(pid: int, exe: str, command: tuple[str, ...], uid: int) -> 
 
 
 def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
-    """The targets that still run, and all running members of process groups that a target led; unordered.
+    """Return the targets that still run, and all running members of process groups that a target led.
 
-    This process is never among them.
+    They are in no order, and this process is never among them.
     """
     target_list = list(targets)
     groups = {each.group for each in target_list if each.is_group_leader and not _is_pid_reused(each)}
@@ -108,7 +108,7 @@ def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
 
 
 def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
-    """Signals the whole process group if the target leads one, else only the target.
+    """Send a signal to the whole process group if the target leads one, else only to the target.
 
     A group is signalled as long as it has members, even if its leader has ended; of this process's own group only the
     target is. No effect on a single target that has ended, or if another process has the target's pid now. Raises
@@ -124,7 +124,7 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
 
 
 async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, timeout_s: float) -> bool:
-    """Signals processes and the groups that they lead, and waits up to `timeout_s` seconds for their end.
+    """Signal processes and the groups that they lead, and wait up to `timeout_s` seconds for their end.
 
     Returns True as soon as they and the groups they led have ended, at once without targets; False if some still run at
     the end of that time. A target that has ended is ignored, but not a group that it led. Raises PermissionError.

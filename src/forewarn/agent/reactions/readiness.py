@@ -20,7 +20,7 @@ _ESTABLISHED_STATE = "01"
 
 
 def count_connections(ports: Collection[int], tables: Collection[Path] = TCP_TABLES) -> int:
-    """The number of established TCP connections, IPv4 and IPv6, whose local port is one of these.
+    """Return the number of established TCP connections, IPv4 and IPv6, whose local port is one of `ports`.
 
     `tables` are files in the format of /proc/net/tcp; one that is missing counts as empty.
     """
@@ -44,23 +44,23 @@ def _local_port(row: list[str]) -> int:
 class ReadinessOptions:
     """The validated options of the reaction `readiness`."""
 
-    file: Path | None = None  # created empty, to exist while the VM is not ready; None: no file
+    file: Path | None = None  # exists, empty, while the VM is not ready; None: no file
     notice_s: float = 0.0  # seconds to wait for health checks to notice that the VM is not ready
     ports: tuple[int, ...] = ()  # local TCP ports: wait until they have no connections; (): do not wait
 
 
 class ReadinessReaction:
-    """Marks the VM as not ready by a file, and waits for its connections to end, both if configured.
+    """The reaction `readiness`: marks the VM as not ready by a file, and waits for its connections to end.
 
-    The page /ready answers 503 while such a step is in effect; that is computed from the journal, not here. A file
-    that existed before belongs to someone else, and stays.
+    Both happen only if configured. The page /ready answers 503 while such a step is in effect; that is computed from
+    the journal, not here. A file that existed before belongs to someone else, and stays.
     """
 
     def __init__(self, options: ReadinessOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Creates the file, waits `notice_s`, and then until the ports have no connections.
+        """Create the file, wait `notice_s` seconds, and then until the ports have no connections.
 
         A file that exists is left as it is; without file, notice or ports it skips that part. It waits for the step's
         time at most. The outcome is a failure if the file cannot be created, or if connections remain at the end of
@@ -88,7 +88,7 @@ class ReadinessReaction:
             file.touch(mode=0o644)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Removes the file if `do` created it, without waiting; a failure only if that is not possible."""
+        """Remove the file if `do` created it, without waiting; a failure only if that is not possible."""
         file = self._options.file
         try:
             if file is not None and load_undo_notes(context).get("file") == "ours":
@@ -100,7 +100,7 @@ class ReadinessReaction:
         return StepOutcome(ok=True, text="ready")
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if the file exists, or none is configured, and the ports have no connections; never None."""
+        """Return whether the file exists, or none is configured, and the ports are unused; never None."""
         is_marked = self._options.file is None or self._options.file.exists()
         return is_marked and await self._is_idle()
 

@@ -31,14 +31,17 @@ _ORPHAN_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMark:
-    """The content of a mark, the file in a step's folder that says that a command of the step is running."""
+    """The content of a mark, the file in a step's folder that says that a command of the step is running.
+
+    `read_run_mark` reads it. By it the next agent finds processes that this one left running.
+    """
 
     run_id: str  # the random id of the run, which its processes carry; "" if the file is damaged
     command: ProcessInfo | None = None  # the command; None: not known to have started, or in an earlier boot
 
 
 def mark_command_run(folder: Path) -> str:
-    """Notes in a file (the mark) in the step's folder that a command is about to run; returns its run id.
+    """Note in a file (the mark) in the step's folder that a command is about to run; return its run id.
 
     The id is new and random. The command must get it as the variable RUN_VARIABLE, and as standard input the file of
     `open_input_file`, so that its processes can be found. Replaces an earlier mark. Raises OSError.
@@ -49,7 +52,7 @@ def mark_command_run(folder: Path) -> str:
 
 
 def open_input_file(folder: Path, run_id: str, content: bytes) -> BinaryIO:
-    """Writes a file with this content and the run id in its name, and opens it for reading.
+    """Write a file with this content and the run id in its name, and open it for reading.
 
     It is deleted from the folder at once, and the caller closes it. Processes that have it as standard input can be
     recognized by its name. Raises OSError.
@@ -63,9 +66,10 @@ def open_input_file(folder: Path, run_id: str, content: bytes) -> BinaryIO:
 
 
 def mark_command_process(folder: Path, pid: int) -> None:
-    """Adds pid, start time and boot id of the command to the mark in the folder; call it after the start.
+    """Add pid, start time and boot id of a started command to the mark, the file that says that it runs.
 
-    No effect if the command has already ended, or there is no mark. Raises OSError.
+    `folder` is the step's, in which `mark_command_run` wrote the mark. No effect if the command has already ended, or
+    there is no mark. Raises OSError.
     """
     mark, command = read_run_mark(folder), find_process(pid)
     if mark is not None and command is not None:
@@ -73,14 +77,18 @@ def mark_command_process(folder: Path, pid: int) -> None:
 
 
 def remove_run_mark(folder: Path) -> None:
-    """Removes the mark in the folder, if any, once the command has ended; it signals no process."""
+    """Remove the mark, the file in the step's folder that says that a command runs, if there is one.
+
+    Call it once the command has ended; it signals no process. Raises OSError.
+    """
     (folder / _RUN_MARK_FILE).unlink(missing_ok=True)
 
 
 def read_run_mark(folder: Path) -> RunMark | None:
-    """The mark in this folder; None if there is none, or it is not readable.
+    """Read the mark in a step's folder, which says that a command of the step is or was running.
 
-    Its command is None if it was not marked yet, or was marked before a reboot.
+    None if there is no mark, or it is not readable. Its `command` is None if the process was not marked yet, or was
+    marked before a reboot.
     """
     try:
         words = (folder / _RUN_MARK_FILE).read_text(encoding="ascii").split()
@@ -94,11 +102,12 @@ def read_run_mark(folder: Path) -> RunMark | None:
 
 
 async def end_orphan_processes(folder: Path, grace_s: float) -> None:
-    """Ends processes of an earlier run in this folder whose end no agent saw: SIGTERM, then SIGKILL.
+    """End processes of an earlier command in this step's folder whose end no agent saw.
 
-    SIGKILL follows after `grace_s` seconds, if some still run, and the call returns when all have ended. It finds them
-    by the mark in the folder, which it removes then; does nothing without a mark. If a process does not end, within two
-    seconds of SIGKILL or for lack of permission, it logs an error and keeps the mark.
+    They get SIGTERM, and SIGKILL after `grace_s` seconds if some still run; the call returns when all have ended. It
+    finds them by the mark in the folder (the file that says that a command runs), which it removes then; it does
+    nothing without a mark. If a process does not end, within two seconds of SIGKILL or for lack of permission, it logs
+    an error and keeps the mark.
     """
     mark = read_run_mark(folder)
     if mark is None:
@@ -118,7 +127,7 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
 
 
 async def end_all_orphan_processes(root: Path) -> None:
-    """Ends the processes that an earlier agent left running for any step; `root` contains EVENT/STEP.
+    """End the processes that an earlier agent left running for any step; `root` contains EVENT/STEP.
 
     It logs a warning for each such command, and calls `end_orphan_processes` for all folders with a mark at once, with
     5 s between SIGTERM and SIGKILL. Returns when they have ended, or cannot be ended, which is logged.

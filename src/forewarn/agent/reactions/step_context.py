@@ -20,7 +20,7 @@ _MAX_RESERVE_S = 0.5
 
 
 def reserve_s(context: StepContext) -> float:
-    """Seconds that a reaction leaves of its budget, so that it can still say what it waited for.
+    """Return the seconds that a reaction leaves of its budget, to be able to say what it waited for.
 
     A tenth of the time that is left now, at most half a second.
     """
@@ -28,7 +28,7 @@ def reserve_s(context: StepContext) -> float:
 
 
 async def wait_until(context: StepContext, poll: Callable[[], Awaitable[T]], every_s: float = 0.25) -> T:
-    """Calls `poll` every `every_s` seconds, at least once, until its result is true or the time is over.
+    """Call `poll` every `every_s` seconds, at least once, until its result is true or the time is over.
 
     The time is over `reserve_s` before the end of the step's budget; a `poll` that runs then is not cancelled. Returns
     the last result, true or not. Raises what `poll` raises.
@@ -44,7 +44,7 @@ UndoNotes = dict[str, str]  # the original state, by names that the reaction cho
 
 
 def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
-    """Adds notes for the undo to a file in the step's folder; they replace those of the same name.
+    """Add notes for the undo to a file in the step's folder; they replace those of the same name.
 
     They are on disk when it returns, so call it before acting. Raises OSError.
     """
@@ -60,7 +60,10 @@ def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
 
 
 def load_undo_notes(context: StepContext) -> UndoNotes:
-    """The notes by name that `save_undo_notes` wrote to the step's folder; {} if none, or not readable."""
+    """Return the notes by name that `save_undo_notes` wrote to the step's folder.
+
+    {} if there are none, or the file is not readable.
+    """
     try:
         notes = json.loads((context.folder / _NOTES_FILE).read_bytes())
     except (OSError, ValueError):
@@ -77,5 +80,5 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def delete_undo_notes(context: StepContext) -> None:
-    """Deletes all notes that `save_undo_notes` wrote to the step's folder, if any. Raises OSError."""
+    """Delete all notes that `save_undo_notes` wrote to the step's folder, if any. Raises OSError."""
     (context.folder / _NOTES_FILE).unlink(missing_ok=True)

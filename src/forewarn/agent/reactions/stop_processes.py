@@ -44,17 +44,20 @@ class StopProcessesOptions:
     command: tuple[str, ...] = ()  # the exact words of the command line; (): any
     uid: int  # the user id of the processes; a `pid_file` ignores it
     grace_s: float = 10.0  # seconds between SIGTERM and SIGKILL, less if the step's time is short
-    start: CommandLine = ()  # starts them again; (): nothing does
+    start: CommandLine = ()  # the command of the undo, which starts them again; (): nothing does
 
 
 class StopProcessesReaction:
-    """Ends processes. Its undo runs `start`, only if `do` found some to end and none is running again."""
+    """The reaction `stop-processes`: ends processes that the options describe.
+
+    Its undo runs `start`, only if `do` found some to end and none is running again.
+    """
 
     def __init__(self, options: StopProcessesOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Ends the processes and the groups they lead: SIGTERM, the grace period, then SIGKILL.
+        """End the processes and the groups they lead: SIGTERM, the grace period, then SIGKILL.
 
         Success if all have ended, also if no such process is running. It notes the pids before it acts. A failure if
         the permission is missing, or some still run at the end of the step's time.
@@ -87,7 +90,7 @@ class StopProcessesReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the `start` command, and succeeds if it exits with 0.
+        """Run the `start` command, and succeed if it exits with 0.
 
         Success at once if `do` found no process, no command is configured, or such a process is running again. A
         failure if the command exits with another status, cannot be started, or does not end in the step's time.
@@ -99,7 +102,7 @@ class StopProcessesReaction:
         return await child_process.run_command(self._options.start, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if no such process is running now, also if `do` never ran; never None."""
+        """Return whether no such process is running now, also if `do` never ran; never None."""
         return not self._find_targets()
 
     def _find_targets(self) -> list[ProcessInfo]:

@@ -28,13 +28,16 @@ class StopUnitsOptions:
 
 
 class StopUnitsReaction:
-    """Stops systemd units. It notes which were running before it acts, and its undo starts only those."""
+    """The reaction `stop-units`: stops systemd units, and its undo starts those that were running.
+
+    It notes which were running before it acts.
+    """
 
     def __init__(self, options: StopUnitsOptions) -> None:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Stops the units in order with systemctl, and waits until each is inactive or failed.
+        """Stop the units in order with systemctl, and wait until each is inactive or failed.
 
         It first notes the state of each unit; an absent one is inactive. The outcome is a failure, and later units are
         not stopped, at the first unit that cannot be stopped in the step's time, or if systemctl does not show a state.
@@ -68,7 +71,7 @@ class StopUnitsReaction:
         return "" if await wait_until(context, has_ended) else f"{unit} is still {state} at the end of the step's time"
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Starts the units that were running before `do`, in reverse order; success also if none was.
+        """Start the units that were running before `do`, in reverse order; success also if none was.
 
         It ends with a failure at the first unit that systemctl cannot start.
         """
@@ -80,7 +83,7 @@ class StopUnitsReaction:
         return StepOutcome(ok=True, text=f"started {', '.join(ran)}" if ran else "nothing to undo: no unit ran before")
 
     async def check(self, context: StepContext) -> bool | None:
-        """True if all units are inactive, failed or absent, else False; None if systemctl cannot tell."""
+        """Return whether all units are inactive, failed or absent; None if systemctl cannot tell."""
         try:
             return all([await self._has_ended(unit, context) for unit in self._options.units])
         except _UnitStateUnknown:

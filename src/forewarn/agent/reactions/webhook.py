@@ -37,7 +37,7 @@ class WebhookOptions:
 
 
 class WebhookReaction:
-    """Posts the event to a URL when it is announced and when it is gone.
+    """The reaction `webhook`: posts the event to a URL when it is announced and when it is gone.
 
     A repeated message has the same id, so that the receiver can recognize it.
     """
@@ -46,7 +46,7 @@ class WebhookReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Posts a CloudEvent of type Forewarn.Agent.EventNoticed, with retries in the step's time.
+        """Post a CloudEvent of type Forewarn.Agent.EventNoticed, with retries in the step's time.
 
         Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. Success if
         the receiver answers 2xx; another answer, none, or a secret that cannot be read is a failure.
@@ -58,7 +58,7 @@ class WebhookReaction:
         return StepOutcome(ok=reply.ok, text=f"the receiver answered {reply.status}")
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Posts a CloudEvent of type Forewarn.Agent.EventGone, with retries in the step's time.
+        """Post a CloudEvent of type Forewarn.Agent.EventGone, with retries in the step's time.
 
         Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. Success if
         the receiver answers 2xx; another answer, none, or a secret that cannot be read is a failure.
