@@ -36,7 +36,8 @@ from forewarn.protocol.http_message import HttpResponse
 class AsyncConnection:
     """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
 
-    `interrupt` is only kept here: when it is set, the client cancels `send` and ends the watch with WatchInterrupted.
+    Use it as a context manager, or call `close`. `interrupt` is only kept here: when it is set, the client cancels
+    `send` and ends the watch with WatchInterrupted.
     """
 
     def __init__(self, interrupt: asyncio.Event | None = None) -> None:
@@ -51,16 +52,17 @@ class AsyncConnection:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection at once if it is open; unsent data is lost."""
+        """Close the connection at once if it is open; unsent data is lost."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
 
     async def send(self, effect: SendRequest) -> HttpResponse:
-        """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
+        """Send a request and return its response; reuse the open connection if the endpoint is the same.
 
-        Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout), or
-        StaleConnection if the server had closed the kept connection. An error or a cancellation closes it.
+        Returns a response of any status. Raises Unreachable if it cannot connect, IncompleteResponse if the response
+        does not come whole or in time, or StaleConnection if the server had closed the kept connection. An error or a
+        cancellation closes the connection.
         """
         is_reused = self._streams is not None and self._endpoint == effect.endpoint
         response_reader = ResponseReader()
@@ -127,12 +129,13 @@ async def _unless_interrupted(work: Awaitable[T], interrupt: asyncio.Event | Non
 class AsyncClient(ClientProperties):
     """`Client` for asyncio: the same arguments and methods. Tasks of one event loop may share it.
 
-    Await the methods, except `time_left` and the generators below; an `interrupt` is an `asyncio.Event`.
-    `endpoint` is a host, address or http:// URL. Without it, it uses that of the environment, else it discovers one
-    with the first request, as `discovery` says (None: with the defaults); an address that is not valid raises Rejected.
-    Without `version` it negotiates the api-version. `boot_id`, `sleep` (awaited) and `clock` replace those of the
-    system. There is no property `endpoint`: await `discover()`. `documents`, `watch`, `follow` and `hear` return async
-    generators; close one that you leave early with `aclose()`.
+    It reads and approves scheduled events for the VM that it runs in. Await the methods, except `time_left` and the
+    generators below; an `interrupt` is an `asyncio.Event`. `endpoint` is a host, address or http:// URL. Without it, it
+    uses that of the environment, else it discovers one with the first request, as `discovery` says (None: with the
+    defaults); an address that is not valid raises Rejected. Without `version` it negotiates the api-version. `boot_id`,
+    `sleep` (awaited) and `clock` replace those of the system. There is no property `endpoint`: await `discover()`.
+    `documents`, `watch`, `follow` and `hear` return async generators; close one that you leave early with `aclose()`.
+    The client itself has nothing to close.
     """
 
     def __init__(
@@ -149,7 +152,7 @@ class AsyncClient(ClientProperties):
         self._sleep = sleep
 
     async def discover(self) -> Endpoint:
-        """Returns the endpoint: as configured, without a request, or discovered once (spec §2.5).
+        """Return the endpoint: as configured, without a request, or discovered once and then kept (spec §2.5).
 
         The discovery may take minutes. Raises Unreachable if none is found; the next call then searches again.
         """
@@ -165,9 +168,9 @@ class AsyncClient(ClientProperties):
         return await self.ask(self._session.events())
 
     async def mine(self) -> tuple[Event, ...]:
-        """Returns the events that list this VM, in the document's order; () if none does.
+        """Return the events that list this VM, in the document's order; () if none does.
 
-        Asks for the document, and first for this VM's name if it is not known; the case of names does not matter. An
+        Asks for the document, and first for this VM's name if it is not known; letter case of names does not matter. An
         unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
         raises Unavailable. Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a
         retry cannot help.
@@ -194,11 +197,10 @@ class AsyncClient(ClientProperties):
         await self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
-        """Returns the seconds from now until the event's NotBefore by the service's time, negative after it.
+        """Return the seconds from now until the event's NotBefore by the service's time, negative after it.
 
         None if the event has no NotBefore, or the service's time is not known yet: no answer to a poll had a Date, or
-        the watch still confirms the first one (`WatchOptions.confirm_time`).
-        Sends nothing.
+        the watch still confirms the first one (`WatchOptions.confirm_time`). Sends nothing.
         """
         return self._session.time_left(event)
 
@@ -236,9 +238,9 @@ class AsyncClient(ClientProperties):
         return self.hear(flow, interrupt=interrupt)
 
     async def ask(self, flow: Flow[T]) -> T:
-        """Runs a flow (a generator of effects) that yields no items, and returns its result.
+        """Run a flow (a generator of effects, such as requests) that yields no items, and return its result.
 
-        Performs its effects on a connection of its own. Raises what the flow raises.
+        It performs the effects on a connection of its own. Raises what the flow raises.
         """
         runner = FlowRunner(flow)
         with AsyncConnection() as connection:
@@ -247,9 +249,10 @@ class AsyncClient(ClientProperties):
         return runner.result
 
     async def hear(self, flow: Flow[None], *, interrupt: asyncio.Event | None = None) -> AsyncGenerator[Any, None]:
-        """Runs a flow (a generator of effects) and yields its items as they come; raises what it raises.
+        """Run a flow (a generator of effects, such as requests and pauses), and yield its items as they come.
 
-        Closing the generator ends the flow and closes its connection; so does `interrupt`, with WatchInterrupted.
+        Raises what the flow raises. Closing the generator ends the flow and closes its connection; so does `interrupt`,
+        with WatchInterrupted.
         """
         runner = FlowRunner(flow)
         try:

@@ -38,7 +38,8 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 class WatchInterrupt:
     """Ends the waits of a blocking watch from outside; not set at first, and once set it stays set.
 
-    Use it as a context manager, which closes its sockets at the end.
+    Pass it to `Client.follow` or `hear` as `interrupt`. Use it as a context manager, which closes its sockets at the
+    end.
     """
 
     def __init__(self) -> None:
@@ -53,15 +54,16 @@ class WatchInterrupt:
         self._receiver.close()
 
     def set(self) -> None:
-        """Makes the current wait and all later ones raise; no effect after the context has ended.
+        """Make the current wait and all later ones raise WatchInterrupted.
 
-        It takes no lock, so that a signal handler may call it at any moment; other threads may, too.
+        It has no effect after the context has ended. It takes no lock, so that a signal handler may call it at any
+        moment; other threads may, too.
         """
         with suppress(OSError):  # closed, or full of earlier calls
             self._sender.send(b"!")
 
     def wait(self, timeout_s: float, *, sock: socket.socket | None = None) -> bool:
-        """Waits until the socket has data, at most `timeout_s` seconds; returns whether it has.
+        """Wait until the socket has data, at most `timeout_s` seconds; return whether it has.
 
         Without a socket it waits for the whole time and returns False. Raises WatchInterrupted as soon as `set` was
         called, also before.
@@ -79,7 +81,8 @@ class WatchInterrupt:
 class BlockingConnection:
     """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
 
-    Setting `interrupt` (None: there is none) ends a wait for a response with WatchInterrupted.
+    Use it as a context manager, or call `close`. Setting `interrupt` (None: there is none) ends a wait for a response
+    with WatchInterrupted.
     """
 
     def __init__(self, interrupt: WatchInterrupt | None = None) -> None:
@@ -100,10 +103,11 @@ class BlockingConnection:
             self._socket = None
 
     def send(self, effect: SendRequest) -> HttpResponse:
-        """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
+        """Send a request and return its response; reuse the open connection if the endpoint is the same.
 
-        Returns a response of any status. Raises Unreachable, IncompleteResponse (also after a timeout), StaleConnection
-        if the server had closed the kept connection, or WatchInterrupted if the `interrupt` is set. An error closes it.
+        Returns a response of any status. Raises Unreachable if it cannot connect, IncompleteResponse if the response
+        does not come whole or in time, StaleConnection if the server had closed the kept connection, or
+        WatchInterrupted if the `interrupt` is set. An error closes the connection.
         """
         is_reused = self._socket is not None and self._endpoint == effect.endpoint
         response_reader = ResponseReader()
@@ -151,11 +155,11 @@ def _read_response(
 
 
 def send_request(endpoint: Endpoint, request: HttpRequest, timeout_s: float) -> HttpResponse:
-    """Sends one request on a new connection and returns the response, of any status.
+    """Send one request on a new connection and return the response, of any status; blocks.
 
-    Raises Unreachable if no connection is made within CONNECT_TIMEOUT_S, or within `timeout_s` if that is shorter.
-    Raises IncompleteResponse if the response does not begin within `timeout_s` seconds, pauses for longer than that,
-    breaks off, or is not complete after `timeout_s` + BODY_TIMEOUT_S in all.
+    Raises Unreachable if no connection is made within CONNECT_TIMEOUT_S (5 s), or within `timeout_s` if that is
+    shorter. Raises IncompleteResponse if the response does not begin within `timeout_s` seconds, pauses for longer than
+    that, breaks off, or is not complete after `timeout_s` + BODY_TIMEOUT_S (120 s) in all. It does not retry.
     """
     with BlockingConnection() as connection:
         return connection.send(SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s))
@@ -196,7 +200,7 @@ class Client(ClientProperties):
         return self.discover()
 
     def discover(self) -> Endpoint:
-        """Returns the endpoint: as configured, without a request, or discovered once (spec §2.5).
+        """Return the endpoint: as configured, without a request, or discovered once and then kept (spec §2.5).
 
         The discovery may take minutes. Raises Unreachable if none is found; the next call then searches again.
         """
@@ -212,37 +216,39 @@ class Client(ClientProperties):
         return self.ask(self._session.events())
 
     def mine(self) -> tuple[Event, ...]:
-        """Returns the events that list this VM, in the document's order; () if none does.
+        """Return the events that list this VM, in the document's order; () if none does.
 
-        Asks for the document, and first for this VM's name if it is not known; the case of names does not matter.
-        Retries transient failures a few times, then raises Unavailable. Raises Unreachable at once if nothing accepts
-        the connection, NotFound or Rejected if a retry cannot help.
+        Asks for the document, and first for this VM's name if it is not known; letter case of names does not matter. An
+        unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
+        raises Unavailable. Raises Unreachable at once if nothing accepts the connection, NotFound or Rejected if a
+        retry cannot help.
         """
         return self.ask(self._session.mine())
 
     def name(self) -> str:
-        """Returns this VM's name, as the `resources` of events spell it; asks only until it is known.
+        """Return this VM's name, as the `resources` of events spell it; ask only until it is known.
 
-        Retries transient failures a few times, then raises Unavailable, also if the answer cannot be a name. Raises
-        Unreachable at once if nothing accepts the connection, NotFound or Rejected if a retry cannot help.
+        An unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
+        raises Unavailable, also if the answer cannot be a name. Raises Unreachable at once if nothing accepts the
+        connection, NotFound or Rejected if a retry cannot help.
         """
         return self.ask(self._session.name())
 
     def approve(self, *events: Event | str) -> None:
-        """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
+        """Approve events, given as events or ids, so that they may start early; repeating it is harmless.
 
-        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). Retries
-        transient failures a few times, then raises Unavailable; Unreachable at once if nothing accepts the connection.
-        Raises Rejected if no id is given, an id is empty or the endpoint refuses, NotFound if it answers 404.
+        All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). An unknown
+        endpoint is discovered first, which may take minutes. Retries transient failures a few times, then raises
+        Unavailable; Unreachable at once if nothing accepts the connection. Raises Rejected if no id is given, an id is
+        empty or the endpoint refuses, NotFound if it answers 404.
         """
         self.ask(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
-        """Returns the seconds from now until the event's NotBefore by the service's time, negative after it.
+        """Return the seconds from now until the event's NotBefore by the service's time, negative after it.
 
         None if the event has no NotBefore, or the service's time is not known yet: no answer to a poll had a Date, or
-        the watch still confirms the first one (`WatchOptions.confirm_time`).
-        Sends nothing.
+        the watch still confirms the first one (`WatchOptions.confirm_time`). Sends nothing.
         """
         return self._session.time_left(event)
 
@@ -280,9 +286,9 @@ class Client(ClientProperties):
         return self.hear(flow, interrupt=interrupt)
 
     def ask(self, flow: Flow[T]) -> T:
-        """Runs a flow (a generator of effects) that yields no items, and returns its result.
+        """Run a flow (a generator of effects, such as requests) that yields no items, and return its result.
 
-        Performs its effects on a connection of its own. Raises what the flow raises.
+        It performs the effects on a connection of its own, and blocks meanwhile. Raises what the flow raises.
         """
         runner = FlowRunner(flow)
         with BlockingConnection() as connection:
@@ -291,9 +297,10 @@ class Client(ClientProperties):
         return runner.result
 
     def hear(self, flow: Flow[None], *, interrupt: WatchInterrupt | None = None) -> Generator[Any, None, None]:
-        """Runs a flow (a generator of effects) and yields its items as they come; raises what it raises.
+        """Run a flow (a generator of effects, such as requests and pauses), and yield its items as they come.
 
-        Closing the generator ends the flow and closes its connection; so does `interrupt`, with WatchInterrupted.
+        Raises what the flow raises. Closing the generator ends the flow and closes its connection; so does `interrupt`,
+        with WatchInterrupted.
         """
         runner = FlowRunner(flow)
         try:

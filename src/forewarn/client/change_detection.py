@@ -35,10 +35,10 @@ _RESET_MAX_INCARNATION, _RESET_MIN_FALL = 3, 10  # a reset falls to at most the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEvent:
-    """A listed event as last seen, with the boot of this VM in which it was last seen scheduled."""
+    """An event that a watcher knows as listed, as last seen, with the boot of this VM in which that was."""
 
     event: Event
-    boot_id: str = ""  # of that boot, or of the first sight of an event that had started; "" if unknown
+    boot_id: str = ""  # boot in which it was last seen scheduled, or first seen if it had started; "" if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,12 @@ class ObservedDocument:
 
 
 class DocumentFreshness(Enum):
-    """How a received document relates to the known one."""
+    """How a received document relates to the last one that a watcher accepted.
+
+    CURRENT: the same document or a newer one. RESET: incarnations began again, or so it seems, so that the two cannot
+    be compared. STALE: older, and certainly not reset; it is ignored. DOUBTFUL: stale or reset, not known yet; new
+    events count, missing ones do not.
+    """
 
     CURRENT = auto()  # the same document or a newer one
     RESET = auto()  # incarnations began again, or so it seems: they cannot be compared
@@ -81,12 +86,12 @@ class DocumentFreshness(Enum):
 
 
 def document_freshness(known: KnownDocument, observed: ObservedDocument) -> DocumentFreshness:
-    """Classifies a received document by epoch, incarnation and the time that documents have been older.
+    """Classify a received document by epoch, incarnation and the time that documents have been older.
 
-    If both have an epoch and these differ, RESET, or DOUBTFUL if the received one is earlier. Else an incarnation that
-    is equal or higher is CURRENT, and a lower one is STALE if both documents have an epoch; if not, it is DOUBTFUL, or
-    RESET if it fell by more than 10 to at most 3. What would be STALE or DOUBTFUL is RESET after `older_for_s` of
-    MAX_STALE_S.
+    If both have an epoch and these differ, it is RESET, or DOUBTFUL if the received epoch is earlier. Else an
+    incarnation that is equal or higher is CURRENT, and a lower one is STALE if both documents have an epoch; if not, it
+    is DOUBTFUL, or RESET if it fell by more than 10 to at most 3. What would be STALE or DOUBTFUL is RESET once
+    `older_for_s` has reached MAX_STALE_S (70 s).
     """
     have_epochs = bool(known.epoch and observed.epoch)
     if have_epochs and known.epoch != observed.epoch:
@@ -105,7 +110,10 @@ def document_freshness(known: KnownDocument, observed: ObservedDocument) -> Docu
 
 
 def is_older_document(known: KnownDocument, observed: ObservedDocument) -> bool:
-    """Whether the document seems older than the known one: its freshness is STALE or DOUBTFUL."""
+    """Return whether the received document seems older than the known one: it is STALE or DOUBTFUL.
+
+    See `document_freshness`.
+    """
     return document_freshness(known, observed) in (DocumentFreshness.STALE, DocumentFreshness.DOUBTFUL)
 
 
@@ -129,13 +137,13 @@ _REBOOTING_KINDS = frozenset({Kind.REBOOT, Kind.REDEPLOY})
 
 
 def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[KnownDocument, tuple[Change, ...]]:
-    """Returns what is known after this document, and the changes that it shows; changes no argument.
+    """Return what is known after this document, and the changes that it shows; changes no argument.
 
     A new event is a Scheduled, or a Started with `first`; a known one a Started when it has started, and a Gone when it
     is no longer listed, unless an unusable element may stand for it. With `observed.repeats_moved`, one that has not
     started and has another readable NotBefore is a Scheduled again. Other differences are kept, but are not changes.
     Changes of known events come first, in their order, then new events in the document's; none has a `when_done`. A
-    STALE document changes nothing, a DOUBTFUL one only adds events never seen before.
+    STALE document changes nothing, a DOUBTFUL one only adds events never seen before (see `DocumentFreshness`).
     """
     freshness = document_freshness(known, observed)
     if freshness is DocumentFreshness.STALE:
@@ -264,7 +272,7 @@ def _may_have_rebooted(known_event: KnownEvent, observed: ObservedDocument) -> b
 
 
 def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
-    """Whether `detect_changes` may need `observed.vm_name` to decide how an event ended.
+    """Return whether `detect_changes` may need `observed.vm_name` to decide how an event ended.
 
     True if a Reboot or Redeploy that was seen in another boot is no longer listed: it has happened if it lists this VM.
     """
@@ -295,9 +303,9 @@ def _outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, li
 
 
 def time_left_s(event: Event, date: float | None) -> float | None:
-    """Seconds from `date`, the service's time in POSIX seconds, to the event's NotBefore (spec §12).
+    """Return the seconds from `date`, the service's time in POSIX seconds, to the event's NotBefore.
 
-    Negative after it; None if one of the two is None.
+    Negative after it; None if one of the two is None (spec §12).
     """
     return None if event.not_before is None or date is None else event.not_before - date
 

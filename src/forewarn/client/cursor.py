@@ -25,7 +25,10 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchCursor:
-    """The content of a cursor file, in which a watcher keeps its progress; by default that of a new one."""
+    """The content of a cursor file, in which a watcher keeps its progress; by default that of a new one.
+
+    Immutable; `load_cursor` reads one, and `save_cursor` writes it.
+    """
 
     known: KnownDocument = field(default_factory=KnownDocument)  # the last document, with which the next is compared
     unhandled: tuple[Change, ...] = ()  # recorded and not yet marked as handled, in order of delivery
@@ -33,14 +36,14 @@ class WatchCursor:
 
 
 class BadCursor(ValueError):
-    """The file does not contain a usable cursor; the message says why.
+    """The content of a cursor file is damaged or of another format; the message says why.
 
     `decode_cursor` and `load_cursor` raise it.
     """
 
 
 def read_boot_id() -> str:
-    """The kernel's boot id, which changes with every boot; "" if the system has none."""
+    """Return the kernel's boot id, which changes with every boot; "" if the system has none."""
     try:
         return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -48,7 +51,7 @@ def read_boot_id() -> str:
 
 
 def encode_cursor(cursor: WatchCursor) -> bytes:
-    """Encodes a cursor as one line of JSON, with its newline; the `when_done` of its changes is not kept.
+    """Encode a cursor as one line of JSON, with its newline; the `when_done` of its changes is not kept.
 
     `decode_cursor` reads it.
     """

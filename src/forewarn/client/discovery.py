@@ -39,10 +39,11 @@ class Discovery:
 
 
 def is_scheduled_events_response(response: HttpResponse) -> bool:
-    """Whether a scheduled events endpoint seems to have sent this; other clouds use the same address.
+    """Return whether a scheduled events endpoint seems to have sent this response.
 
-    True for a 200 with a JSON object that has `Events` or with an empty body, for a 400 or 404 with a JSON object whose
-    `error` is a text, and for any transient status (408, 410, 429, and 500 or more). False for everything else.
+    Other clouds use the same address. True for a 200 with a JSON object that has `Events` or with an empty body, for a
+    400 or 404 with a JSON object whose `error` is a text, and for any transient status (408, 410, 429, and 500 or
+    more). False for everything else.
     """
     if is_transient_status(response.status):
         return True

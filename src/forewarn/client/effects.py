@@ -29,13 +29,17 @@ class IncompleteResponse(Unavailable):
 
 
 class StaleConnection(IncompleteResponse):
-    """A kept connection was closed before any byte of the response came, perhaps before the request."""
+    """A kept connection was closed before any byte of the response came, perhaps before the request.
+
+    So the server may not have seen the request. The `send` of a connection raises it, and `request_flow` repeats the
+    request once.
+    """
 
 
 class WatchInterrupted(Exception):
     """The caller of a watch has set its `interrupt`, which makes the watch raise this and end.
 
-    Flows do not catch it.
+    Flows do not catch it. It is not a ForewarnError.
     """
 
 
@@ -62,9 +66,10 @@ def incomplete_response_error(endpoint: Endpoint, error: Exception, *, may_be_st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRequest:
-    """Effect: send the request and return its `HttpResponse`.
+    """Effect: send the request and give its `HttpResponse`, of any status, back to the flow.
 
-    Raises Unreachable or IncompleteResponse into the flow. Times are in seconds.
+    A flow (a generator) yields effects, and the client that runs it performs them. Raises Unreachable or
+    IncompleteResponse into the flow. Times are in seconds.
     """
 
     endpoint: Endpoint
@@ -76,16 +81,17 @@ class SendRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """Effect: wait for this many seconds; its result is None."""
+    """Effect: wait for this many seconds; a flow yields it, and its client waits. Its result is None."""
 
     seconds: float  # of real time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFunction:
-    """Effect: call a function that may block, and return its result or raise its error into the flow.
+    """Effect: call a function that may block, and give its result, or raise its error, into the flow.
 
-    The asyncio client calls it in another thread.
+    A flow yields it, and the client that runs the flow calls the function; the asyncio client calls it in another
+    thread.
     """
 
     function: Callable[[], Any]  # called without arguments
@@ -95,7 +101,7 @@ class CallFunction:
 class YieldItem:
     """Effect: give `item` to the caller who iterates; the flow goes on when they request the next one.
 
-    Its result is None.
+    Its result is None. A flow with such effects is for `hear` of a client.
     """
 
     item: Any
@@ -106,7 +112,7 @@ Flow = Generator[Effect, Any, T]  # yields effects, receives their results, retu
 
 
 class FlowRunner(Generic[T]):
-    """Runs one flow step by step, for a client that performs the effects.
+    """Runs one flow (a generator of effects) step by step, for a client that performs the effects.
 
     Call `next_effect` until it returns None; perform each effect, then call `set_result` or `set_error`. At the end
     `result` is the value that the flow returned.
@@ -119,7 +125,7 @@ class FlowRunner(Generic[T]):
         self._results: list[T] = []
 
     def next_effect(self) -> Effect | None:
-        """Starts or resumes the flow with the last result or error; returns its next effect, None at its end.
+        """Start or resume the flow with the last result or error; return its next effect, None at its end.
 
         Raises what the flow raises.
         """
@@ -132,15 +138,18 @@ class FlowRunner(Generic[T]):
             return None
 
     def set_result(self, value: Any) -> None:
-        """Sets the value that `next_effect` passes to the flow for its last effect; None if it is not called."""
+        """Set the value that `next_effect` passes to the flow as the result of its last effect.
+
+        Without this call the result is None.
+        """
         self._value = value
 
     def set_error(self, error: Exception) -> None:
-        """Sets the error that `next_effect` raises inside the flow, where it yielded its last effect."""
+        """Set the error that `next_effect` raises inside the flow, where it yielded its last effect."""
         self._error = error
 
     def close(self) -> None:
-        """Ends the flow early: its `finally` blocks run. No effect on a flow that has ended."""
+        """End the flow early, so that its `finally` blocks run. No effect on a flow that has ended."""
         self._flow.close()
 
     @property

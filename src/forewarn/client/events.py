@@ -12,24 +12,28 @@ Event = ReceivedEvent
 
 
 def lists(event: Event, name: str) -> bool:
-    """Whether the event's `resources` contain the VM with this name.
+    """Return whether the event's `resources` contain the VM with this name.
 
-    Ignores case, and a leading underscore in `resources`, which api-version 2017-03-01 adds (spec §3).
+    Ignores letter case, and a leading underscore in `resources`, which api-version 2017-03-01 adds (spec §3).
     """
     own = name.casefold()
     return any(resource.casefold() in (own, f"_{own}") for resource in event.resources)
 
 
 def event_key(event: Event) -> str:
-    """The key by which a watcher identifies an event: its id in upper case.
+    """Return the key by which a watcher identifies an event: its id in upper case.
 
-    If it has no id, a text of its kind and resources.
+    If the event has no id, it is a text of its kind and resources.
     """
     return event.id.upper() or f"{event.kind} of {', '.join(event.resources)}"
 
 
 class Outcome(StrEnum):
-    """How an event ended, as far as the documents show (spec §4.2, §6.1)."""
+    """How an event ended, as far as the documents show (spec §4.2, §6.1).
+
+    FINISHED ("finished"): it started; whether its acts succeeded is not shown. WITHDRAWN ("withdrawn"): it never
+    started. UNKNOWN ("unknown"): one of the two; the documents do not show which.
+    """
 
     FINISHED = "finished"  # it started; whether its acts succeeded is not shown
     WITHDRAWN = "withdrawn"  # it never started
@@ -57,7 +61,8 @@ class _EventChange:
 class Scheduled(_EventChange):
     """Change: `event` is listed, was not in the document before, and has not started.
 
-    `done()` marks the change as handled, so that it is not delivered again; it approves nothing.
+    A watch with `repeats_moved` also delivers it for an event whose NotBefore has changed. `done()` marks the change as
+    handled, so that it is not delivered again; it approves nothing.
     """
 
     left_s: float | None = None  # service's seconds until NotBefore at delivery, negative after it; None: unknown
@@ -65,16 +70,19 @@ class Scheduled(_EventChange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_EventChange):
-    """Change: `event` is listed as started. `done()` marks it as handled."""
+    """Change: `event` is listed as started, for the first time that the watcher sees it so.
 
-    first: bool = False  # no Scheduled came before: the event had no notice, or nothing was watching
+    `done()` marks the change as handled, so that it is not delivered again.
+    """
+
+    first: bool = False  # True: no Scheduled came before; the event had no notice, or nothing was watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone(_EventChange):
     """Change: an event is no longer listed; `event` is as last seen, `outcome` says how it ended.
 
-    `done()` marks it as handled.
+    `done()` marks the change as handled, so that it is not delivered again.
     """
 
     outcome: Outcome = Outcome.UNKNOWN  # finished, withdrawn, or unknown which of the two

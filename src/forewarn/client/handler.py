@@ -63,21 +63,22 @@ class Handler:
         self._interrupts: list[Callable[[], None]] = []  # end the waits of the current run
 
     def on(self, *kinds: str, approve: bool = False) -> Callable[[F], F]:
-        """Decorator: calls the function with the first change of an event.
+        """Decorator: register a function to be called with the first change of an event.
 
-        That is a Scheduled, or a Started if none came before. With `approve`, an event whose change was a
-        Scheduled is approved after the function returns, unless it is gone or a SpotRebalanceRecommendation; a failed
-        approval is retried, a refused one is not. No kinds means all kinds; their case is ignored. Raises Rejected for
-        a kind that is not a text, and the decorator for a function that cannot be called with one argument.
+        That is a Scheduled, or a Started if none came before. With `approve`, an event whose change was a Scheduled is
+        approved after the function returns, unless it is gone or a SpotRebalanceRecommendation; a failed approval is
+        retried, a refused one is not. No kinds means all kinds; letter case is ignored. Raises Rejected for a kind that
+        is not a text, and the decorator for a function that cannot be called with one argument. The function is
+        returned unchanged.
         """
         return partial(self._add_rule, _is_first_change, _checked_kinds(kinds, "on"), approve)
 
     def started(self, *kinds: str) -> Callable[[F], F]:
-        """Decorator: calls the function with the Started of an event of these kinds; no kinds means all.
+        """Decorator: register a function to be called with the Started of an event of these kinds.
 
-        The case of kinds is ignored. If no Scheduled came before, functions of `on` are called with it too. Raises
-        Rejected for a kind that is not a text, and the decorator for a function that cannot be called with one
-        argument.
+        No kinds means all kinds; letter case is ignored. If no Scheduled came before, functions of `on` are called with
+        it too. Raises Rejected for a kind that is not a text, and the decorator for a function that cannot be called
+        with one argument. The function is returned unchanged.
         """
         return partial(self._add_rule, _is_started, _checked_kinds(kinds, "started"), False)
 
@@ -101,12 +102,12 @@ class Handler:
         return partial(self._add_rule, _is_gone, _checked_kinds(kinds, "gone"), False)
 
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
-        """Watches and calls functions, each call in its own thread, until `stop`; may be run again then.
+        """Watch for changes and call functions, each call in its own thread, until `stop`.
 
-        `cursor` is the file that keeps the changes that are not handled; None: no file. Waits out outages. Raises
-        NotFound or Rejected if the endpoint refuses, Rejected also if the cursor file cannot be used or one of the
-        functions is async, and an exception of a function that is no Exception (such as SystemExit). After any other
-        exception of a function, it logs it and calls the function again.
+        It blocks, and may be run again afterwards. `cursor` is the file that keeps the changes that are not handled;
+        None: no file. Waits out outages. Raises NotFound or Rejected if the endpoint refuses, Rejected also if the
+        cursor file cannot be used or one of the functions is async, and an exception of a function that is no Exception
+        (such as SystemExit). After any other exception of a function, it logs it and calls the function again.
         """
         for rule in self._rules:
             if inspect.iscoroutinefunction(rule.function):
@@ -146,12 +147,12 @@ class Handler:
                     return
 
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
-        """Watches and calls functions until `stop` or cancellation; async ones as tasks, others in threads.
+        """Watch for changes and call functions until `stop` or cancellation; async ones as tasks.
 
-        `cursor` is the file that keeps the changes that are not handled; None: no file. Waits out outages. Cancellation
-        cancels the tasks; functions in threads run on, and are not waited for. Raises NotFound or Rejected if the
-        endpoint refuses, Rejected also if the cursor file cannot be used. After an exception of a function, it logs it
-        and calls the function again.
+        Functions that are not async are called in threads. `cursor` is the file that keeps the changes that are not
+        handled; None: no file. Waits out outages. Cancellation cancels the tasks; functions in threads run on, and are
+        not waited for. Raises NotFound or Rejected if the endpoint refuses, Rejected also if the cursor file cannot be
+        used. After an exception of a function, it logs it and calls the function again.
         """
         scheduler = self._make_scheduler()
         loop, interrupt = asyncio.get_running_loop(), asyncio.Event()
@@ -201,11 +202,11 @@ class Handler:
                     return
 
     def stop(self) -> None:
-        """Makes `run` or `arun` return when the running functions, and their approvals, are over.
+        """Make `run` or `arun` return when the running functions, and their approvals, are over.
 
         It returns at once itself. It ends an open poll or a pause at once; a connection that is being opened may take
-        CONNECT_TIMEOUT_S. Any thread and any signal handler may call it; before a run, it makes that run return at
-        once. Changes that are not handled by then are delivered again next time, if there is a cursor file.
+        CONNECT_TIMEOUT_S (5 s). Any thread and any signal handler may call it; before a run, it makes that run return
+        at once. Changes that are not handled by then are delivered again next time, if there is a cursor file.
         """
         self._stopped.set()
         for interrupt in tuple(self._interrupts):

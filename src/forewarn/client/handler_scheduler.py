@@ -23,21 +23,24 @@ BUSY_POLL_S = 1.0  # how long a poll may take while functions run: their results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerRule:
-    """A handler function and the changes that it wants; `kinds` are casefolded, empty means all kinds."""
+    """A function that a `Handler` calls, and the changes of events that it wants."""
 
     accepts: Callable[[Change], bool]  # whether a change is of the wanted sort; does not check the kind
     function: Callable[[Any], Any]  # called with the change; it may be async
-    kinds: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()  # casefolded kinds of events that it wants; empty: all kinds
     approve: bool = False  # approve the event after the function has returned for its Scheduled
 
     def matches(self, change: Change) -> bool:
-        """Whether the function wants this change: `accepts` does, and the event is of one of the kinds."""
+        """Return whether the function wants this change: `accepts` does, and the event is of one of the kinds."""
         return self.accepts(change) and (not self.kinds or change.event.kind.casefold() in self.kinds)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HandlerTask:
-    """One call of one function for one change, with retries and approval; the scheduler updates it."""
+    """One call of one function for one change, with its retries and approval.
+
+    `HandlerScheduler` makes and updates it, until the function and its approval are over.
+    """
 
     change: Change
     rule: HandlerRule
@@ -50,25 +53,34 @@ class HandlerTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnVmName:
-    """Job: ask the endpoint for this VM's name, which is the job's result."""
+    """Job: ask the endpoint for this VM's name, which is the job's result.
+
+    A job is what `HandlerScheduler.due_jobs` wants to have run; `Handler` runs it and reports its result.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallHandlerFunction:
-    """Job: call the task's function with its change."""
+    """Job: call the function of the task's rule with the task's change; its result is ignored.
+
+    `HandlerScheduler.due_jobs` yields it, and `Handler` runs it.
+    """
 
     task: HandlerTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApproveEvent:
-    """Job: approve the event of the task's change; its function has returned."""
+    """Job: approve the event of the task's change at the endpoint; the task's function has returned.
+
+    `HandlerScheduler.due_jobs` yields it, and `Handler` runs it.
+    """
 
     task: HandlerTask
 
     @property
     def event(self) -> Event:
-        """The event to approve."""
+        """The event to approve, as the task's change has it."""
         return self.task.change.event
 
 
@@ -77,11 +89,11 @@ HandlerJob = LearnVmName | CallHandlerFunction | ApproveEvent
 
 @dataclass(slots=True, kw_only=True)
 class HandlerScheduler:
-    """Queues changes per event, and decides which jobs are due.
+    """Queues the changes of events, and decides which functions and approvals of a `Handler` are due.
 
-    Call `add_change` for each change and `release_unwanted` after each poll, run the jobs of `due_jobs`, and report
-    each with `job_succeeded` or `job_failed`, all in one thread. It calls `done()` of a change when all its functions
-    are over; changes that none wants are marked as handled together, by `release_unwanted`.
+    It does no I/O. Call `add_change` for each change and `release_unwanted` after each poll, run the jobs of
+    `due_jobs`, and report each with `job_succeeded` or `job_failed`, all in one thread. It calls `done()` of a change
+    when all its functions are over; changes that none wants are marked as handled together, by `release_unwanted`.
     """
 
     rules: Sequence[HandlerRule]  # one for each registered function
@@ -98,7 +110,7 @@ class HandlerScheduler:
     _learn_name_failures: int = 0
 
     def add_change(self, change: Change) -> None:
-        """Queues a call of each function that wants the change; keeps it for `release_unwanted` if none does.
+        """Queue a call of each function that wants the change; keep it for `release_unwanted` if none does.
 
         Without `neighbours` the change waits until this VM's name is known, and counts only if its event lists this VM.
         A Gone ends the retries of earlier changes of its event, and drops their functions that are not running.
@@ -107,14 +119,14 @@ class HandlerScheduler:
         self._assign_inbox()
 
     def release_unwanted(self) -> None:
-        """Marks all changes that no function wants as handled, with one write of the cursor file."""
+        """Mark all changes that no function wants as handled, with one write of the cursor file."""
         unwanted, self._unwanted = self._unwanted, []
         mark_all_handled(unwanted)
 
     def idle_time_s(self) -> float:
-        """Seconds until the next job is due, 0 if one is due now; infinity if none waits.
+        """Return the seconds until the next job is due, 0 if one is due now; infinity if none waits.
 
-        BUSY_POLL_S while one is running, because its result needs a prompt reaction.
+        While a job is running it is BUSY_POLL_S (1 s), because its result needs a prompt reaction.
         """
         if self._is_learning_name or any(task.is_running for task in self._all_tasks()):
             return BUSY_POLL_S
@@ -122,7 +134,7 @@ class HandlerScheduler:
         return max(0.0, min(due_at, self._learn_name_at if self._inbox else math.inf) - self.clock())
 
     def due_jobs(self) -> Iterator[HandlerJob]:
-        """Yields the jobs that are due now, and marks each as running when it yields it.
+        """Yield the jobs that are due now, and mark each as running when it is yielded.
 
         At most one for each event, and none while another of it runs; and a LearnVmName if changes wait for the name.
         With `is_stopping`, only approvals.

@@ -32,10 +32,10 @@ def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
 
 
 class ResponseReader:
-    """Parses one response incrementally. Feed it received bytes, and b"" when the peer has closed.
+    """Parses one HTTP response from the received bytes, piece by piece; `feed` takes them.
 
-    Use a new one for each response. `has_received` says whether any byte came; once `feed` has returned the response,
-    `can_keep_alive` says whether another request may follow on the connection.
+    Feed it b"" when the peer has closed. Use a new one for each response. `has_received` says whether any byte came;
+    once `feed` has returned the response, `can_keep_alive` says whether another request may follow on the connection.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,11 @@ class ResponseReader:
         self._chunks = _ChunkedBodyReader()
 
     def feed(self, data: bytes) -> HttpResponse | None:
-        """Adds data; returns the response once it is complete, else None. Header names are in lower case.
+        """Add received data; return the response once it is complete, else None.
 
-        Skips interim responses (1xx). Raises IncompleteResponse if the data is not HTTP, is longer than MAX_HEAD_BYTES
-        or MAX_BODY_BYTES, or ends too early.
+        b"" means that the peer has closed. Header names of the response are in lower case. Skips interim responses
+        (1xx). Raises IncompleteResponse if the data is not HTTP, is longer than MAX_HEAD_BYTES (64 KiB) or
+        MAX_BODY_BYTES (8 MiB), or ends too early.
         """
         self.has_received = self.has_received or bool(data)
         self._data += data

@@ -19,11 +19,12 @@ from forewarn.protocol.versions import NEWEST_VERSION
 
 
 class EndpointRecorder:
-    """Makes one recording in real time; `for_s` limits it in seconds, None means until interrupted.
+    """Records what an endpoint answers to polls, once and in real time; `for_s` limits it in seconds.
 
-    It polls every `every_s` seconds with the api-version `version`, or at once after a long poll that the endpoint
-    held. `clock` gives monotonic seconds, `sleep` waits. The recording begins when the recorder is created. It writes
-    no file: the caller stores what `answers` yields and, at the end, the result of `end`.
+    `for_s` None means until interrupted. It polls every `every_s` seconds with the api-version `version`, or at once
+    after a long poll that the endpoint held. `clock` gives monotonic seconds, `sleep` waits. The recording begins when
+    the recorder is created. It writes no file: the caller stores what `answers` yields and, at the end, the result of
+    `end`.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class EndpointRecorder:
         self._polls = 0
 
     def answers(self) -> Iterator[RecordedResponse]:
-        """Polls and yields each answer whose content differs from the last one's, until `for_s` is over.
+        """Poll, and yield each answer whose content differs from the last one's, until `for_s` is over.
 
         It blocks between the polls; call it once. A 304 to its ETag is not yielded. A failure is an answer with status
         None; only if the endpoint accepts no connection at the first poll, it raises Unreachable.
@@ -60,7 +61,7 @@ class EndpointRecorder:
             self._sleep(min(self._pause_s(), max(0.0, self._left_s())))
 
     def end(self) -> RecordingEnd:
-        """Returns the recording's last line, as of now: elapsed seconds, Date of the last response, polls.
+        """Return the recording's last line, as of now: elapsed seconds, Date of the last response, polls.
 
         It sends and ends nothing.
         """

@@ -34,18 +34,18 @@ class RecordingHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedResponse:
-    """One answer to a poll, or its failure, that differs from the one before."""
+    """One answer to a poll, or its failure, that differs from the one before; a line of a recording."""
 
     at_s: float  # seconds since the recording began
     status: int | None  # None if no response came
     date: float | None = None  # the server's Date, as POSIX seconds; None: it gave none
     content_type: str = ""  # the header, on one line of ASCII; "": none
-    retry_after: str = ""  # likewise
+    retry_after: str = ""  # the header, likewise; "": none
     body: bytes = b""  # b"" if no response came
     broke: str = ""  # the error, if no response came
 
     def has_same_content(self, other: RecordedResponse) -> bool:
-        """Whether status, content type, Retry-After and body are equal; times and `broke` do not count.
+        """Return whether status, content type, Retry-After and body are equal; times and `broke` do not count.
 
         Two failures without a response are therefore equal.
         """
@@ -83,7 +83,7 @@ class BadRecording(Rejected):
 
 
 def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> bytes:
-    """Encodes one line of the file, with its newline. Raises ValueError if a number is not finite.
+    """Encode one line of a recording file, with its newline. Raises ValueError if a number is not finite.
 
     The file is JSON lines: a header, answers, and at last an end.
     """
@@ -102,7 +102,7 @@ def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> byte
 
 
 def encode_recording(recording: EndpointRecording) -> bytes:
-    """Encodes a whole recording as the bytes of its file, one line for each part.
+    """Encode a whole recording as the bytes of its file, one line for each part.
 
     Raises ValueError if a number is not finite.
     """

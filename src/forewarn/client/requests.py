@@ -46,8 +46,8 @@ class TemporarilyUnavailable(Unavailable):
 class PollAnswer:
     """The parsed answer to a poll, made by `parse_poll_answer`."""
 
-    received: Received | None  # the document, perhaps only partly usable; None if ours is still current (304)
-    etag: str  # "" if the answer has none
+    received: Received | None  # the document, perhaps only partly usable; None after a 304: it has not changed
+    etag: str  # with its quotes; "" if the answer has none
     was_held: bool  # the server applied our `Prefer: wait` (spec §4.4), even if it did not have to wait
     server_time: float | None  # its Date as POSIX seconds, in a lab lab time (spec §12); None: not readable
 
@@ -62,7 +62,7 @@ class PollState:
 
     @property
     def condition(self) -> str:
-        """The ETag to send with the next poll; "" (the answer comes in full) if there is none.
+        """The ETag to send with the next poll; "" if there is none: then the answer comes in full.
 
         Also "" if the last document was only partly usable: the next answer may be whole.
         """
@@ -71,11 +71,14 @@ class PollState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollStep:
-    """What follows a poll: the new state, the document if it changed, the pause before the next poll."""
+    """What follows a poll: the new state, the document if it changed, the pause before the next poll.
+
+    `step_after_answer` and `step_after_failure` make it.
+    """
 
     state: PollState
     new_document: Received | None  # None: the poll failed, or brought no document (304), or one equal to the last
-    pause_s: float  # seconds
+    pause_s: float  # seconds to wait before the next poll
 
 
 def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 0) -> HttpRequest:
@@ -155,7 +158,10 @@ def raise_for_status(response: HttpResponse) -> None:
 
 
 def is_transient_status(status: int) -> bool:
-    """Whether a later retry may help after this HTTP status: 408, 410, 429 and all from 500 on (spec §11)."""
+    """Return whether a later retry may help after this HTTP status: 408, 410, 429, and 500 or more.
+
+    See spec §11.
+    """
     return status in _TRANSIENT_STATUSES or status >= 500
 
 
@@ -188,10 +194,11 @@ def _error_reason(response: HttpResponse) -> str:
 
 
 def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
-    """The step after an answer to a poll; its state has no failures. `state` stays unchanged.
+    """Return the step that follows an answer to a poll; its state has no failures.
 
-    A document is new if its content differs from the last one's. A 304 keeps document and ETag. The pause is
-    LONG_POLL_PAUSE_S if the server held the answer, or if it is the first and has an ETag; else POLL_INTERVAL_S.
+    `state` stays unchanged. A document is new if its content differs from the last one's. A 304 keeps document and
+    ETag. The pause is LONG_POLL_PAUSE_S (0.05 s) if the server held the answer, or if it is the first and has an ETag;
+    else POLL_INTERVAL_S (1 s).
     """
     pause_s = LONG_POLL_PAUSE_S if answer.was_held or (answer.etag and state.document is None) else POLL_INTERVAL_S
     if answer.received is None:
@@ -203,9 +210,9 @@ def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
 
 
 def partial_document_warning(document: Received | None) -> str:
-    """A sentence for the log about a partly usable document; "" if it is whole or None.
+    """Return a sentence for the log about a partly usable document; "" if it is whole or None.
 
-    It says how many elements cannot be used, and which events therefore do not count as over.
+    It says how many elements cannot be used, and which events therefore do not count as over. Logs nothing.
     """
     if document is None or not document.unusable:
         return ""
@@ -217,21 +224,21 @@ def partial_document_warning(document: Received | None) -> str:
 
 
 def step_after_failure(state: PollState, error: Unavailable | None = None) -> PollStep:
-    """The step after a poll that failed with `error`: one more failure, and the pause of `backoff_s`.
+    """Return the step that follows a poll that failed with `error`: one more failure, and a pause.
 
-    The pause doubles with each failure up to MAX_BACKOFF_S, and is at least the Retry-After that `error` has; None: the
-    poll failed without one. The step has no new document. Its state keeps the last one, and has no ETag, because
-    another server may answer next. `state` stays unchanged.
+    The pause doubles with each failure up to MAX_BACKOFF_S (5 s), and is at least the Retry-After that `error` has
+    (None: the poll failed without one); see `backoff_s`. The step has no new document. Its state keeps the last one,
+    and has no ETag, because another server may answer next. `state` stays unchanged.
     """
     failed = replace(state, etag="", failures=state.failures + 1)
     return PollStep(state=failed, new_document=None, pause_s=backoff_s(failed.failures, error))
 
 
 def backoff_s(failures: int, error: Unavailable | None = None) -> float:
-    """Seconds to wait after this many failures in a row: 0.5, then doubling up to MAX_BACKOFF_S.
+    """Return the seconds to wait after this many failures in a row: 0.5, then doubling up to 5.
 
     `failures` is 1 or more. If `error` is a TemporarilyUnavailable with a Retry-After, at least that, which is at most
-    MAX_RETRY_AFTER_S: a Preempt gives only 30 seconds (spec §6.3). Any other error, or None, changes nothing.
+    MAX_RETRY_AFTER_S (10 s): a Preempt gives only 30 seconds (spec §6.3). Any other error, or None, changes nothing.
     """
     doubling = min(MAX_BACKOFF_S, 0.5 * 2.0 ** min(failures - 1, 8))
     asked = error.retry_after_s if isinstance(error, TemporarilyUnavailable) else None
@@ -239,10 +246,10 @@ def backoff_s(failures: int, error: Unavailable | None = None) -> float:
 
 
 def should_give_up(failures: int, paused_s: float, error: Unavailable) -> bool:
-    """Whether to give up a single request after this error: True from MAX_TRIES failures on.
+    """Return whether to give up a single request after this error: True from MAX_TRIES (5) failures on.
 
     `failures` counts this one too. If the error is a 410, their number does not matter: True once `paused_s`, the
-    seconds of all pauses so far, has reached GONE_TIMEOUT_S.
+    seconds of all pauses so far, has reached GONE_TIMEOUT_S (80 s).
     """
     is_gone = isinstance(error, TemporarilyUnavailable) and error.status == 410
     return paused_s >= GONE_TIMEOUT_S if is_gone else failures >= MAX_TRIES

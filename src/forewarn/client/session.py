@@ -113,7 +113,7 @@ LOG = logging.getLogger("forewarn.client")
 
 
 class ClientSession:
-    """State and flows that the blocking and the asyncio client share.
+    """State and flows that the blocking and the asyncio client share; it does no I/O itself.
 
     Methods marked `Flow` are generators of effects: a client runs them, and does the I/O and sleeping. `endpoint` is an
     address, or None: then `environ` has it, else `discovery` finds it (None: with the default settings). `version`
@@ -149,7 +149,10 @@ class ClientSession:
         self._name_version = NAME_VERSIONS[-1]
 
     def time_left(self, event: Event) -> float | None:
-        """Seconds until NotBefore by the service's time now, negative after it; None if either is unknown."""
+        """Return the seconds until the event's NotBefore by the service's time now, negative after it.
+
+        None if either is unknown. Sends nothing.
+        """
         return time_left_s(event, self.now())
 
     @property
@@ -158,7 +161,7 @@ class ClientSession:
         return None if self.answered_at is None else self.service_time.time_at(self.answered_at)
 
     def now(self) -> float | None:
-        """The service's time in POSIX seconds, also between its answers; None if it is not known."""
+        """Return the service's time in POSIX seconds, also between its answers; None if it is not known."""
         return self.service_time.time_at(self.clock())
 
     def discover(self) -> Flow[Endpoint]:
@@ -172,18 +175,18 @@ class ClientSession:
         return self.endpoint
 
     def events(self) -> Flow[Received]:
-        """Flow: returns the current document. Retries transient failures, but raises Unreachable at once.
+        """Flow: return the current document. Retries transient failures, but raises Unreachable at once.
 
-        Raises Unavailable after MAX_TRIES failures, for status 410 after pauses of GONE_TIMEOUT_S in all; NotFound or
-        Rejected if a retry cannot help.
+        Raises Unavailable after MAX_TRIES (5) failures, for status 410 after pauses of GONE_TIMEOUT_S (80 s) in all;
+        NotFound or Rejected if a retry cannot help.
         """
         return (yield from self._with_retries(self._events_once))
 
     def mine(self) -> Flow[tuple[Event, ...]]:
-        """Flow: returns the events that list this VM, in the document's order; () if none does.
+        """Flow: return the events that list this VM, in the document's order; () if none does.
 
-        Asks first for the VM's name, if it is not known; the case of names does not matter. Retries transient failures,
-        then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot help.
+        Asks first for the VM's name, if it is not known; letter case of names does not matter. Retries transient
+        failures, then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot help.
         """
         name = yield from self.name()
         received = yield from self.events()
@@ -321,9 +324,9 @@ class ClientSession:
 
 
 def warning_effect(text: str) -> CallFunction:
-    """The effect that logs a warning to the logger `forewarn.client`; a flow must yield it.
+    """Return the effect that logs a warning to the logger `forewarn.client`; a flow must yield it.
 
-    `text` is the message.
+    `text` is the message. The call itself logs nothing.
     """
     return CallFunction(function=partial(LOG.warning, "%s", text))
 
@@ -367,7 +370,7 @@ class ClientProperties:
 
     @property
     def trouble(self) -> str:
-        """Why the latest poll of `documents` or `watch` failed, or brought a partly usable document.
+        """Why the latest poll of `documents` or `watch` failed, or which part of its document is unusable.
 
         A sentence for people; "" if neither, or if any poll has succeeded since.
         """

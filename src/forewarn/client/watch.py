@@ -112,7 +112,7 @@ class _MarkHandled:
 
 
 def mark_all_handled(changes: Iterable[Change]) -> None:
-    """Calls `done()` of these changes, but writes the cursor file only once for all changes of a watch.
+    """Call `done()` of these changes, but write the cursor file only once for all changes of a watch.
 
     A file with thousands of events takes a while to write, and a document can have as many new events. Changes of a
     watch with `in_order` are written one by one.
@@ -129,14 +129,14 @@ def mark_all_handled(changes: Iterable[Change]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
-    """How a watch delivers changes.
+    """How a watch delivers changes; the default is that of `Client.watch`.
 
     `explicit`: a change is handled only by its `done()`, not when the next one is requested. `in_order`: `done()` also
     handles all changes before it, so that a thousand changes need one write. `max_poll_s` returns for how many seconds
-    the next poll may be held (at most LONG_POLL_S), and how long the pause after it may be; the watch then yields None
-    after each poll, so that the caller gets control. `confirm_time`: the first Date of the service counts only once
-    several answers agree about it, and its time is unknown until then; else the first counts at once. `repeats_moved`:
-    an event whose NotBefore changes before it starts is delivered as Scheduled again.
+    the next poll may be held (at most LONG_POLL_S, 10), and how long the pause after it may be; the watch then yields
+    None after each poll, so that the caller gets control. `confirm_time`: the first Date of the service counts only
+    once several answers agree about it, and its time is unknown until then; else the first counts at once.
+    `repeats_moved`: an event whose NotBefore changes before it starts is delivered as Scheduled again.
     """
 
     explicit: bool = False
