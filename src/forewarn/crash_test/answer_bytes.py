@@ -38,7 +38,7 @@ class AnswerReader:
 
     def __init__(self, *, is_head_request: bool = False) -> None:
         self.is_complete = False
-        self._is_head_request = is_head_request  # the answer has no body, whatever its Content-Length
+        self._is_head_request = is_head_request  # the answer has no body, even with a Content-Length
         self._unread = bytearray()  # of an incomplete head
         self._parser: httptools.HttpResponseParser | None = None  # None: the head is not complete
         self._headers: list[tuple[str, str]] = []

@@ -28,10 +28,10 @@ class HandlerProcess:
     """The handler's program on one VM, over all its runs; `recorder` gets its starts, exits and output.
 
     The recorder also gets samples of what the program uses; of the output, it gets the first 999 lines, each up to 1000
-    characters, and a note if there are more. This is the only user of its machine. `vm` is the VM's name. If
-    `restart_after_exit_s` is not None, the program is started again this long (real time) after it has ended by itself,
-    as a timer or a supervisor does. Call `open`, then `boot`, and `close` at the end. `count_connections` returns the
-    open connections to the endpoint; the owner of the proxy sets it.
+    characters, and a note if there are more. This is the only user of `machine`, where the processes run. `vm` is the
+    VM's name. If `restart_after_exit_s` is not None, the program is started again this long (real time) after it has
+    ended by itself, as a timer or a supervisor does. Call `open`, then `boot`, and `close` at the end. The owner of the
+    proxy sets `count_connections` to a function that returns the number of open connections to the endpoint.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class HandlerProcess:
                 await self._boot()
 
     async def kill(self, *, restart_after_s: float | None) -> None:
-        """Kill all processes of the program with SIGKILL, and start it again later.
+        """Kill all processes of the program with SIGKILL, and start it again after `restart_after_s`.
 
-        `restart_after_s` is real time; None: it is not started again. Returns when they have ended, before the restart.
-        The boot id and the files stay. Does nothing if the VM is not up. Raises Refused if the program runs elsewhere.
-        If it cannot be executed at the restart, that is a problem of the case.
+        `restart_after_s` is real time; None: it is not started again. Returns when the processes have ended, before the
+        restart. The boot id and the files stay. Does nothing if the VM is not up. Raises Refused if the program runs
+        elsewhere. If it cannot be executed at the restart, that is a problem of the case.
         """
         self._require_control()
         async with self._lock:
@@ -97,10 +97,10 @@ class HandlerProcess:
             self._start_task(self._restart(restart_after_s))
 
     async def reboot(self, *, is_abrupt: bool, down_s: float) -> None:
-        """End all processes, wait for `down_s` (real time), and boot. A VM that was shut down stays so.
+        """End all processes, wait for `down_s` (real time), and boot; does nothing if the VM is not up.
 
-        Processes get SIGTERM and two seconds, unless `is_abrupt`. Returns when the program runs again. Raises Refused
-        if it cannot be executed any more, or runs elsewhere.
+        Processes get SIGTERM and two seconds, or with `is_abrupt` SIGKILL at once. Returns when the program runs again.
+        Raises Refused if it cannot be executed any more, or runs elsewhere.
         """
         self._require_control()
         async with self._lock:
@@ -114,8 +114,8 @@ class HandlerProcess:
     async def freeze(self, seconds: float) -> None:
         """Stop all processes for this many seconds of real time, and return when they continue.
 
-        Does nothing if the VM is not up. If it is cancelled, they continue at once. The processes of a handler that
-        runs elsewhere go on, and only the time passes.
+        Does nothing if the VM is not up. If this call is cancelled, they continue at once. The processes of a handler
+        that runs elsewhere go on, and only the time passes.
         """
         async with self._lock:
             if not self._is_up:
@@ -141,8 +141,8 @@ class HandlerProcess:
     async def run_command(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command on the VM, beside the handler and without output; return its exit status.
 
-        None if the VM is not up or is frozen, or the command was ended or took longer than `timeout_s` (real time, with
-        the end of another command that is running).
+        None if the VM is not up or is frozen, or the command was ended by a signal or took longer than `timeout_s`
+        (real time, which includes the wait for another command that is running).
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -176,9 +176,9 @@ class HandlerProcess:
         await self.run_command(f"rm -f {_FILL_FILE}", _DISK_COMMAND_S)
 
     async def close(self) -> None:
-        """Kill all processes, and end restarts that wait; within 10 s. May be called twice.
+        """Kill all processes of the handler, and cancel restarts that wait; within 10 s. May be called twice.
 
-        Its creator closes the machine, after the event loop has ended.
+        The creator of the machine closes that, after the event loop has ended.
         """
         for task in self._tasks:
             task.cancel()

@@ -34,7 +34,7 @@ _GROUPS = {  # the cases that need attention come first
 def html_report(result: CrashTestResult) -> str:
     """Return the text of one HTML file with the whole result, which needs nothing else to be shown.
 
-    All text of the handler is escaped, and unprintable characters are replaced.
+    All text of the handler is escaped, and unprintable characters are replaced. Writes no file.
     """
     fixes = find_fixes(result.cases)
     return _template().render(

@@ -59,29 +59,26 @@ _OPERATIONS: dict[str, RequestedOperation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSetup:
-    """What a live stage is made of.
-
-    The first VM of `fleet` is judged. `machines` are those of VMs with a handler, by name, and their creator closes
-    them. `probes` are shell commands; `speed` is seconds of the service's clock per real second.
-    """
+    """What `open_live_stage` makes a live stage of: the fleet, the machines of handlers, probes and clock."""
 
     fleet: DeclaredFleet  # its first VM is the one whose handler is judged
     machines: Mapping[str, HandlerMachine]  # of the VMs with a handler, by name; their creator closes them afterwards
     probes: Mapping[Probe, str] = field(default_factory=dict)  # shell commands, run on each VM with a handler
     is_one_shot: bool = False  # the handler is started again a second (real time) after it has ended by itself
     speed: float = 1.0  # seconds of the service's clock per second of real time
-    clock_offset_s: float = 0.0  # of the service's clock from the real time; above 0: it is ahead
+    clock_offset_s: float = 0.0  # seconds that the service's clock is ahead of real time; below 0: behind
     first_incarnation: int = 1  # of the first document
 
 
 class LiveStage:
-    """A `Stage` on which the handler really runs; `open_live_stage` makes it.
+    """A `Stage` on which the handler really runs; `open_live_stage` makes it, for one case.
 
     Seconds are those of the service's clock, which are real seconds unless the case runs at another speed. A `vm` is a
     name; None means the attribute `vm`, the judged VM. Methods `until_…` return whether it happened within `within_s`.
     The attribute `events` has the events that the script published, in order. The argument `vms` names all VMs, the
     judged one first; `handlers` and `proxies` are those of the VMs with a handler, by name. `neighbours` are the names
-    of the other VMs, in order. `recorder` gets the observations; `hypervisor` performs acts.
+    of the other VMs, in order. `recorder` gets the observations; `hypervisor` performs acts; `speed` is seconds of the
+    service's clock per real second. `service` is the lab that answers the handler.
     """
 
     def __init__(
@@ -111,7 +108,8 @@ class LiveStage:
 
         `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0: the usual
         notice. A Freeze is an update of the VM's host; its user requests a Reboot, Redeploy or Terminate. Raises
-        Rejected for another kind, NotFound for an unknown VM, Refused if the state of the VM forbids it.
+        Rejected for another kind, NotFound for an unknown VM, Refused if the state of the VM or a pending event forbids
+        it.
         """
         name, notice = vm or self.vm, RequestedNotice(notice_s)
         if kind == "Freeze":
@@ -133,9 +131,10 @@ class LiveStage:
         return self._remember(next(event for event in events if row.name in event.vms))
 
     async def withdraw(self, event: StageEvent) -> None:
-        """Withdraw an event that has not started; it disappears. If it has started, the timeline says so.
+        """Withdraw an event that has not started; it disappears from documents.
 
-        That is no error: the event goes on.
+        If the event has started or is over, this is no error: the event goes on, and the timeline gets a disturbance
+        that says so.
         """
         try:
             await self._service.control.requests.withdraw(event.id, who=TEST_ACTOR)
@@ -144,10 +143,10 @@ class LiveStage:
         await self._service.settle()
 
     async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
-        """Wait until the handler on this VM has polled `times` times from now on, whatever answers it got.
+        """Wait until the handler on this VM has polled `times` times from now on, with any answer or none.
 
-        `vm` is a name; None: the judged VM. Polls that arrived before this call do not count. Returns False after
-        `within_s` seconds of the service's clock.
+        `vm` is a name; None: the judged VM. Polls that arrived before this call do not count. Returns True then, and
+        False after `within_s` seconds of the service's clock.
         """
         name, now = vm or self.vm, self._recorder.now()
         return await self._recorder.wait_for(
@@ -159,8 +158,8 @@ class LiveStage:
     async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
         """Wait until a poll of the handler on this VM got a whole document with this event.
 
-        `vm` is a name; None: the judged VM. One before this call counts. Returns False after `within_s` seconds of the
-        service's clock.
+        `vm` is a name; None: the judged VM. A poll before this call counts. Returns True then, and False after
+        `within_s` seconds of the service's clock.
         """
         name = vm or self.vm
         return await self._recorder.wait_for(lambda seen: _is_delivery(seen, event.id, name), within_s=within_s)
@@ -195,11 +194,12 @@ class LiveStage:
         await self._recorder.sleep(seconds)
 
     def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
-        """Answer the handler on this VM with this from now on; None: with the service's own answers.
+        """Answer the handler on this VM with `answer` from now on; None: with the service's own answers.
 
-        It takes the place of an earlier one. It is given at most `times` times (None: without a limit), to the requests
-        that its fields name; where it leaves an answer as it is, that does not count. One that refuses connections
-        lasts until the next call. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM.
+        It takes the place of an earlier substitute. It is given at most `times` times (None: without a limit), to the
+        requests that its fields name; where it leaves an answer as it is, that does not count. One that refuses
+        connections lasts until the next call, ignoring `times`. The timeline gets a disturbance for its duration. `vm`
+        is a name; None: the judged VM. Raises Refused if no handler runs on the VM.
         """
         name = vm or self.vm
         self._proxy(name).substitute(answer, times)
@@ -210,9 +210,9 @@ class LiveStage:
     async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
         """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
 
-        None: not again. Returns when they have ended, before the restart, which counts seconds of the service's clock.
-        Its files stay. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM, or if it runs
-        elsewhere.
+        `restart_after_s` is in seconds of the service's clock; None: it is not started again. Returns when the
+        processes have ended, before the restart. Files stay. `vm` is a name; None: the judged VM. Raises Refused if no
+        handler runs on the VM, or if it runs elsewhere.
         """
         name = vm or self.vm
         self._disturb("the handler was killed", vm=name)
@@ -222,18 +222,19 @@ class LiveStage:
     async def reboot_vm(self, *, vm: str | None = None) -> None:
         """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
 
-        Returns when it has been started, about two seconds of the service's clock later. Its /tmp is empty then; its
-        other files stay. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM, or if it
-        runs elsewhere.
+        Returns when the handler has been started, about two seconds of the service's clock later. Its /tmp is empty
+        then; its other files stay. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM, or
+        if it runs elsewhere.
         """
         name, at = vm or self.vm, self._recorder.now()
         await self._handler(name).reboot(is_abrupt=True, down_s=_UNPLANNED_DOWN_S / self._speed)
         self._recorder.record(Disturbance(at=at, vm=name, text="the VM rebooted", until=self._recorder.now()))
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
-        """Fill the disk on which the handler may write, until `free_disk`; takes up to 20 s of real time.
+        """Fill the disk on which the handler may write, until `free_disk`; returns when it is full.
 
-        `vm` is a name; None: the judged VM. Raises Refused outside of namespaces, and if no handler runs on the VM.
+        Takes up to 20 s of real time. `vm` is a name; None: the judged VM. Raises Refused outside of namespaces, and if
+        no handler runs on the VM.
         """
         name = vm or self.vm
         await self._handler(name).fill_disk()
@@ -250,18 +251,15 @@ class LiveStage:
 
     @property
     def problem(self) -> str:
-        """Why this case must not be judged, as a sentence; "" if it may be.
-
-        The machine failed, or a probe cannot run.
-        """
+        """Why this case must not be judged, as a sentence, such as that a probe cannot run; "" if it may be."""
         return self._recorder.problem
 
     async def until_at_rest(self, *, within_s: float, settles_within_s: float) -> bool:
         """Wait until the handler has polled twice, and begin the timeline anew; False if it does not poll.
 
-        `within_s` is for the polls. Then waits up to `settles_within_s` for a no of the probe `prepared` since the
-        stage was opened, because the handler may have to recover from an earlier case (0: there is no such probe).
-        Returns True also without one. Both are seconds of the service's clock.
+        `within_s` is for the polls. Then waits up to `settles_within_s` until the probe `prepared` has said no once
+        since the stage was opened, because the handler may have to recover from an earlier case (0: do not wait).
+        Returns True also without a no. Both are seconds of the service's clock.
         """
         if not await self.until_polled(times=2, within_s=within_s):
             return False
@@ -273,7 +271,10 @@ class LiveStage:
         return True
 
     def finish(self) -> Timeline:
-        """Stop recording, and return the timeline of the case, which ends now. Call it once."""
+        """Stop recording, and return the timeline of the case, which ends now. Call it once.
+
+        Substitutes in use and impacts under way are in the timeline without an end.
+        """
         for name in list(self._substitutes):
             self._end_substitute(name, None)
         self._hypervisor.record_running_impacts()
@@ -306,9 +307,9 @@ class LiveStage:
 async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
     """Start the lab, the proxies, the reference poller and the handlers, for the time of a block.
 
-    An async context manager that gives the `LiveStage`; it ends all of them. Raises Refused if the handler cannot be
-    started, and what `open_lab_service` raises. Call `LiveStage.finish` in the block: what happens while the stage
-    closes does not belong to the timeline.
+    An async context manager that gives the `LiveStage`; at the end of the block it ends all of them. Raises Refused if
+    the handler cannot be started, and what `open_lab_service` raises. Call `LiveStage.finish` in the block: what
+    happens while the stage closes does not belong to the timeline.
     """
     real = read_real_time()
     clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=real, speed=setup.speed))

@@ -30,7 +30,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def require_handler(command: Sequence[str]) -> None:
     """Raise Rejected unless the first word of this command is an executable program; runs nothing.
 
-    It is searched in the PATH, or with a slash from the current directory.
+    The program is searched in the PATH, or with a slash from the current directory. Rejected too for an empty command.
     """
     if not command:
         raise Rejected("no handler is given: write its command after `--`")
@@ -81,7 +81,7 @@ def require_variable_name(name: str) -> None:
 def require_vm_name(name: str) -> None:
     """Raise Rejected unless a VM can have this name.
 
-    It has 1 to 64 printable characters, without braces, slashes and backslashes, and without blanks around it.
+    A name has 1 to 64 printable characters, without braces, slashes and backslashes, and without blanks around it.
     """
     try:
         declared = declare_case_fleet(Layout.SET, name).vms[0].name
@@ -92,10 +92,10 @@ def require_vm_name(name: str) -> None:
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Raise Rejected unless this file can be written; what it contains stays, and none is left behind.
+    """Raise Rejected unless this file can be written; its content stays, and no new file is left behind.
 
-    A device, a pipe and a symbolic link to nothing are not checked. `option` names the file in the message, such as
-    `--html`.
+    The directory must exist. A device, a pipe and a symbolic link to nothing are not checked. `option` names the file
+    in the message, such as `--html`.
     """
     if not path.parent.is_dir():
         raise Rejected(f"{option}: the directory {str(path.parent)!r} does not exist: create it first")
@@ -115,7 +115,7 @@ def require_writable(path: Path, option: str) -> None:
 
 
 def combine_cases(more: Sequence[Case]) -> tuple[Case, ...]:
-    """Return the built-in cases, then `more` of the user's files.
+    """Return the built-in cases, then `more`, the cases of the user's files.
 
     Raises Rejected for an id of `more` that is not AREA-NAME in lower case, and for one that two cases have.
     """
@@ -132,8 +132,8 @@ def combine_cases(more: Sequence[Case]) -> tuple[Case, ...]:
 def select_cases(cases: Sequence[Case], profile: HandlerProfile, only: Sequence[str] = ()) -> tuple[Case, ...]:
     """Return the cases of the profile, in order; with `only` those whose id or area is one of these.
 
-    Names must match exactly; without `only`, all. Raises Rejected for a name that no case has, with the names that are
-    most like it, and for one whose cases do not belong to the profile.
+    Names in `only` must match exactly; without any, all cases of the profile are returned. Raises Rejected for a name
+    that no case has, with the names that are most like it, and for one whose cases do not belong to the profile.
     """
     of_profile = [case for case in cases if profile in case.profiles]
     for name in only:

@@ -19,9 +19,10 @@ _CANNOT_RUN = {126: "is not executable", 127: "was not found"}  # exit statuses 
 class ProbeRunner:
     """The probes of one VM: shell commands that say yes with exit status 0, and no with any other.
 
-    `commands` has them; they run beside the handler on the VM called `vm`. The recorder gets an answer if it is the
-    first one or differs from the last; its time is when that run of the probe began, or the approval arrived for which
-    it was run. A probe that the shell cannot run is a problem of the case, not an answer. `run_forever` runs them.
+    `commands` has them by probe; `handler` runs them beside the handler on the VM called `vm`. The recorder gets an
+    answer if it is the first one or differs from the last; its time is when that run of the probe began, or the
+    approval arrived for which it was run. A probe that the shell cannot run is a problem of the case, not an answer.
+    `run_forever` runs them.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class ProbeRunner:
         self._last: dict[Probe, bool] = {}
 
     async def run_forever(self) -> None:
-        """Run all probes, one after the other, until cancelled; returns at once without probes.
+        """Run all probes, one after the other, again and again until cancelled; return at once without probes.
 
-        From the end of a round to the next are 0.5 s; a probe that takes over 5 s (real time) gives no answer.
+        From the end of a round to the next are 0.5 s; a probe that takes over 5 s (real time) gives no answer. Changed
+        answers are recorded.
         """
         while self._commands:
             await self.run_once(PROBE_TIMEOUT_S)
@@ -45,16 +47,16 @@ class ProbeRunner:
     async def look_before_impact(self) -> None:
         """Run all probes once more and record changed answers, because the platform is about to act on the VM.
 
-        Each takes 3 s of real time at most; one that takes longer gives no answer.
+        Each probe may take 3 s of real time; one that takes longer gives no answer.
         """
         await self.run_once(_LAST_LOOK_TIMEOUT_S)
 
     async def ask_prepared(self, at: float) -> bool | None:
-        """Run the probe `prepared` because an approval arrived at this time, and return what it says.
+        """Run the probe `prepared` because an approval arrived at this time, and return whether it says yes.
 
-        `at` is in seconds since the start of the case; a changed answer is recorded with this time. The handler waits
-        for its answer meanwhile, so this is the state in which it approved. None if there is no such probe, or it
-        cannot run or gives no answer within a second (real time).
+        `at` is in seconds since the start of the case; a changed answer is recorded with this time. The approval is
+        held meanwhile, so this is the state in which the handler approved. None if there is no such probe, or it cannot
+        run or gives no answer within a second (real time).
         """
         command = self._commands.get(Probe.PREPARED)
         if command is None:

@@ -16,7 +16,7 @@ _MAX_SHARE_RUNNING = 0.25  # of the time that a thread wants a CPU: one that get
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
-    """What some processes use together; zombies do not count."""
+    """What some processes use together, at one moment; zombies do not count."""
 
     cpu_s: float  # CPU time since their start, with that of children that they have waited for
     memory_bytes: int  # resident memory; pages that processes share count for each of them
@@ -25,7 +25,7 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTimes:
-    """What the kernel has counted for one thread since its start."""
+    """What the kernel has counted for one thread since the thread's start."""
 
     id: int  # the thread id of the kernel
     ran_ns: int  # nanoseconds on a CPU
@@ -35,9 +35,10 @@ class ThreadTimes:
 class StarvationMeter:
     """Measures how long a program could not go on because other programs had taken the CPUs.
 
-    The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. Waits of
-    processes that start and end between two measurements are not seen. `read_threads` gets a pid and yields its
-    threads; None: /proc tells them, without those of low priority.
+    The kernel counts for each thread how long it ran, and how long it was ready to run and had to wait. The meter
+    remembers the last measurement. Waits of processes that start and end between two measurements are not seen.
+    `read_threads` gets a pid and returns the times of its threads; None: /proc gives them, without threads of low
+    priority.
     """
 
     def __init__(self, read_threads: Callable[[int], Iterable[ThreadTimes]] | None = None) -> None:
@@ -49,8 +50,8 @@ class StarvationMeter:
 
         Of a thread that the last call did not see, all its time counts. `pids` are the processes of the program. Counts
         only threads that ran for less than a quarter of the time in which they could run: one that computes without a
-        pause always waits, but goes on. Waits for the program's own threads do not count: what all of them ran is
-        subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
+        pause always waits, but goes on. Waits for the program's own threads do not count: the time that all of them ran
+        is subtracted. Returns 0.0 if no thread was starved, and if the kernel counts no waits.
         """
         before, self._measured = self._measured, {}
         longest = total = 0
@@ -69,7 +70,7 @@ class StarvationMeter:
 def list_descendants(pid: int) -> list[int]:
     """Return the pids of all descendants of a process, without itself, parents before children.
 
-    A process that ends meanwhile may be missing. Returns [] if the process is gone.
+    A process that ends meanwhile may be missing. Returns [] if the process is gone or has no children.
     """
     found: list[int] = []
     waiting = [pid]
@@ -83,7 +84,8 @@ def list_descendants(pid: int) -> list[int]:
 def list_pids_with_variable(name: str, value: str) -> list[int]:
     """Return the pids of all other processes that were started with this environment variable and value.
 
-    Processes of other users are left out if their environment cannot be read. In no particular order.
+    They are in no particular order. Processes whose environment cannot be read, such as those of other users, are left
+    out.
     """
     wanted = f"{name}={value}".encode()
     found = []

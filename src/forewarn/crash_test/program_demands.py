@@ -41,8 +41,8 @@ _SHORTEST_REST_S = 8.0  # of samples, before something can be said about growth
 def does_not_exit() -> Demand:
     """Demand that the program on the judged VM does not end by itself.
 
-    Exits that the case or the platform caused do not count. It is unknown if the program was never started. Does not
-    apply to handlers that claim one-shot or run elsewhere.
+    Exits that the case or the platform caused do not count. The outcome is unknown if the program was never started.
+    Does not apply to handlers that claim one-shot or run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -62,10 +62,10 @@ def does_not_exit() -> Demand:
 def still_polls() -> Demand:
     """Demand that the handler still polls when the case ends.
 
-    A last answer within two claimed intervals plus a second before the end is in time, within three plus 5 s slow. A
-    poll that was never answered counts as in time. Time in which it could not poll does not count; a handler that never
-    polled, and hardly could, is unknown, and so is a late one if the machine was too slow. Does not apply to handlers
-    that claim one-shot.
+    A last answer within two claimed intervals plus a second before the end is in time, within three plus 5 s slow,
+    earlier a failure. A poll that was never answered counts as in time. Time in which the handler could not poll does
+    not count. The outcome is unknown for a handler that never polled and hardly could, and for a late one if the
+    machine was too slow. Does not apply to handlers that claim one-shot.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -90,9 +90,9 @@ def polls_again(*, within_s: float | None = None, at_most_s: float | None = None
     """Demand that a poll is answered within `within_s` of the last disturbance; slow until `at_most_s`.
 
     By default the limits are two poll intervals that the handler claims plus 2 s, and three plus 5 s. Answered means
-    200 or 304. Time in which it could not poll does not count. It is unknown if no disturbance ended before the case,
-    the machine was too slow, or the case ended before the second limit without such a poll. Does not apply to handlers
-    that claim one-shot.
+    200 or 304. Time in which the handler could not poll does not count. The outcome is unknown if no disturbance ended
+    before the case did, the machine was too slow, or the case ended before the second limit without such a poll. Does
+    not apply to handlers that claim one-shot.
     """
     limit = "a few poll intervals" if within_s is None else f"{within_s:g} s"
 
@@ -110,9 +110,9 @@ def polls_after_restart(*, within_s: float = 10.0, at_most_s: float = 15.0) -> D
     """Demand that a poll is answered within `within_s` of the program's restart; slow until `at_most_s`.
 
     Answered means 200 or 304. The restart is the second start of the program; if the case or the platform had ended it,
-    up to 5 s that it takes to start do not count. It is unknown if there is no restart, the machine was too slow, or
-    the case ended before the second limit without such a poll. Does not apply to handlers that claim one-shot or run
-    elsewhere.
+    up to 5 s that it takes to start do not count. The outcome is unknown if there is no restart, the machine was too
+    slow, or the case ended before the second limit without such a poll. Does not apply to handlers that claim one-shot
+    or run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -133,10 +133,11 @@ def polls_after_restart(*, within_s: float = 10.0, at_most_s: float = 15.0) -> D
 def polls_regularly(*, within_s: float | None = None, at_most_s: float | None = None) -> Demand:
     """Demand that the time between two polls is at most `within_s`; until `at_most_s` it is slow.
 
-    It counts from the answer of one poll to the next poll. By default, and at least, the limit is 1.25 poll intervals
-    that the handler claims plus a second; slow until two intervals plus 2 s. Time before the first poll, and in which
-    it could not poll, does not count; that from the last poll to the end does, and without any poll that of the whole
-    case. It is unknown if the machine was too slow. Does not apply to handlers that claim one-shot.
+    The time counts from the answer of one poll to the next poll. By default, and at least, the limit is 1.25 poll
+    intervals that the handler claims plus a second; slow until two intervals plus 2 s. Time before the first poll, and
+    in which the handler could not poll, does not count; that from the last poll to the end does, and without any poll
+    that of the whole case. The outcome is unknown if the machine was too slow. Does not apply to handlers that claim
+    one-shot.
     """
     limit = "as often as it claims" if within_s is None else f"at least every {within_s:g} s"
 
@@ -160,7 +161,8 @@ def polls_regularly(*, within_s: float | None = None, at_most_s: float | None = 
 def requests_at_most(per_s: float = 5.0) -> Demand:
     """Demand that the handler on the judged VM sends at most this many requests a second, of all kinds.
 
-    The rate is the average over any five seconds; one that sends none passes. Applies to all handlers.
+    The rate is the average over any five seconds of the service's clock; a handler that sends none passes. Applies to
+    all handlers.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -174,8 +176,9 @@ def requests_at_most(per_s: float = 5.0) -> Demand:
 def requests_at_most_during_errors(per_s: float = 2.0) -> Demand:
     """Demand that the handler sends at most this many requests a second while its answers are spoiled.
 
-    The rate is the average over any five seconds, in which only requests during disturbances that have ended count. It
-    is unknown if no disturbance has ended; a handler that sends none passes. Applies to all handlers.
+    The rate is the average over any five seconds, in which only requests on the judged VM during disturbances that have
+    ended count. The outcome is unknown if no disturbance has ended; a handler that sends none passes. Applies to all
+    handlers.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -193,9 +196,9 @@ def requests_at_most_during_errors(per_s: float = 2.0) -> Demand:
 
 
 def sends_metadata_header() -> Demand:
-    """Demand that every poll and approval, on all VMs, has `Metadata: true`; unknown if there is none.
+    """Demand that every poll and approval of the handler, on all VMs, has the header `Metadata: true`.
 
-    Other requests do not count. Applies to all handlers.
+    Other requests do not count. The outcome is unknown if there is no poll or approval. Applies to all handlers.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -216,8 +219,8 @@ def sends_metadata_header() -> Demand:
 def connections_at_most(open_at_once: int = 5) -> Demand:
     """Demand that the handler has at most this many connections to the metadata endpoint at once.
 
-    They are counted once a second of real time, on the judged VM. It is unknown if they were never counted. Does not
-    apply to handlers that run elsewhere.
+    They are counted once a second of real time, on the judged VM. The outcome is unknown if they were never counted.
+    Does not apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -239,9 +242,9 @@ def connections_at_most(open_at_once: int = 5) -> Demand:
 def memory_grows_at_most(mebibytes: float = 32.0) -> Demand:
     """Demand that the handler's memory, with child processes, grows at most by this much in one run.
 
-    Memory is sampled once a second; what counts is from four seconds after the first sample of a run to its last. It is
-    unknown if that is under 8 s in every run. The run that grew most decides. Does not apply to handlers that run
-    elsewhere.
+    Memory is sampled once a second; what counts is from four seconds after the first sample of a run to its last. The
+    outcome is unknown if that is under 8 s in every run. The run that grew most decides. Does not apply to handlers
+    that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -268,8 +271,8 @@ def memory_grows_at_most(mebibytes: float = 32.0) -> Demand:
 def processes_at_most(count: int = 32) -> Demand:
     """Demand that the handler has at most this many processes at once: it does not leave them behind.
 
-    They are counted once a second of real time, on the judged VM. It is unknown if they were never counted. Does not
-    apply to handlers that run elsewhere.
+    They are counted once a second of real time, on the judged VM. The outcome is unknown if they were never counted.
+    Does not apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -292,8 +295,8 @@ def cpu_at_most(share: float = 0.25) -> Demand:
     """Demand that the handler uses at most this share (0.25: a quarter) of one CPU, on average over a run.
 
     CPU time is sampled once a second, and divided by seconds of the service's clock; what counts is from four seconds
-    after the first sample of a run to its last. It is unknown if that is under 8 s in every run. The run that used most
-    decides. Does not apply to handlers that run elsewhere.
+    after the first sample of a run to its last. The outcome is unknown if that is under 8 s in every run. The run that
+    used most decides. Does not apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -320,8 +323,8 @@ def cpu_at_most(share: float = 0.25) -> Demand:
 def output_at_most(lines_per_s: float = 5.0) -> Demand:
     """Demand that the handler writes at most this many lines a second while answers are spoiled.
 
-    That is the average over all disturbances that have ended; it is unknown if they lasted less than 5 s together.
-    Lines of the judged VM count that were recorded, at most 1000 in a case. Does not apply to handlers that run
+    That is the average over all disturbances that have ended; the outcome is unknown if they lasted less than 5 s
+    together. Recorded lines of the judged VM count, at most 1000 in a case. Does not apply to handlers that run
     elsewhere.
     """
 

@@ -42,34 +42,30 @@ AskPrepared = Callable[[float], Awaitable[bool | None]]  # takes when an approva
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedEndpoint:
-    """Which VM's endpoint is observed, who calls it, and where observations go.
-
-    `now` returns seconds since the start of the case. `ask_prepared` is awaited before an approval is passed on, and
-    its answer is recorded with it; None: nobody is asked.
-    """
+    """The metadata endpoint that a proxy serves: which VM's, who calls it, and where observations go."""
 
     upstream: tuple[str, int]  # address and port of the service, for this VM
-    vm: str  # its name, for observations
+    vm: str  # the VM's name, for observations
     by: Poller  # who calls it, for observations
     now: Callable[[], float]  # seconds since the start of the case
     record: Callable[[Observation], None]  # gets each observation
-    ask_prepared: AskPrepared | None = None  # awaited before an approval is passed on; its answer is recorded with it
+    ask_prepared: AskPrepared | None = None  # awaited before an approval is passed on; None: nobody is asked
 
 
 @dataclass(slots=True)
 class ActiveSubstitute:
-    """The substitute answer that is set now, and how often it may still be given (None: without a limit).
+    """The substitute answer of a proxy that is set now, and how often it may still be given.
 
-    `answer` None: none is set, and `times_left` means nothing.
+    The proxy changes it; all its connections share it.
     """
 
-    answer: SpoiledAnswer | None = None
-    times_left: int | None = None
+    answer: SpoiledAnswer | None = None  # None: none is set, and `times_left` means nothing
+    times_left: int | None = None  # how often it may still be given; None: without a limit
 
     def for_exchange(self, exchange: Exchange) -> SpoiledAnswer | None:
         """Return the substitute if it is for this request and may still be given, else None.
 
-        Does not count it.
+        Does not count it as given: see `count`.
         """
         if self.answer is None or self.times_left == 0 or not exchange.concerns(self.answer):
             return None
@@ -95,8 +91,8 @@ class _ClientInput:
 class ProxyConnection:
     """Serves one accepted connection: passes requests on, records them, and gives substitute answers.
 
-    `client` is the accepted socket, non-blocking, which `run` closes; call that once. `substitutes` may change at any
-    time. `endpoint` is the service's, with the recorder of what passes.
+    `client` is the accepted socket, non-blocking, which `run` closes; call `run` once. `substitutes` may change at any
+    time. `endpoint` says where the service is and where observations go.
     """
 
     def __init__(self, endpoint: ObservedEndpoint, substitutes: ActiveSubstitute, client: socket.socket) -> None:

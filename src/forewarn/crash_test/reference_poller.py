@@ -19,8 +19,8 @@ _REQUEST = (
 async def poll_forever(address: tuple[str, int]) -> None:
     """Poll the endpoint at this address (IP, port) once a second until cancelled; errors are ignored.
 
-    The second is of real time; a poll without an answer ends after 10 s. The proxy at this address records the polls,
-    as it records those of the handler.
+    The second is of real time; a poll without an answer ends after 10 s. Answers are discarded: the proxy at this
+    address records the polls, as it records those of the handler.
     """
     loop = asyncio.get_running_loop()
     while True:

@@ -27,7 +27,7 @@ _AT_ONCE_S = 3.0  # a program that ended within this time of its start, everywhe
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One case of a result, with the texts of the case, so that a report needs no code of it."""
+    """One case of a crash test's result, with its texts, so that a report needs no code of the case."""
 
     id: str  # AREA-NAME, such as notice-30s
     area: str  # the first word of the id
@@ -45,24 +45,27 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CrashTestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole crash test: how it was run, its cases, and the grade."""
+    """The result of a whole crash test: how it was run, its cases, and the grade; the JSON of `--json`.
+
+    `build_result` makes it, `encode_result` and `load_result` write and read it.
+    """
 
     schema: int = SCHEMA  # the version of this format
     forewarn: str  # the version that ran it
     at: str  # when it began, as ISO 8601
     command: tuple[str, ...]  # the handler and its arguments; () if it ran elsewhere
-    profile: HandlerProfile
-    claims: HandlerClaims
-    seed: int  # that decided random times of the scripts
+    profile: HandlerProfile  # decided which cases ran
+    claims: HandlerClaims  # what the handler says it does
+    seed: int  # decided random times of the scripts
     speed: float  # seconds of the service's clock per second of real time
     endpoint_env: str  # the variable that got the endpoint's URL; "": it ran in VMs of namespaces, or elsewhere
-    prepared: str  # the command of the probe, "": none
-    recovered: str  # the command of the probe, "": none
+    prepared: str  # the shell command of the probe `prepared`; "": none
+    recovered: str  # the shell command of the probe `recovered`; "": none
     case_files: tuple[str, ...] = ()  # Python files with further cases
     machine: str  # processor cores, kernel and Python, for the report
     cases: tuple[CaseResult, ...]  # in the order of the plan
-    grade: GradeReport
-    figures: HandlerFigures
+    grade: GradeReport  # the grade, and the cases that decide it
+    figures: HandlerFigures  # measured over all cases
     attached: str = ""  # ADDRESS:PORT that the handler called which ran elsewhere; "": the crash test started it
     vm: str = ""  # how documents called the VM of an attached handler
     warnings: tuple[str, ...] = ()  # sentences: what limits what this result says, most important first
@@ -79,8 +82,8 @@ def build_result(
     """Return the result of a run: its cases in this order, with grade, figures and warnings.
 
     `version` is forewarn's, `at` is when it began (ISO 8601), `machine` describes this machine; the plan gives the
-    rest. The grade is NOT_RUN if no case is applicable, or the handler ran in none: without a poll, it was never
-    started there, or ended by itself within 3 s of its start and does not claim one-shot.
+    rest. The grade is NOT_RUN if no case is applicable, or if the handler ran in no case. It did not run in a case if
+    it sent no poll and was never started there, or ended by itself within 3 s of its start without a claim of one-shot.
     """
     cases = tuple(_case_result(item) for item in judged)
     was_run = any(_did_run(item.timeline, item.vm, plan.claims) for item in judged)
@@ -110,8 +113,8 @@ def build_result(
 def judge_result_again(result: CrashTestResult, plan: CrashTestPlan) -> CrashTestResult:
     """Return a new result of the cases of the plan, judged from what the result recorded; nothing runs.
 
-    Claims and probes are those of the plan. The result must have all its cases (KeyError). Raises Rejected for a case
-    that was not judged: its timeline is incomplete, or it was left out as not applicable.
+    Claims and probes are those of the plan. The result must have all cases of the plan (KeyError). Raises Rejected for
+    a case that was not judged: its timeline is incomplete, or it was left out as not applicable.
     """
     recorded = {case.id: case for case in result.cases}
     judged = [_judge_recorded(case, recorded[case.id], plan) for case in plan.cases]
@@ -139,9 +142,9 @@ def encode_result(result: CrashTestResult) -> bytes:
 
 
 def load_result(path: Path) -> CrashTestResult:
-    """Read the JSON file of a result, as `encode_result` made it.
+    """Read the JSON file of a result, as `encode_result` made it, and return the result.
 
-    Raises Rejected, with what to do, if it cannot be read, is not such JSON, or has another `schema`.
+    Raises Rejected, with what to do, if the file cannot be read, is not such JSON, or has another `schema`.
     """
     try:
         data = path.read_bytes()

@@ -39,31 +39,24 @@ SHARED_DIRECTORY_ENV = "FOREWARN_SHARED_DIRECTORY"
 
 
 class CaseTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The task of one process: which case to run, with which handler. It is the JSON on stdin.
-
-    With "" as `endpoint_env`, the handler runs in a VM of namespaces. The case removes `directory` at its end. If the
-    process `runner_pid` (0: any) has ended, nothing runs.
-    """
+    """The task of one process: which case to run, with which handler; JSON on its stdin."""
 
     case: str  # the id
     command: tuple[str, ...]  # the handler and its arguments
-    profile: HandlerProfile
-    claims: HandlerClaims
+    profile: HandlerProfile  # with CLUSTER, the handler runs on all VMs
+    claims: HandlerClaims  # what the handler says it does
     runner_pid: int = 0  # the process that started this one; if that has ended, nothing runs. 0: any
     directory: str = ""  # an existing directory for the files of the case, which removes it; "": a new one
     case_files: tuple[str, ...] = ()  # paths of Python files with further cases
-    prepared: str = ""  # the command of a probe, run by a shell; "": none
-    recovered: str = ""  # the same of the other probe
+    prepared: str = ""  # the shell command of the probe `prepared`; "": none
+    recovered: str = ""  # the shell command of the probe `recovered`; "": none
     endpoint_env: str = ""  # the variable that gets the URL; "": the handler runs in a VM of namespaces
     seed: int = 0  # of the random numbers of the script
     speed: float = 1.0  # seconds of the service's clock per second of real time
 
 
 class RawCaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was observed in one case, not judged. It is the JSON on stdout.
-
-    `problem` says why `timeline` must not be judged, "" if it may be. "" as `vm`: the case did not begin.
-    """
+    """What was observed in one case, not judged; a case's process writes it as JSON to stdout."""
 
     timeline: Timeline = Timeline()  # what was observed; empty if the case did not begin
     vm: str = ""  # the name of the VM on which the handler is judged; "": the case did not begin
@@ -73,15 +66,15 @@ class RawCaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    """Run the task on stdin and write its result to stdout; returns the exit status.
+    """Run the task on stdin and write its result to stdout; return the exit status.
 
-    It is 0 whenever a result was written, also one with a problem, and 1 if the task cannot be read or the process that
-    wrote it has ended (then the task's directory is removed). Everything else that is printed goes to stderr. SIGTERM,
-    SIGINT and the end of the parent end the case early, which is such a problem.
+    The status is 0 whenever a result was written, also one with a problem, and 1 if the task cannot be read or the
+    process that wrote it has ended (then the task's directory is removed). Everything else that is printed goes to
+    stderr. SIGTERM, SIGINT and the end of the parent end the case early, which is such a problem.
     """
     die_with_parent(signal.SIGTERM)
     results = os.dup(1)
-    os.dup2(2, 1)  # whatever a case file or a library prints must not get into the result
+    os.dup2(2, 1)  # what a case file or a library prints must not get into the result
     try:
         task = msgspec.json.decode(sys.stdin.buffer.read(), type=CaseTask)
     except msgspec.DecodeError as error:

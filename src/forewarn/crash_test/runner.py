@@ -32,18 +32,18 @@ FIRST_POLL_WITHIN_S = 300.0  # real time in which an attached handler must poll
 class CrashTestPlan:
     """What a crash test runs: the handler, what it claims, and the cases.
 
-    With `endpoint_env`, the handler is a child that gets the endpoint's URL in this variable, else it runs in a VM of
-    namespaces; with `attached` (ADDRESS:PORT) it runs elsewhere. `at_once` cases run at the same time.
+    The handler runs in VMs of namespaces; with `endpoint_env`, as a plain child that gets the endpoint's URL in this
+    variable; with `attached` (ADDRESS:PORT) it runs elsewhere.
     """
 
     command: tuple[str, ...]  # the handler and its arguments; () with `attached`
-    profile: HandlerProfile
-    claims: HandlerClaims
+    profile: HandlerProfile  # with CLUSTER, the handler runs on all VMs
+    claims: HandlerClaims  # what the handler says it does
     cases: tuple[Case, ...]  # that run, in this order
     seed: int = 0  # decides random times of the scripts
     endpoint_env: str = ""  # the variable that gets the URL; "": the handler runs in a VM of namespaces
-    prepared: str = ""  # the command of a probe, run by a shell; "": none
-    recovered: str = ""  # the same of the other probe
+    prepared: str = ""  # the shell command of the probe `prepared`; "": none
+    recovered: str = ""  # the shell command of the probe `recovered`; "": none
     speed: float = 1.0  # seconds of the service's clock per second of real time
     at_once: int = 8  # cases that run at the same time; an attached handler runs one
     case_files: tuple[Path, ...] = ()  # Python files with further cases
@@ -54,15 +54,14 @@ class CrashTestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCase:
-    """A case with its verdict, and what that follows from.
+    """A case that has run, or was left out, with its verdict and what the verdict follows from.
 
-    A case that was left out as not applicable here has an empty timeline, and one that did not begin has "" as `vm`.
-    `events` are ids, in order; `took_s` is real time.
+    A case that was left out as not applicable has an empty timeline.
     """
 
-    case: Case
-    verdict: Verdict
-    timeline: Timeline
+    case: Case  # with its script and demands
+    verdict: Verdict  # what each demand found
+    timeline: Timeline  # what was observed
     took_s: float  # seconds of real time
     vm: str = ""  # the name of the VM on which the handler was judged; "": the case did not begin
     neighbours: tuple[str, ...] = ()  # the other VMs of its scope
@@ -71,10 +70,7 @@ class JudgedCase:
 
 @dataclass(slots=True)
 class RunProgress:
-    """How far a run has come, for progress displays; the runner changes it as the run goes on.
-
-    `waiting` and `running` are ids of cases; `done` is in the order in which they ended.
-    """
+    """How far a run has come, for progress displays; the runner changes this object as the run goes on."""
 
     waiting: list[str] = field(default_factory=list)  # ids of cases, in the order of the plan
     running: list[str] = field(default_factory=list)  # ids of cases, in the order in which they started
@@ -117,8 +113,8 @@ async def run_attached_cases(
 
     `plan` has `attached` and `vm`. Returns the cases judged, in the order of the plan. `on_progress` is called whenever
     a case starts or ends, always with the same object. Cases that need more than the handler's polls are not
-    applicable. Raises Refused if it does not poll within five minutes (real time) before the first case, and Rejected
-    if no VM can be called `vm`; a case before which it stops polling is unknown. The caller closes the socket.
+    applicable. Raises Refused if the handler does not poll within five minutes (real time) before the first case, and
+    Rejected if no VM can be called `vm`; a case before which it stops polling is unknown. The caller closes the socket.
     """
     handler = AttachedHandler(
         listener, vm=plan.vm, claims=plan.claims, probes=_probe_commands(plan), speed=plan.speed, seed=plan.seed
@@ -162,7 +158,7 @@ def judge_again(case: Case, judged: JudgedCase, plan: CrashTestPlan) -> JudgedCa
 def unknown_verdict(case: Case, reason: str) -> Verdict:
     """Return the verdict on a case that could not be judged: every demand is unknown.
 
-    `reason` says why, as a sentence.
+    `reason` says why, as a sentence; each finding and the verdict have it.
     """
     return _same_verdict(case, CaseOutcome.UNKNOWN, reason)
 

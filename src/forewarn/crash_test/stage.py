@@ -10,7 +10,7 @@ from forewarn.crash_test.answers import SpoiledAnswer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEvent:
-    """An event that the script published."""
+    """An event that the script of a case published, as `Stage.publish` and `Stage.fail_host` return it."""
 
     id: str  # a GUID in upper case, as documents show it
     kind: str  # as documents show it, such as Reboot
@@ -18,11 +18,11 @@ class StageEvent:
 
 
 class Stage(Protocol):
-    """What a script works with. Times are seconds of the service's clock; a VM that is not given is `vm`.
+    """What the script of a case works with: it publishes events, spoils answers, and disturbs the handler.
 
-    Waiting methods return when it happened, or after `within_s`; they return whether it happened and never raise
-    because it did not: the demands judge that. Methods that disturb the handler raise Refused if none runs on that VM,
-    and those that end it also if it runs elsewhere.
+    Times are seconds of the service's clock; a VM that is not given is `vm`. Waiting methods return whether it happened
+    within `within_s`, and never raise because it did not: the demands judge that. Methods that disturb the handler
+    raise Refused if none runs on that VM, and those that end it also if it runs elsewhere.
     """
 
     vm: str  # the name of the VM whose handler is judged
@@ -31,86 +31,92 @@ class Stage(Protocol):
     async def publish(self, kind: str, *, vm: str | None = None, notice_s: float | None = None) -> StageEvent:
         """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM, and return the event.
 
-        `vm` is a name; None: `self.vm`. None or 0 as `notice_s` is the usual notice of this kind. Raises Rejected for
-        another kind, NotFound for an unknown VM, Refused if the state of the VM forbids it.
+        `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0 is the usual
+        notice of this kind. Raises Rejected for another kind, NotFound for an unknown VM, Refused if the state of the
+        VM forbids it.
         """
 
     async def fail_host(self, *, vm: str | None = None) -> StageEvent:
-        """Fail the host of a VM and return its event: a Redeploy that is Started when it first appears.
+        """Fail the host of a VM and return the VM's event: a Redeploy that is Started when it first appears.
 
-        `vm` is a name; None: `self.vm`. The host stays failed, and its other VMs get such an event too. Raises NotFound
-        for an unknown VM, Refused if the host has failed already or no other host can take the VM.
+        `vm` is a name; None: the judged VM. The host stays failed, and its other VMs get such an event too. Raises
+        NotFound for an unknown VM, Refused if the host has failed already or no other host can take the VM.
         """
 
     async def withdraw(self, event: StageEvent) -> None:
-        """Withdraw an event that has not started; it disappears. One that has started goes on; no error."""
+        """Withdraw an event that has not started; it disappears from documents.
+
+        An event that has started goes on, which is no error.
+        """
 
     async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
-        """Wait until the handler on this VM has polled this often from now on, whatever answers it got.
+        """Wait until the handler on this VM has polled `times` times from now on, with any answer or none.
 
-        `vm` is a name; None: `self.vm`. Returns False after `within_s` seconds of the service's clock.
+        `vm` is a name; None: the judged VM. Returns True then, and False after `within_s` seconds of the service's
+        clock.
         """
 
     async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
-        """Wait until a poll of the handler on this VM got a whole document with this event, also before.
+        """Wait until a poll of the handler on this VM got a whole document with this event.
 
-        `vm` is a name; None: `self.vm`. Returns False after `within_s` seconds of the service's clock.
+        `vm` is a name; None: the judged VM. A poll before this call counts. Returns True then, and False after
+        `within_s` seconds of the service's clock.
         """
 
     async def until_approved(self, event: StageEvent, *, within_s: float) -> bool:
         """Wait until a handler on any VM has approved this event and got a 2xx; earlier approvals count.
 
-        Returns False after `within_s` seconds of the service's clock.
+        Returns True then, and False after `within_s` seconds of the service's clock.
         """
 
     async def until_started(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
-        """Wait until the platform has started this event, also before this call; never if it is withdrawn.
+        """Wait until the platform has started this event; True at once if it has.
 
-        Returns False after `within_s` seconds of the service's clock.
+        Returns False after `within_s` seconds of the service's clock, also if the event was withdrawn.
         """
 
     async def until_over(self, event: StageEvent, *, within_s: float = 60.0) -> bool:
         """Wait until this event is over, carried out or withdrawn, and so in no document any more.
 
-        Returns False after `within_s` seconds of the service's clock.
+        Returns True then, at once if it is over already, and False after `within_s` seconds of the service's clock.
         """
 
     async def wait(self, seconds: float) -> None:
-        """Wait for this many seconds of the service's clock."""
+        """Wait for this many seconds of the service's clock; returns at once for 0 or less."""
 
     def substitute(self, answer: SpoiledAnswer | None, *, vm: str | None = None, times: int | None = None) -> None:
-        """Answer the handler on this VM with this from now on, at most `times` times (None: without a limit).
+        """Answer the handler on this VM with `answer` from now on; None: with the service's own answers.
 
-        The fields of `answer` say which requests get it; one that leaves an answer as it is does not count. If it
-        refuses connections, it lasts until the next call, whatever `times` is. It takes the place of an earlier
-        substitute. As `answer`, None gives the service's own answers again. `vm` is a name; None: `self.vm`. Raises
-        Refused if no handler runs on the VM.
+        It is given at most `times` times (None: without a limit). The fields of `answer` say which requests get it;
+        where it leaves the service's answer as it is, that does not count. If it refuses connections, it lasts until
+        the next call, ignoring `times`. It takes the place of an earlier substitute. `vm` is a name; None: the judged
+        VM. Raises Refused if no handler runs on the VM.
         """
 
     async def kill_handler(self, *, vm: str | None = None, restart_after_s: float | None = 1.0) -> None:
         """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
 
-        None: not again. Returns when they have ended, before the restart, which counts seconds of the service's clock.
-        Its files stay. `vm` is a name; None: `self.vm`. Raises Refused if no handler runs on the VM, or if it runs
-        elsewhere.
+        `restart_after_s` is in seconds of the service's clock; None: it is not started again. Returns when the
+        processes have ended, before the restart. Files stay. `vm` is a name; None: the judged VM. Raises Refused if no
+        handler runs on the VM, or if it runs elsewhere.
         """
 
     async def reboot_vm(self, *, vm: str | None = None) -> None:
         """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
 
-        Returns when it has been started, about two seconds later. Its /tmp is empty then; its other files stay. `vm` is
-        a name; None: `self.vm`. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
+        Returns when the handler has been started, about two seconds later. Its /tmp is empty then; its other files
+        stay. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
         """
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
-        """Fill the file system on which the handler may write, until `free_disk`.
+        """Fill the file system on which the handler may write, until `free_disk`; returns when it is full.
 
-        Takes up to 20 s. `vm` is a name; None: `self.vm`. Raises Refused outside of namespaces, and if no handler runs
-        on the VM.
+        Takes up to 20 s of real time. `vm` is a name; None: the judged VM. Raises Refused outside of namespaces, and if
+        no handler runs on the VM.
         """
 
     async def free_disk(self, *, vm: str | None = None) -> None:
         """Undo `fill_disk`: the file system has space again. Refused if no handler runs on the VM.
 
-        `vm` is a name; None: `self.vm`.
+        `vm` is a name; None: the judged VM.
         """

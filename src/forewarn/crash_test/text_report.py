@@ -40,7 +40,8 @@ def render_result(result: CrashTestResult, *, result_file: str = "", expected: C
     """Return everything that the terminal shows at the end of a run, for a console of rich of any width.
 
     `result_file` is where the JSON was written ("": nowhere): commands that replay a case name it. `expected` has the
-    ids of cases that a baseline expects to fail. If the handler did not run, that is only the warnings and the grade.
+    ids of cases that a baseline expects to fail. If the handler did not run, only the warnings and the grade are shown.
+    Prints nothing itself.
     """
     parts: list[RenderableType] = [Text(f"! {_one_line(warning)}", style="yellow") for warning in result.warnings]
     if result.grade.grade is not Grade.NOT_RUN:

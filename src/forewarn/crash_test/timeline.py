@@ -24,7 +24,11 @@ class Poller(StrEnum):
 
 
 class Probe(StrEnum):
-    """A command of the user's that tells what the proxy cannot see; it says yes with exit status 0."""
+    """A shell command of the user's that tells what the proxy cannot see; exit status 0 means yes.
+
+    PREPARED tells whether the handler has finished its preparation, RECOVERED whether the application works again after
+    the event.
+    """
 
     PREPARED = "prepared"  # the handler has finished its preparation
     RECOVERED = "recovered"  # the application works again after the event
@@ -36,7 +40,10 @@ class _Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class ProgramStarted(_Observation, frozen=True, kw_only=True, tag="program started"):
-    """The handler's program was to be started on VM `vm`: at a boot, after a kill, or after it had ended."""
+    """The crash test began to start the handler's program on VM `vm`: at a boot, or again later.
+
+    The program starts again after a kill, or after it had ended. Recorded also if it then could not be executed.
+    """
 
     run: int  # 1 for the first start on this VM
     is_boot: bool = False  # whether the VM booted, so that nothing in memory is left
@@ -149,7 +156,7 @@ class Disturbance(_Observation, frozen=True, kw_only=True, tag="disturbance"):
 class ProbeAnswered(_Observation, frozen=True, kw_only=True, tag="probe"):
     """A probe on VM `vm` changed its answer, or gave its first one; that run of it began `at` this time."""
 
-    probe: Probe
+    probe: Probe  # which of the user's commands
     is_yes: bool  # its command exited with status 0
 
 
@@ -183,15 +190,19 @@ T = TypeVar("T", bound=_Observation)
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """The observations of one case, in the order of their times."""
+    """The observations of one case, in the order of their times; all that demands and reports look at.
 
-    observations: tuple[Observation, ...] = ()
+    Times are seconds since the start of the case, by the service's clock.
+    """
+
+    observations: tuple[Observation, ...] = ()  # sorted by time
     ended_at: float = 0.0  # when the case ended, in seconds since its start
 
     def of(self, kind: type[T], vm: str | None = None) -> list[T]:
         """Return the observations of this type, in order; with `vm` (a name) only those of this VM.
 
-        "" as `vm` selects those of no single VM: events, and disturbances of all VMs, which a name leaves out.
+        None as `vm` selects all. "" selects those of no single VM: events, and disturbances of all VMs, which a name
+        leaves out.
         """
         return [item for item in self.observations if isinstance(item, kind) and vm in (None, item.vm)]
 
@@ -202,7 +213,7 @@ class Timeline(msgspec.Struct, frozen=True):
     def approvals(self, vm: str | None = None, event: str | None = None) -> list[Approved]:
         """Return the handler's approvals, refused ones too, in order: on all VMs or one, of all events or one.
 
-        `vm` is a name, `event` an id in upper case; None: all.
+        `vm` is a name, `event` an id in upper case; None: all. The reference poller's are left out.
         """
         return [
             approval
@@ -217,7 +228,8 @@ class Timeline(msgspec.Struct, frozen=True):
     def delivered_at(self, event: str, vm: str, by: Poller = Poller.HANDLER) -> float | None:
         """Return when the last byte of the first document with this event was sent to a poll on this VM.
 
-        None: never. `event` is an id in upper case, `vm` a name.
+        The time is in seconds since the start of the case; None: never. `event` is an id in upper case, `vm` a name;
+        `by` says whose polls count.
         """
         return next(
             (
@@ -243,7 +255,7 @@ class Timeline(msgspec.Struct, frozen=True):
     def probe_yes_at(self, probe: Probe, vm: str, *, after: float = 0.0) -> float | None:
         """Return when this probe's answer on this VM first turned to yes, at `after` or later; None: never.
 
-        An answer of yes that began before `after` and stayed does not count.
+        Times are seconds since the start of the case. A yes that began before `after` and stayed does not count.
         """
         return next(
             (
@@ -258,7 +270,7 @@ class Timeline(msgspec.Struct, frozen=True):
 def build_timeline(observations: Iterable[Observation], ended_at: float) -> Timeline:
     """Return a timeline of these observations, sorted by time; those at the same time keep their order.
 
-    `ended_at` is when the case ended. Times are seconds since its beginning.
+    `ended_at` is when the case ended. Times are seconds since the start of the case.
     """
     return Timeline(tuple(sorted(observations, key=lambda item: item.at)), ended_at)
 

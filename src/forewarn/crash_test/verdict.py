@@ -8,7 +8,12 @@ import msgspec
 
 
 class CaseOutcome(StrEnum):
-    """How a demand or a case ended: pass, slow (too late), fail, unknown (not judged) or not applicable."""
+    """How a demand or a case ended: PASS, SLOW, FAIL, UNKNOWN or NOT_APPLICABLE.
+
+    SLOW: the handler did what was demanded, but later than it should have. UNKNOWN: it cannot be judged, such as
+    without a probe, or on a machine that was too slow. NOT_APPLICABLE: the handler does not claim to do this, or it
+    cannot be run or observed here.
+    """
 
     # The values are part of the JSON report.
     PASS = "pass"
@@ -19,7 +24,12 @@ class CaseOutcome(StrEnum):
 
 
 class Severity(StrEnum):
-    """What a failure costs: lost work, another VM touched, a delayed platform, or only noise."""
+    """What a failure costs: LOSES_WORK, TOUCHES_ANOTHER_VM, DELAYS_PLATFORM or NOISE.
+
+    LOSES_WORK: the application was not prepared, or does not recover. TOUCHES_ANOTHER_VM: the handler acts on, or
+    approves, what is not its own. DELAYS_PLATFORM: the platform waits for an approval that does not come. NOISE: the
+    handler sends or writes too much, and nothing worse.
+    """
 
     # The values are part of the JSON report.
     LOSES_WORK = "loses work"  # the application was not prepared, or does not recover
@@ -33,29 +43,29 @@ _BY_WEIGHT = (CaseOutcome.FAIL, CaseOutcome.UNKNOWN, CaseOutcome.SLOW, CaseOutco
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one demand found in a timeline."""
+    """What one demand found in the timeline of a case: an outcome, and the evidence."""
 
     demand: str  # what was demanded, as a sentence
-    outcome: CaseOutcome
+    outcome: CaseOutcome  # how the demand ended
     seen: str  # what was seen, or why it cannot be judged, as a sentence
     at: tuple[float, ...] = ()  # when it was seen: seconds since the start of the case, by the service's clock
     remedy: str = ""  # what to change in the handler, as a sentence; "": nothing, or it is not known
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one case: the findings of its demands, and the outcome that follows."""
+    """The result of one case: the findings of its demands, and the outcome that follows from them."""
 
     case: str  # the id
     severity: Severity  # of a failure of this case
     is_rare: bool  # whether what the case does is rare in production
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # one per demand, in their order
     reason: str = ""  # why no demand was judged; "": they were
 
     @property
     def outcome(self) -> CaseOutcome:
-        """The outcome of the case: of its findings, fail counts before unknown, slow, pass and not applicable.
+        """The outcome of the case: the first of these that a finding has.
 
-        Without findings it is not applicable.
+        The order is fail, unknown, slow, pass, not applicable. Without findings it is not applicable.
         """
         return worst_outcome([finding.outcome for finding in self.findings])
 

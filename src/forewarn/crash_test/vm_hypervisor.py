@@ -32,9 +32,9 @@ class VmHypervisor:
     the VM. Durations are seconds of the service's clock.
 
     `processes` has the handler of each VM that runs one, by the VM's name; acts on other VMs, and on handlers that run
-    elsewhere, change nothing and only take their time. `speed` is lab time per real time. `before_impact` is
-    awaited with the VM's name before an act touches a handler, so that probes can see what the handler has done until
-    then. The act follows a second (real time) later, so that the answer to an approval arrives before. It lives for one
+    elsewhere, change nothing and only take their time. `speed` is lab time per real time. `before_impact` is awaited
+    with the VM's name before an act touches a handler, so that probes can see what the handler has done until then. The
+    act follows a second (real time) later, so that the answer to an approval arrives before. The object lives for one
     case: outcomes are not stored. `recorder` gets the impacts.
     """
 
@@ -56,8 +56,9 @@ class VmHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start this act, or return how it is going; does not wait for its end. `now` is lab time.
 
-        Acts are told apart by id. An act on a broken VM fails, which is a problem of the case too, and so does one that
-        `close` has ended; both are ActDone with `ok` False.
+        Acts are told apart by id. While an act lasts, the result is ActUnderWay, which asks for another call 0.2 s
+        later. An act on a broken VM fails, which is a problem of the case too, and so does one that `close` has ended;
+        both are ActDone with `ok` False.
         """
         task = self._acts.get(act.id)
         if task is None:
@@ -75,7 +76,7 @@ class VmHypervisor:
             self._recorder.record(impact)
 
     async def close(self) -> None:
-        """End the acts under way where they are: a frozen VM continues, a VM that is down stays down."""
+        """End all acts under way where they are: a frozen VM continues, a VM that is down stays down."""
         for task in self._acts.values():
             task.cancel()
         await asyncio.gather(*self._acts.values(), return_exceptions=True)

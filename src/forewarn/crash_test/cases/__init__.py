@@ -37,9 +37,10 @@ ALL_CASES: tuple[Case, ...] = (
 
 
 def find_case(case_id: str, more: Sequence[Case] = ()) -> Case:
-    """Return the case with this (exact) id, of `more` (from case files of the user) or of `ALL_CASES`.
+    """Return the case with exactly this id, of `more` (from case files of the user) or of `ALL_CASES`.
 
-    If both have it, that of `more`. Raises Rejected, with the ids that are most like it, if there is none.
+    If both have the id, the case of `more` wins. Raises Rejected, with the ids that are most like it, if no case has
+    it.
     """
     by_id = {case.id: case for case in (*ALL_CASES, *more)}
     if case_id in by_id:

@@ -7,7 +7,10 @@ from forewarn.crash_test.stage import StageEvent
 
 
 def listed_with(*names: str) -> SpoiledAnswer:
-    """Let polls get documents with these VM names first in the Resources of every event, if not listed."""
+    """Let polls get documents in which every event is also for these VMs, named first in its Resources.
+
+    Names that an event lists already stay where they are. Returns a substitute for `Stage.substitute`.
+    """
 
     def edit(document: dict[str, object]) -> None:
         for resources in _resources(document):
@@ -17,7 +20,10 @@ def listed_with(*names: str) -> SpoiledAnswer:
 
 
 def renamed_vm(name: str, new_name: str) -> SpoiledAnswer:
-    """Let polls get documents with `new_name` for the (exact) VM name `name` in every event's Resources."""
+    """Let polls get documents in which the Resources of every event call the VM `name` `new_name`.
+
+    `name` must match exactly. Returns a substitute for `Stage.substitute`.
+    """
 
     def edit(document: dict[str, object]) -> None:
         for resources in _resources(document):
@@ -29,7 +35,8 @@ def renamed_vm(name: str, new_name: str) -> SpoiledAnswer:
 def still_listed(event: StageEvent) -> SpoiledAnswer:
     """Let polls get this event as Started although it is over, as for minutes after a real impact.
 
-    It comes last. A document that lists the event itself is left alone.
+    The event comes last in the document. A document that lists it anyway is left alone. Returns a substitute for
+    `Stage.substitute`.
     """
 
     def edit(document: dict[str, object]) -> None:

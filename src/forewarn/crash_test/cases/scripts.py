@@ -54,7 +54,7 @@ def notice_of(kind: str) -> float:
 async def begin(stage: Stage) -> None:
     """Wait until the handler of the judged VM polls, or for 30 s of the service's clock if it does not.
 
-    Does not fail then, and does not say which of the two happened.
+    Does not fail then, and does not say which of the two happened. Scripts call it first.
     """
     await stage.until_polled(within_s=_FIRST_POLL_WITHIN_S)
 
@@ -62,10 +62,10 @@ async def begin(stage: Stage) -> None:
 def announce(kind: str, *, notice_s: float | None = None, vm_number: int | None = None) -> Script:
     """Return a script that publishes an event and waits until it has started.
 
-    The event is of the judged VM, or of the neighbour with this number (from 0; without such a VM the script raises
-    IndexError). `kind` is such as Reboot; `notice_s`: None is `notice_of(kind)`. The script begins when the handler
-    polls, after 30 s also if it does not. It waits until 5 s after NotBefore at most, and ends 3 s after the start of
-    the event. Seconds are of the service's clock.
+    The event is of the judged VM, or of the neighbour with the number `vm_number` (from 0; without such a VM the script
+    raises IndexError). `kind` is such as Reboot; `notice_s` None is `notice_of(kind)`. The script begins when the
+    handler polls, after 30 s also if it does not. It waits until 5 s after NotBefore at most, and ends 3 s after the
+    start of the event. Seconds are of the service's clock.
     """
     notice = notice_of(kind) if notice_s is None else notice_s
 
@@ -80,11 +80,11 @@ def announce(kind: str, *, notice_s: float | None = None, vm_number: int | None 
 
 
 def announce_with(answer: Callable[[], SpoiledAnswer]) -> ScriptFactory:
-    """Return a script factory: give this substitute while an event is published, until it has started.
+    """Return a script factory: give a substitute answer while an event is published, until it has started.
 
+    The factory takes the kind of the event, such as Reboot, whose notice is `notice_of(kind)`, and returns the script.
     The script begins when the handler polls, after 30 s also if it does not. It waits until 5 s after NotBefore at
-    most, and ends 3 s after the start, with the service's own answers. `answer` is called once per run. The factory
-    takes the kind of the event, such as Reboot, whose notice is `notice_of(kind)`.
+    most, and ends 3 s after the start, with the service's own answers. `answer` makes the substitute, once per run.
     """
 
     def script_for(kind: str) -> Script:
@@ -104,15 +104,15 @@ def announce_with(answer: Callable[[], SpoiledAnswer]) -> ScriptFactory:
 def announce_after(
     answer: Callable[[], SpoiledAnswer], *, lasts_s: float = 6.0, at_start: bool = False, times: int | None = None
 ) -> ScriptFactory:
-    """Return a script factory: give this substitute for `lasts_s`; then answer correctly, with an event.
+    """Return a script factory: give a substitute for `lasts_s`; then answer correctly, with an event.
 
-    `lasts_s` is in seconds of the service's clock; the substitute is given at most `times` times (None: without a
-    limit). It begins after the handler's first poll, after 30 s also without one, or with `at_start` before its first
-    request. `answer` is called once per run. When it is over, one event of the judged VM is published, of the kind that
-    the factory takes: a Preempt at once, one of another kind, such as Reboot, when the handler polls again, or never if
-    it does not within 37 s, and the script ends then. (A pause after errors does no harm within the notice of
-    production, but would use up that of a script, `notice_of`.) The script waits until 5 s after NotBefore at most for
-    the start of the event, and ends 3 s later.
+    The factory takes the kind of the event and returns the script. `lasts_s` is in seconds of the service's clock.
+    `answer` makes the substitute, once per run; it is given at most `times` times (None: without a limit). It begins
+    after the handler's first poll, after 30 s also without one, or with `at_start` before its first request. When it is
+    over, one event of the judged VM is published: a Preempt at once, one of another kind, such as Reboot, when the
+    handler polls again. If the handler does not within 37 s, the script ends without an event. (A pause after errors
+    does no harm within the notice of production, but would use up that of a script, `notice_of`.) The script waits
+    until 5 s after NotBefore at most for the start of the event, and ends 3 s later.
     """
 
     def script_for(kind: str) -> Script:
@@ -136,8 +136,8 @@ def announce_after(
 def rest(seconds: float) -> Script:
     """Return a script that waits until the handler polls, and then does nothing for this time.
 
-    If the handler does not poll, the time begins after 30 s. `seconds` are of the service's clock. It publishes
-    nothing.
+    If the handler does not poll, the time begins after 30 s. `seconds` are of the service's clock. The script publishes
+    no event.
     """
 
     async def script(stage: Stage) -> None:
@@ -148,10 +148,10 @@ def rest(seconds: float) -> Script:
 
 
 def rest_with(answer: Callable[[], SpoiledAnswer], seconds: float) -> Script:
-    """Return a script that gives this substitute for a time, once the handler polls; it publishes nothing.
+    """Return a script that gives a substitute answer for a time, once the handler polls, without an event.
 
-    If the handler does not poll, it begins after 30 s. `seconds` are of the service's clock; then the service's own
-    answers follow for 3 s. `answer` is called once per run.
+    If the handler does not poll, the time begins after 30 s. `seconds` are of the service's clock; then the service's
+    own answers follow for 3 s. `answer` makes the substitute, once per run.
     """
 
     async def script(stage: Stage) -> None:
@@ -165,10 +165,10 @@ def rest_with(answer: Callable[[], SpoiledAnswer], seconds: float) -> Script:
 
 
 def preempt_variant(case: Case, script: Script) -> Case:
-    """Return a copy of the case for handlers on a Spot VM: `script` announces an eviction instead.
+    """Return a copy of the case for handlers on a Spot VM, with `script` in place of the case's own.
 
-    Its id ends with `-preempt`, its title says so, and it is only for the profile spot, with a Spot VM as its fleet.
-    Demands and severity stay.
+    `script` should announce an eviction. The copy's id ends with `-preempt`, its title says so, and it is only for the
+    profile spot, with a Spot VM as its fleet. Demands and severity stay.
     """
     return replace(
         case,
