@@ -10,7 +10,10 @@ from forewarn.hypervisor.libvirt.connection import DomainChange
 
 
 class DomainChanges:
-    """Passes on what hosts report. All methods are called on one event loop; names ignore case."""
+    """Passes on the changes that libvirt hosts report, to subscribers and to calls that wait for one VM.
+
+    All methods are called on one event loop. Names of hosts and VMs are compared ignoring letter case.
+    """
 
     def __init__(self) -> None:
         self._subscribers: set[asyncio.Queue[DomainChange]] = set()
@@ -18,31 +21,33 @@ class DomainChanges:
         self._any_change = asyncio.Event()  # set and replaced at each change
 
     def report(self, change: DomainChange) -> None:
-        """Pass a change on to all subscribers, and to those who wait for this VM."""
+        """Pass a change on to all subscribers, and wake the calls of `wait_for` for its VM. Returns at once."""
         self.note(change.host, change.vm)
         for queue in self._subscribers:
             queue.put_nowait(change)
 
     def note(self, host: str, vm: str) -> None:
-        """Note that this VM has changed on this host, and wake those who wait for that.
+        """Note that this VM has changed on this host, and wake the calls of `wait_for` for it.
 
-        A later `wait_for` returns at once, unless the change was forgotten. Subscribers get nothing.
+        A later `wait_for` returns at once, unless the change was forgotten. Subscribers get nothing. `host` and `vm`
+        are names.
         """
         self._changed.add((host.casefold(), vm.casefold()))
         self._any_change.set()
         self._any_change = asyncio.Event()
 
     def forget(self, host: str, vm: str) -> None:
-        """Forget changes of this VM up to now: somebody is about to look at it.
+        """Forget the changes of this VM on this host up to now, because the caller is about to look at it.
 
-        `host` and `vm` are names, in any case.
+        `host` and `vm` are names, ignoring letter case.
         """
         self._changed.discard((host.casefold(), vm.casefold()))
 
     async def wait_for(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Return True once the VM has changed since `forget`, and False after `within_s` seconds.
+        """Wait for a change of this VM on this host since `forget`, and return whether one came.
 
-        They are seconds of real time. True also forgets the changes so far. `host` and `vm` are names, in any case.
+        False after `within_s` seconds of real time. True also forgets the changes so far. `host` and `vm` are names,
+        ignoring letter case.
         """
         key = (host.casefold(), vm.casefold())
         with contextlib.suppress(TimeoutError):
@@ -57,7 +62,7 @@ class DomainChanges:
     def subscribe(self) -> Iterator[asyncio.Queue[DomainChange]]:
         """Return a context manager that gives a queue, which gets every later change until the block is left.
 
-        The queue is not bounded.
+        The changes are those given to `report`, of all hosts. The queue is not bounded.
         """
         queue: asyncio.Queue[DomainChange] = asyncio.Queue()
         self._subscribers.add(queue)

@@ -40,9 +40,9 @@ class LibvirtHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     uri: str  # of its libvirt, as the service reaches it, such as qemu+ssh://kvm-a/system
     peer_uri: str = ""  # of its libvirt, as other hosts reach it: they then migrate without the service; "": through it
     migrate_uri: str = ""  # where its QEMU receives VMs: tcp://10.0.0.2; {vm} is the VM's name; "": libvirt chooses
-    timeout_s: float = 30  # for each answer, in real time
+    timeout_s: float = 30  # for each answer, in seconds of real time
     fence: tuple[str, ...] = ()  # program and arguments that cut the host off: exit code 0 says that it is off; () none
-    fence_timeout_s: float = 60  # real time; after it the command is killed, and has failed
+    fence_timeout_s: float = 60  # seconds of real time; after it the command is killed, and has failed
 
 
 class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def check_libvirt(settings: LibvirtSettings) -> None:
     """Raise Rejected if the settings of a host are wrong; the message names the setting.
 
-    Wrong are lock directories, a URI that is none or that two hosts have, a timeout that is not above 0, and a fence
+    Wrong are lock directories, a `uri` without `://` or that two hosts have, a timeout that is not above 0, and a fence
     command that begins with an empty string. Connects to nothing.
     """
     if settings.lock_directories:
@@ -79,7 +79,7 @@ def check_libvirt(settings: LibvirtSettings) -> None:
 
 
 class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that a host reported, of a domain or of itself; it does not say who caused it."""
+    """A change that a libvirt host reported, of a domain or of itself; it does not say who caused it."""
 
     host: str  # its name, as the settings spell it
     vm: str  # the domain's name; "": about the host itself
@@ -87,11 +87,11 @@ class DomainChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibvirtConnection:
-    """The connection to one host, opened by the first call and again after the daemon has ended it.
+    """The connection to one host's libvirt, opened by the first call, and again after it was lost.
 
     `on_change` is called in the event loop for each change that the host reports while a connection is open, and when
     the connection is lost or found again. `on_open` is called in a thread for each new connection. `name` is the
-    fleet's name of the host, `host` its settings.
+    fleet's name of the host, `host` its settings. Use it on one event loop.
     """
 
     def __init__(
@@ -114,13 +114,14 @@ class LibvirtConnection:
         self._is_closed = False
 
     async def call(self, work: Callable[[LibvirtSession], T], *, waits: bool = False, exclusive: str = "") -> T:
-        """Run `work` on the open connection, in a thread, and return what it returns.
+        """Run `work` with the open connection, in a thread, and return its result; opens it if needed.
 
-        `work` must be safe to repeat: it runs again if the connection has ended meanwhile. With `waits` there is no
-        timeout and no repetition, for work that takes long. `exclusive` is the name of a VM whose disks `work` changes
-        or uses: such calls for one VM never overlap, even if an earlier one has timed out or was cancelled. Raises
-        HostUnreachable if the host does not answer, or works on an earlier exclusive call, Refused without permission,
-        LibvirtFailure for everything else that libvirt refuses.
+        `work` must be safe to repeat: it runs again, once, if the connection has ended meanwhile. With `waits` there is
+        no timeout and no repetition, for work that takes long. `exclusive` is the name of a VM whose disks `work`
+        changes or uses ("": none): such calls for one VM never overlap, even if an earlier one has timed out or was
+        cancelled. Raises HostUnreachable if the host does not answer within its `timeout_s`, or still works on an
+        earlier exclusive call for the VM; `work` may go on then. Raises Refused without permission, LibvirtFailure for
+        everything else that libvirt refuses, and other errors of `work`.
         """
         try:
             return await self._call_once(work, waits=waits, exclusive=exclusive)
@@ -139,7 +140,8 @@ class LibvirtConnection:
     async def session(self) -> LibvirtSession:
         """Return the open connection; opens it if there is none, within `timeout_s` of the host.
 
-        Raises HostUnreachable if that fails or after `close`, Refused without permission.
+        Raises HostUnreachable if that fails or after `close`, Refused without permission, Rejected if libvirt's Python
+        module is not installed.
         """
         if self._is_closed:
             raise HostUnreachable(f"the connection to host {self.name} is closed")
@@ -150,9 +152,10 @@ class LibvirtConnection:
         return self._session
 
     async def close(self) -> None:
-        """Close the connection; may be called twice. A call that is not answered ends by itself.
+        """Close the connection; may be called twice. Later calls raise HostUnreachable.
 
-        Waits for calls that change disks, and for the daemon, for two seconds each at most.
+        Waits for calls that change disks, and for the daemon, for two seconds each at most. Other calls that are not
+        answered yet end by themselves.
         """
         self._is_closed = True
         if self._opening is not None:
@@ -276,10 +279,10 @@ def _open_error(host: str, uri: str, failure: LibvirtFailure) -> ForewarnError:
 
 
 def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> Refused | HostUnreachable:
-    """Return (not raise) the error for an operation that failed; `what` names it, such as "resume".
+    """Return (not raise) the error for an operation on a VM that libvirt has failed.
 
     HostUnreachable if the domain is busy, so that its state is not known; else Refused, with a sentence for people.
-    `host` and `vm` are names for the message.
+    `host` and `vm` are names for the message, `what` the operation, such as "resume".
     """
     if failure.code == NO_DOMAIN:
         return Refused(f"host {host} has no VM {vm!r}, so it cannot {what} it: define it there, or correct the fleet")
@@ -296,9 +299,9 @@ def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> R
 
 
 async def keep_open(connection: LibvirtConnection) -> None:
-    """Open the connection again and again when it has ended, until cancelled; tries every five seconds.
+    """Keep the connection open until cancelled: try every five seconds to open it if it has ended.
 
-    Errors are ignored: the connection reports when its host is lost and found.
+    Errors are ignored: the connection itself reports when its host is lost and found.
     """
     while True:
         with contextlib.suppress(ForewarnError):

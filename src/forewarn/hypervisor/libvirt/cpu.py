@@ -12,19 +12,23 @@ _HOST_CPU_MODES = ("host-passthrough", "maximum")  # the guest sees the CPU of i
 
 
 class CpuNeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What the CPU of a running VM needs, as JSON in `VmNeeds.cpu`; has `cpu_xml` or `host_cpu`."""
+    """What another host must have to take over a running VM; JSON in `VmNeeds.cpu`.
+
+    Either `cpu_xml` or `host_cpu` is set.
+    """
 
     virt_type: str = ""  # such as kvm
     arch: str = ""  # such as x86_64
     machine: str = ""  # such as pc-q35-7.2
-    cpu_xml: str = ""  # the CPU of the domain, which another host can be compared with
-    host_cpu: str = ""  # the CPU of its host, which another one must have too
+    cpu_xml: str = ""  # the CPU of the domain as libvirt's XML, which another host can be compared with
+    host_cpu: str = ""  # the CPU of its host (`host_cpu_identity`), which another host must have exactly
 
 
 def cpu_needs(domain: str, host_cpu: str) -> str:
-    """Return what a running domain (its XML) on a host with this CPU needs from another one; "": nothing.
+    """Return what a running domain needs from the CPU of another host, as JSON; "": nothing.
 
-    The text is JSON, for `parse_cpu_needs`. `host_cpu` is as `host_cpu_identity` returns it. Rejected for other XML.
+    `domain` is the domain's XML, `host_cpu` the CPU of its host, as `host_cpu_identity` returns it. `parse_cpu_needs`
+    reads the result. Raises Rejected if `domain` is not a domain's XML.
     """
     root = parse_xml(domain)
     cpu, os_type = root.find("cpu"), root.find("os/type")
@@ -45,19 +49,26 @@ def cpu_needs(domain: str, host_cpu: str) -> str:
 
 
 def parse_cpu_needs(text: str) -> CpuNeeds:
-    """Return what `cpu_needs` has encoded, unless that is ""; msgspec.DecodeError for any other text."""
+    """Return the needs that `cpu_needs` has encoded as this text.
+
+    Raises msgspec.DecodeError for any other text, also for "", which stands for no needs.
+    """
     return msgspec.json.decode(text, type=CpuNeeds)
 
 
 def host_cpu_model(capabilities: str) -> str:
-    """Return the CPU model that a host's capabilities XML names; "" if none. Rejected for other XML."""
+    """Return the CPU model that a host's capabilities XML names; "" if it names none.
+
+    Raises Rejected if the text is not such XML.
+    """
     return parse_xml(capabilities, root_tag="capabilities").findtext("host/cpu/model", "")
 
 
 def host_cpu_identity(capabilities: str) -> str:
-    """Return the CPU of a host (its capabilities XML) with all its features; "" if it is not known.
+    """Return a text for the CPU of a host, which is equal for equal CPUs; "" if the CPU is not known.
 
-    It is a text that is equal for equal CPUs: architecture, vendor, model and sorted features. Rejected for other XML.
+    `capabilities` is the host's capabilities XML. The text has architecture, vendor, model and sorted features. Raises
+    Rejected if `capabilities` is other XML.
     """
     cpu = parse_xml(capabilities, root_tag="capabilities").find("host/cpu")
     if cpu is None or not cpu.findtext("model"):

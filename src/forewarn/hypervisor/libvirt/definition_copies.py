@@ -12,17 +12,19 @@ from urllib.parse import quote, unquote
 class DefinitionCopies:
     """Copies of VMs' definitions, and of other XML by name: files `HOST/NAME.xml` below a directory.
 
-    Without a directory (None), it keeps nothing. They may contain passwords, so only their owner can read them.
+    They outlive the host. Without a directory (None), it keeps nothing. The files may contain passwords, so only their
+    owner can read them. Calls block.
     """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     def save(self, host: str, vm: str, xml: str) -> None:
-        """Keep this definition of a VM on a host in place of an earlier one. OSError if that fails.
+        """Keep this XML as the definition of a VM on a host, in place of an earlier one.
 
-        If the machine crashes just then, the earlier one may stay. `host` "": of a VM that is on no host. Does nothing
-        without a directory. `xml` is the domain or volume XML.
+        `host` "": the VM is on no host. `xml` is the XML of a domain, or of a volume, whose path is `vm` then. Does
+        nothing without a directory, or if the XML is the same. If the machine crashes just then, the earlier one may
+        stay. Raises OSError if that fails.
         """
         if self._directory is None or self.load(host, vm) == xml:
             return
@@ -36,16 +38,20 @@ class DefinitionCopies:
         draft.replace(path)
 
     def save_all(self, host: str, texts: Mapping[str, str]) -> None:
-        """Keep these texts of a host, such as the XML of volumes, each under its name (the key).
+        """Keep these texts for a host, such as the XML of volumes, each under its name (the key).
 
-        Replaces earlier ones, which may stay if the machine crashes just then. OSError if that fails. Does nothing
-        without a directory.
+        Replaces earlier ones, which may stay if the machine crashes just then. Does nothing without a directory. Raises
+        OSError if that fails; some may be saved then.
         """
         for name, text in texts.items():
             self.save(host, name, text)
 
     def load(self, host: str, vm: str) -> str | None:
-        """Return the latest definition of a VM on a host; None if there is none, or no directory."""
+        """Return what was last saved for a VM (or volume path) on a host.
+
+        None if nothing was, or without a directory. `host` "": of a VM that is on no host. Raises OSError if the file
+        cannot be read.
+        """
         if self._directory is None:
             return None
         try:
@@ -54,9 +60,10 @@ class DefinitionCopies:
             return None
 
     def load_all(self, host: str) -> dict[str, str]:
-        """Return everything that is kept for the host, by name, such as definitions and volumes.
+        """Return everything that is kept for the host, such as the XML of domains and volumes, by name.
 
-        Sorted by file name; {} if there is nothing, or no directory. `host` "": of VMs that are on no host.
+        Sorted by file name; {} if there is nothing, or no directory. `host` "": of VMs that are on no host. Raises
+        OSError if a file cannot be read.
         """
         if self._directory is None:
             return {}
@@ -64,9 +71,10 @@ class DefinitionCopies:
         return {unquote(path.stem): path.read_text(encoding="utf-8") for path in found}
 
     def load_from_any_host(self, host: str, name: str) -> str | None:
-        """Return what is kept under this name for the host, else for the first other one; None if nothing is.
+        """Return what is kept under this name for the host, else for the first other host that has it.
 
-        The first by name. `host` "": of VMs that are on no host.
+        Other hosts are tried in the order of their names. None if no host has it, or without a directory. `host` "": of
+        VMs that are on no host. Raises OSError if the file cannot be read.
         """
         if (own := self.load(host, name)) is not None or self._directory is None:
             return own
@@ -74,9 +82,9 @@ class DefinitionCopies:
         return found[0].read_text(encoding="utf-8") if found else None
 
     def delete(self, host: str, vm: str) -> None:
-        """Delete the copy, if there is one.
+        """Delete the copy for `vm` on `host`, if there is one ("": of a VM that is on no host).
 
-        It is that of `vm` on `host` ("": of a VM that is on no host). OSError if that fails.
+        Does nothing without a directory. Raises OSError if that fails.
         """
         if self._directory is not None:
             _path(self._directory, host, vm).unlink(missing_ok=True)

@@ -36,8 +36,8 @@ class DomainDefinitions:
     """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
 
     `copies` gets a copy of each definition that is read or given, which is used when its host does not answer, refuses
-    or has lost the domain. Methods raise HostUnreachable if one of `hosts` does not answer, and Refused with a sentence
-    if it refuses.
+    or has lost the domain. Methods raise HostUnreachable if one of `hosts` does not answer, Refused with a sentence if
+    it refuses, and OSError if a copy cannot be written.
     """
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
@@ -49,7 +49,8 @@ class DomainDefinitions:
 
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
         another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
-        cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so.
+        cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so. Raises HostUnreachable if
+        `to_host` does not answer, or `host` does not and there is no copy of the definition.
         """
         xml = await self._xml(host, vm)
         disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
@@ -59,8 +60,8 @@ class DomainDefinitions:
     async def read(self, host: str, vm: str) -> bytes:
         """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks.
 
-        If the host does not answer, refuses, or has lost the domain, they are the copies; without a copy that error is
-        raised.
+        If the host does not answer, refuses, or has lost the domain, they come from the copies; without a copy raises
+        what the host raised, HostUnreachable or Refused.
         """
         xml = await self._xml(host, vm)
         return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))
@@ -68,11 +69,12 @@ class DomainDefinitions:
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool
     ) -> None:
-        """Define the VM on `host` as `read` described it on `from_host`; b"": as the copy for that host says.
+        """Define the VM on `host`, OFF there, as `read` described it on `from_host`.
 
-        Keeps what it was given as that copy. Refused without a description and a copy, or if `host` has another VM of
-        this name, runs this one, has too little memory free, or, with `fresh_ephemeral_disk`, cannot create its
-        ephemeral disks.
+        `definition` is what `read` returned; b"": the copy for `from_host` counts. Keeps what it was given as that
+        copy. Refused without a description and a copy, or if `host` has another VM of this name, runs this one, has too
+        little memory free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks. Raises HostUnreachable
+        if `host` does not answer.
         """
         xml = "" if definition else self._copies.load(from_host, vm)
         if xml is None:
@@ -83,10 +85,11 @@ class DomainDefinitions:
         await self._define(host, vm, domain, ephemeral_disks(domain.xml) if fresh_ephemeral_disk else [])
 
     async def delete_disks_everywhere(self, vm: str) -> None:
-        """Delete the disks of a VM that is on no host, on each host that has some of them, and then its copy.
+        """Delete the disks of a VM that is on no host, on each host that has some of them.
 
-        Does nothing without a copy of its definition. A disk that no host has was deleted earlier; a host that cannot
-        say so may still have it, which raises what the host raised.
+        Then deletes the copy of its definition; does nothing without that copy. A disk that no host has was deleted
+        earlier. If a disk was not found and a host could not say whether it has it, raises what that host raised
+        (HostUnreachable or Refused), and the copy stays for a later call.
         """
         definition = self._copies.load("", vm)
         if definition is None:
@@ -107,7 +110,10 @@ class DomainDefinitions:
         self._copies.delete("", vm)
 
     def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return, by name, the memory of the VMs that were removed with their disks kept. Asks no host."""
+        """Return, by name, what VMs need that were removed with their disks kept; only memory is known.
+
+        Definitions that cannot be read are left out. Asks no host.
+        """
         needs = {}
         for vm, definition in self._copies.load_all("").items():
             with contextlib.suppress(Rejected):
@@ -167,9 +173,10 @@ class DomainDefinitions:
 
 
 def copy_all_definitions(copies: DefinitionCopies, host: str, session: LibvirtSession) -> None:
-    """Keep a copy of each stored domain of the host, with the volumes of its ephemeral disks; blocks.
+    """Copy the definition of each stored domain of the host, and the volumes of its ephemeral disks.
 
-    Raises LibvirtFailure if the host does not list its domains, OSError if a copy cannot be written.
+    `copies` keeps them under the name `host`. Volumes that libvirt cannot read now are left out. Blocks. Raises
+    LibvirtFailure if the host does not list its domains, OSError if a copy cannot be written.
     """
     for domain in session.domains():
         if domain.is_stored:

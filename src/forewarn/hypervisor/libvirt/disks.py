@@ -15,36 +15,37 @@ from forewarn.hypervisor.libvirt.session import LibvirtSession
 
 
 def owned_disks(definition: str) -> list[str]:
-    """Return where the disks are that belong to the VM of this domain XML alone, in its order.
+    """Return where the disks are that belong to the VM of this domain XML alone, in the order of the XML.
 
-    Paths, POOL/VOLUME, or names in network storage; without CD-ROMs and the like, and read-only and shareable ones.
-    Rejected if it is not a domain XML.
+    Each is a path, POOL/VOLUME, or a name in network storage. CD-ROMs and the like, and read-only and shareable disks,
+    are left out. Raises Rejected if it is not a domain's XML.
     """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_owned and disk.source]
 
 
 def ephemeral_disks(definition: str) -> list[str]:
-    """Return where the disks are that our metadata in this domain XML calls ephemeral, in its order.
+    """Return where the disks are that this domain XML calls ephemeral, in the order of the XML.
 
-    Paths, POOL/VOLUME, or names in network storage; [] if it calls none so. Rejected if it is not a domain XML.
+    forewarn's metadata in the XML names them. Each is a path, POOL/VOLUME, or a name in network storage; [] if there
+    are none. Raises Rejected if it is not a domain's XML.
     """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_ephemeral and disk.source]
 
 
 def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[str]) -> list[str]:
-    """Delete these disks of a VM; return those that the host had.
+    """Delete these disks of a VM from the host's storage pools; return those that the host had.
 
-    Refused, before anything is deleted, if one is in no active storage pool of the host. Raises LibvirtFailure. The
-    result has the order of `paths`; `host` and `vm` are names for messages.
+    Raises Refused, before anything is deleted, if one is in no active storage pool of the host; LibvirtFailure if
+    libvirt fails. The result has the order of `paths`; `host` and `vm` are names for messages. Blocks.
     """
     _require_pools(session, host, vm, paths)
     return [path for path in paths if session.storage.delete_volume(path)]
 
 
 def volumes_of(session: LibvirtSession, paths: Sequence[str]) -> dict[str, str]:
-    """Return the XML of the volumes with these paths, by path; leaves out those in no active pool.
+    """Return the XML of the volumes with these paths, by path.
 
-    Also those that do not exist. Raises LibvirtFailure.
+    Those that do not exist, or are in no active storage pool, are left out. Blocks. Raises LibvirtFailure.
     """
     found = {path: session.storage.volume_xml(path) for path in paths if _has_active_pool(session, path)}
     return {path: volume for path, volume in found.items() if volume is not None}
@@ -58,12 +59,12 @@ def require_new_disks(
     paths: Sequence[str],
     volumes: Mapping[str, str],
 ) -> None:
-    """Make sure that the host can create these disks; Refused if not. Creates no disk.
+    """Check that the host can create these disks; raise Refused if not. Creates no disk.
 
     `volumes` has the XML of the disks on another host, by path: for those that this host does not have, saves that XML
     in `copies`, from which `empty_ephemeral_disks` creates them. Refused if the host lacks a disk whose XML neither
-    `volumes` nor `copies` has, or if one is in no active storage pool. Raises LibvirtFailure. `paths` are the disks,
-    `host` (also the name in `copies`) and `vm` names.
+    `volumes` nor `copies` has, or if one is in no active storage pool. `paths` are the disks, `host` (also the name in
+    `copies`) and `vm` names. Blocks. Raises LibvirtFailure, and OSError if `copies` cannot be written.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:
@@ -76,10 +77,10 @@ def require_new_disks(
 
 
 def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Replace the VM's ephemeral disks with empty ones. Refused if one is in no active storage pool.
+    """Replace the VM's ephemeral disks with empty ones: delete and create each of them.
 
-    Also if one does not exist and there is no copy of its XML. A call that was interrupted is finished by the next.
-    Raises LibvirtFailure. `host` is the name of the session's host.
+    `host` is the name of the session's host. Raises Refused if one is in no active storage pool, or does not exist and
+    `copies` has no copy of its XML. A call that was interrupted is finished by the next. Blocks. Raises LibvirtFailure.
     """
     paths = ephemeral_disks(session.stored_xml(vm))
     _require_pools(session, host, vm, paths)
@@ -88,10 +89,10 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
 
 
 def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Create the ephemeral disks of the VM that are missing, as after a failed move; leaves others alone.
+    """Create the ephemeral disks of the VM that are missing, as after a failed move, empty.
 
-    They are empty. A disk without a kept XML or an active pool is left out. Raises LibvirtFailure. `host` is the name
-    of the session's host.
+    Others are left alone. A disk without a copy of its XML in `copies`, or without an active storage pool, is left out.
+    `host` is the name of the session's host. Blocks. Raises LibvirtFailure.
     """
     for path in ephemeral_disks(session.stored_xml(vm)):
         volume = copies.load_from_any_host(host, path)
@@ -102,10 +103,11 @@ def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, h
 
 
 def renew_os_disk(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Replace the VM's first disk with a new copy of its image. Refused without an image or a pool.
+    """Replace the VM's OS disk with a new copy of its image (the backing file).
 
-    That is its first own disk that is not ephemeral. A call that was interrupted is finished by the next. Raises
-    LibvirtFailure. `host` is the name of the session's host.
+    The OS disk is its first own disk that is not ephemeral. Raises Refused if the VM has no such disk, or that is not a
+    copy of an image, or is in no active storage pool. A call that was interrupted is finished by the next. `host` is
+    the name of the session's host. Blocks. Raises LibvirtFailure.
     """
     disk = _os_disk(session, host, vm)
     _require_pools(session, host, vm, [disk.source])

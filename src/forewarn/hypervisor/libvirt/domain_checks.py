@@ -10,18 +10,19 @@ from forewarn.hypervisor.machines.driver import MachineState
 
 
 def state_of(session: LibvirtSession, vm: str) -> MachineState:
-    """Return what the host of this session reports about the VM; ABSENT if it does not know it.
+    """Return the state of the VM on the host of this session; ABSENT if the host does not know it.
 
-    Blocks; raises LibvirtFailure.
+    Blocks. Raises LibvirtFailure.
     """
     status = session.status(vm)
     return MachineState.ABSENT if status is None else machine_state(status)
 
 
 def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
-    """Raise Refused if a VM (its definition `xml`) needs more memory than the host has free.
+    """Raise Refused if a VM needs more memory than the host has free, by its definition `xml`.
 
-    Blocks; raises LibvirtFailure, and Rejected if it is not a domain XML.
+    `host` and `vm` are names for the message. Blocks. Raises LibvirtFailure, and Rejected if `xml` is not a domain's
+    XML.
     """
     needed, free = parse_domain(xml).memory_mib, session.free_memory_mib()
     if needed > free:
@@ -31,10 +32,10 @@ def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> Non
 def require_state(
     session: LibvirtSession, host: str, vm: str, what: str, *allowed: MachineState, done: MachineState | None = None
 ) -> bool:
-    """Return True if the VM is in one of the allowed states, and False if it is `done` already.
+    """Return True if the VM is in one of the allowed states, and False if it is in state `done` already.
 
-    Refused in other states; `what` is the operation for the message, such as "pause". Blocks; raises LibvirtFailure.
-    `host` is the name of the session's host.
+    Raises Refused in other states; `what` is the operation for the message, such as "pause". `host` is the name of the
+    session's host. Changes nothing. Blocks. Raises LibvirtFailure.
     """
     state = state_of(session, vm)
     if state is done:

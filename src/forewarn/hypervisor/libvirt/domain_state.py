@@ -15,7 +15,10 @@ from forewarn.hypervisor.machines.driver import MachineState
 
 
 class DomainState(IntEnum):
-    """The states of a domain that matter here, by libvirt's numbers; all others count as running."""
+    """The states of a libvirt domain that matter here, by libvirt's numbers.
+
+    They are RUNNING, PAUSED, OFF and CRASHED; all other numbers count as RUNNING.
+    """
 
     RUNNING = 1
     PAUSED = 3
@@ -34,14 +37,14 @@ OFF_BY_MIGRATION = 4  # reason of DomainState.OFF: libvirtd forgets it when it r
 
 
 class DomainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What libvirt reports about one domain."""
+    """What libvirt reports about one domain, and forewarn's marks of live migrations in its definitions."""
 
     state: int  # libvirt's number (virDomainState), see `DomainState`
     reason: int = 0  # libvirt's number; its meaning depends on the state
     has_job: bool = False  # a migration from here, or another long operation, is active
     is_incoming: bool = False  # it is the destination of an active migration
-    live_move: MoveMark | None = None  # in its running definition
-    stored_move: MoveMark | None = None  # in its stored definition
+    live_move: MoveMark | None = None  # the mark in its running definition; None: there is none
+    stored_move: MoveMark | None = None  # the mark in its stored definition; None: there is none
 
 
 class ListedDomain(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +79,10 @@ _OFF_CAUSES = {  # by the reason of DomainState.OFF
 
 
 def observed_machine(domain: ListedDomain) -> ObservedMachine:
-    """Return what a domain's state and reason in a list say about the VM, without our own metadata.
+    """Return what a domain's state and reason in a list of domains say about the VM.
 
     A pause that libvirt makes for a moment, as in a migration, is CHANGING. `instance` is libvirt's id, "" if it is
-    off.
+    off. forewarn's own marks in the domain's definition do not count.
     """
     instance = str(domain.number) if domain.number >= 0 else ""
     match domain.state:
@@ -98,9 +101,10 @@ def observed_machine(domain: ListedDomain) -> ObservedMachine:
 
 
 def machine_state(status: DomainStatus) -> MachineState:
-    """Return the state of a VM, from what libvirt reports and our marks say about live migrations.
+    """Return the state of a VM, from what libvirt reports and forewarn's marks say about live migrations.
 
-    A VM that is being sent counts as running until its migration is over, although libvirt pauses it at the end.
+    A VM that is being sent counts as running until its migration is over, although libvirt pauses it at the end. Never
+    ABSENT.
     """
     match status.state:
         case DomainState.PAUSED:
@@ -129,7 +133,12 @@ def _off_state(status: DomainStatus) -> MachineState:
 
 
 class ChangeKind(StrEnum):
-    """What a host reported about one of its VMs, or about itself."""
+    """What a host reported about one of its VMs, or about itself.
+
+    STARTED, STOPPED (by the guest), POWERED_OFF (without asking the guest, or saved), CRASHED (or could not start),
+    PAUSED, RESUMED, ARRIVED and LEFT (by a migration), DEFINED and UNDEFINED are about a VM. HOST_LOST and HOST_FOUND
+    are about the connection to the host.
+    """
 
     STARTED = "started"
     STOPPED = "stopped"  # shut down by the guest
@@ -150,9 +159,10 @@ _KINDS = {0: ChangeKind.DEFINED, 1: ChangeKind.UNDEFINED, 8: ChangeKind.CRASHED}
 
 
 def change_kind(event: int, detail: int) -> ChangeKind | None:
-    """Return what a lifecycle event means; None for a step of a change that another event reports.
+    """Return what a lifecycle event of a domain means.
 
-    Both are libvirt's numbers (virDomainEventType and its details). None also for an event that is not known.
+    `event` and `detail` are libvirt's numbers (virDomainEventType and its details). None for a step of a migration,
+    which another event reports, and for an event that is not known.
     """
     match event:
         case 2:

@@ -36,14 +36,19 @@ for _prefix, _uri in (
 
 
 class MovedDomain(msgspec.Struct, frozen=True, array_like=True):
-    """What the driver of another host needs to define a domain."""
+    """What the driver of another host needs to define a domain; encoded as JSON between drivers."""
 
     xml: str  # the domain's stored XML
     volumes: dict[str, str] = {}  # XML of the volumes of its ephemeral disks, by path
 
 
 class MoveMark(StrEnum):
-    """How far a live migration has come, stored with a VM, because libvirt itself forgets parts of it."""
+    """How far a live migration has come; stored in a VM's definition, because libvirt forgets parts of it.
+
+    RECEIVING: on the destination, in its stored definition, it is prepared. RECEIVED: on the destination, in its
+    running definition; it counts once no migration to it is active. SENT: on the source, its migration has completed.
+    ENDED: on the source, the VM that was sent is off here, for good.
+    """
 
     RECEIVING = "receiving"  # on the destination, in its stored definition: prepared
     RECEIVED = "received"  # on the destination, in its running definition; complete once no migration to it is active
@@ -52,7 +57,7 @@ class MoveMark(StrEnum):
 
 
 class DomainDisk(msgspec.Struct, frozen=True, kw_only=True):
-    """One disk of a VM."""
+    """One disk of a VM, as its domain XML describes it."""
 
     target: str  # its name in the definition, such as vda
     source: str  # path on the host, POOL/VOLUME, or a name in network storage; "": an empty drive
@@ -62,7 +67,7 @@ class DomainDisk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DomainInterface(msgspec.Struct, frozen=True, kw_only=True):
-    """One network interface of a VM."""
+    """One network interface of a VM, as its domain XML describes it."""
 
     mac: str = ""  # "": not given
     tap: str = ""  # the device on the host; "": libvirt chooses one at each start
@@ -149,12 +154,18 @@ def _interface(interface: ET.Element) -> DomainInterface:
 
 
 def mark_element(mark: MachineMark) -> str:
-    """Return the metadata element that stores this mark, for `parse_mark`."""
+    """Return the XML element that stores this mark in a domain's metadata, for `parse_mark`.
+
+    A mark is the act that was last begun on the VM, and its step.
+    """
     return _element_text("mark", {"act": mark.act_id, "step": mark.step})
 
 
 def parse_mark(element: str | None) -> MachineMark | None:
-    """Return the mark in this metadata element; None if there is none. Rejected if it is another element."""
+    """Return the mark in this metadata element; None if there is no element (None).
+
+    A mark is the act that was last begun on the VM, and its step. Raises Rejected if it is another element.
+    """
     if element is None:
         return None
     found = parse_xml(element, root_tag="mark")
@@ -162,23 +173,27 @@ def parse_mark(element: str | None) -> MachineMark | None:
 
 
 def move_element(move: MoveMark) -> str:
-    """Return the metadata element that stores how far a live migration has come, for `parse_move`."""
+    """Return the XML element that stores this mark of a live migration in a domain's metadata.
+
+    `parse_move` reads it.
+    """
     return _element_text("move", {"state": move.value})
 
 
 def parse_move(element: str | None) -> MoveMark | None:
-    """Return what this metadata element says about a live migration; None without one or if not known.
+    """Return the mark of a live migration in this metadata element.
 
-    Rejected if it is another element.
+    None without an element (None), and for a mark that is not known. Raises Rejected if it is another element.
     """
     state = parse_xml(element, root_tag="move").get("state") if element is not None else None
     return MoveMark(state) if state in list(MoveMark) else None
 
 
 def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | None) -> str:
-    """Return the domain XML with exactly this mark and move of ours; other metadata stays as it is.
+    """Return the domain XML with exactly this mark and this migration mark of forewarn's in its metadata.
 
-    Raises Rejected if `xml` is not the XML of a domain.
+    None removes the one that is there; other metadata stays as it is. Raises Rejected if `xml` is not the XML of a
+    domain.
     """
     root = parse_xml(xml)
     metadata = root.find("metadata")
@@ -195,25 +210,26 @@ def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | No
 
 
 def pool_directory(pool: str) -> str:
-    """Return the directory in which a storage pool (its XML) has its volumes; "" if it has none.
+    """Return the directory in which a storage pool has its volumes; "" if it has none.
 
-    Rejected for other XML.
+    `pool` is the pool's XML. Raises Rejected for other XML.
     """
     return parse_xml(pool, root_tag="pool").findtext("target/path", "")
 
 
 def backing_image(volume: str) -> str:
-    """Return the path of the image that a volume (its XML) is a copy of; "" if it has none.
+    """Return the path of the image that a volume is a copy of (its backing file); "" if it has none.
 
-    Rejected for other XML.
+    `volume` is the volume's XML. Raises Rejected for other XML.
     """
     return parse_xml(volume, root_tag="volume").findtext("backingStore/path", "")
 
 
 def new_volume(volume: str, *, keep_backing: bool) -> str:
-    """Return the XML that creates a volume like this one (its XML), empty or as a new copy of its image.
+    """Return the XML that creates a volume like this one, empty or as a new copy of its image.
 
-    `keep_backing` makes it a copy of the image. Rejected for other XML.
+    `volume` is the XML of the present volume. With `keep_backing` the new one is a copy of the image, else it is empty.
+    Raises Rejected for other XML.
     """
     root = parse_xml(volume, root_tag="volume")
     for tag in ("key", "allocation", "physical", "source", *(() if keep_backing else ("backingStore",))):
@@ -235,7 +251,7 @@ def parse_xml(text: str, *, root_tag: str = "domain") -> ET.Element:
     """Parse the text of XML from a host, and return its root element.
 
     Document types are not allowed, because their entities could fill the memory. Raises Rejected if it has one, is
-    longer than 4 MiB or cannot be read, or is something else than `root_tag`.
+    longer than 4 MiB or cannot be read, or if its root element is not `root_tag` (without a namespace).
     """
     if len(text) > _MAX_XML_CHARACTERS or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Rejected(f"the XML of a {root_tag} is longer than 4 MiB or has a document type: it is not read")

@@ -43,11 +43,12 @@ from forewarn.hypervisor.machines.fence_command import run_fence_command
 
 
 class LibvirtDriver:
-    """Operations on the domains of these hosts, by the fleet's names of them, which ignore case.
+    """Performs operations on the domains of libvirt hosts; implements `MachineDriver`.
 
-    It implements `MachineDriver`; a VM is the domain of exactly this name. `definitions` is a directory for copies of
-    the VMs' definitions; None: no copies. No connection is opened before it is needed. Methods raise HostUnreachable if
-    the host does not answer, and Refused with a sentence if libvirt refuses.
+    `hosts` has the settings by the fleet's names of the hosts, which ignore letter case; a VM is the domain of exactly
+    its name. `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened
+    before it is needed. Methods raise HostUnreachable if the host does not answer, and Refused with a sentence if
+    libvirt refuses.
     """
 
     can_reimage = True
@@ -64,34 +65,50 @@ class LibvirtDriver:
         return self._hosts.names
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
-        """Return all domains of the host by name, from one call. HostUnreachable if it does not answer."""
+        """Return all domains of the host by name, and their states, from one call to libvirt.
+
+        Raises HostUnreachable if the host does not answer, or Refused.
+        """
         listing = await self._hosts.run(host, "", "look at", lambda session: session.listing())
         return {domain.name: observed_machine(domain) for domain in listing}
 
     async def changed_hosts(self) -> AsyncGenerator[str, None]:
-        """Yield the name of a host for each change that it reports, and when it is lost or found."""
+        """Yield the name of a host for each change that it reports, and when it is lost or found.
+
+        It goes on until it is closed. A host that does not answer raises nothing.
+        """
         async with contextlib.aclosing(self.changes()) as changes:
             async for change in changes:
                 yield change.host
 
     async def state(self, host: str, vm: str) -> MachineState:
-        """Return what the host reports about the VM now; ABSENT if it has none of this name."""
+        """Return what the host reports about the VM now; ABSENT if it has none of this name.
+
+        A later `wait_for_change` waits for changes after this call. Raises HostUnreachable or Refused.
+        """
         self._hosts.changes.forget(host, vm)
         return await self._hosts.run(host, vm, "look at", lambda session: state_of(session, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
-        """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not."""
+        """Return for people why the VM is HALTED, such as `no space is left for disk vda`; "" if it is not.
+
+        Raises HostUnreachable, or Refused also if the host does not know the VM.
+        """
         return await self._hosts.run(host, vm, "look at", lambda session: session.stop_reason(vm))
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Return True at a change of the domain since its state was read, False after `within_s` real seconds.
+        """Wait for a change of the domain since its state was read, and return whether one came.
 
-        A change is a lifecycle event, or the end of its migration.
+        A change is a lifecycle event, or the end of its migration. False after `within_s` seconds of real time. Asks no
+        host, and raises nothing.
         """
         return await self._hosts.changes.wait_for(host, vm, within_s=within_s)
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs: RUNNING becomes PAUSED; nothing if it is PAUSED. Refused in any other state."""
+        """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is PAUSED.
+
+        Raises HostUnreachable, or Refused in any other state.
+        """
 
         def work(session: LibvirtSession) -> None:
             if require_state(session, host, vm, "pause", MachineState.RUNNING, done=MachineState.PAUSED):
@@ -101,7 +118,10 @@ class LibvirtDriver:
         await self._hosts.run(host, vm, "pause", work)
 
     async def resume(self, host: str, vm: str) -> None:
-        """Make a PAUSED, RECEIVED or HALTED VM RUNNING; nothing if it is that. Refused otherwise, as for SENT."""
+        """Make a PAUSED, RECEIVED or HALTED VM RUNNING. Does nothing if it is RUNNING.
+
+        Raises HostUnreachable, or Refused in any other state, such as SENT.
+        """
 
         def work(session: LibvirtSession) -> None:
             paused = (MachineState.PAUSED, MachineState.RECEIVED, MachineState.HALTED)
@@ -112,7 +132,10 @@ class LibvirtDriver:
         await self._hosts.run(host, vm, "resume", work)
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a PAUSED or HALTED VM: its next resume boots it. Refused in any other state."""
+        """Reset a PAUSED or HALTED VM: its next resume boots it. Does not resume it.
+
+        Raises HostUnreachable, or Refused in any other state.
+        """
 
         def work(session: LibvirtSession) -> None:
             if require_state(session, host, vm, "reset", MachineState.PAUSED, MachineState.HALTED):
@@ -121,7 +144,10 @@ class LibvirtDriver:
         await self._hosts.run(host, vm, "reset", work)
 
     async def press_power_button(self, host: str, vm: str) -> None:
-        """Ask a RUNNING guest through ACPI to shut down; returns at once. Nothing if OFF, Refused otherwise."""
+        """Ask a RUNNING guest through ACPI to shut down; does not wait for it. Does nothing if it is OFF.
+
+        Raises HostUnreachable, or Refused in any other state.
+        """
 
         def work(session: LibvirtSession) -> None:
             if require_state(session, host, vm, "shut down", MachineState.RUNNING, done=MachineState.OFF):
@@ -150,7 +176,10 @@ class LibvirtDriver:
         await self._hosts.run(host, vm, "start", work, is_exclusive=True)
 
     async def power_off(self, host: str, vm: str) -> None:
-        """End the VM at once: any state becomes OFF, and its disks stay. Refused if the host does not know it."""
+        """End the VM at once, without asking the guest: any state becomes OFF, and its disks stay.
+
+        Does nothing if it is OFF. Raises HostUnreachable, or Refused if the host does not know the VM.
+        """
 
         def work(session: LibvirtSession) -> None:
             if session.is_active(vm):
@@ -174,7 +203,8 @@ class LibvirtDriver:
 
         With `delete_disks`, deletes its disks first, but no CD-ROMs and the like, and no read-only and shareable ones;
         Refused if one of them is in no active storage pool of the host. Without, a copy of its definition stays for its
-        next start. A `host` of "" is a VM that is on no host: any host that has its disks deletes them.
+        next start. A `host` of "" is a VM that is on no host: any host that has its disks deletes them, even without
+        `delete_disks`. Raises HostUnreachable, or Refused in any other state.
         """
         if not host:
             await self._definitions.delete_disks_everywhere(vm)
@@ -215,14 +245,16 @@ class LibvirtDriver:
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
         another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
         cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so. `then_receives` makes no
-        difference here.
+        difference here. Raises HostUnreachable if `to_host` does not answer, or `host` does not and there is no copy of
+        the definition.
         """
         await self._definitions.copy(host, vm, to_host, fresh_ephemeral_disk=fresh_ephemeral_disk)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
         """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks.
 
-        They are the copies if the host does not answer, refuses, or has lost the domain.
+        They come from the copies if the host does not answer, refuses, or has lost the domain; without a copy raises
+        what the host raised, HostUnreachable or Refused.
         """
         return await self._definitions.read(host, vm)
 
@@ -231,8 +263,10 @@ class LibvirtDriver:
     ) -> None:
         """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
 
-        b"": as this driver's copy for that host says. Keeps a description that is given as that copy. Refused for the
-        reasons of `copy_definition`, and if there is neither.
+        `definition` is what that returned; b"": this driver's copy for `from_host` counts. Keeps a description that is
+        given as that copy. Refused without a description and a copy, or if `host` has another VM of this name, runs
+        this one, has too little memory free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks. Raises
+        HostUnreachable.
         """
         await self._definitions.define(
             host, vm, definition, from_host=from_host, fresh_ephemeral_disk=fresh_ephemeral_disk
@@ -241,8 +275,8 @@ class LibvirtDriver:
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Check that the destination has the memory, and mark the VM there: OFF becomes RECEIVING.
 
-        libvirt starts the process of the VM there itself, when the migration begins. Nothing if it is RECEIVING,
-        Refused in any other state.
+        libvirt starts the process of the VM there itself, when the migration begins. Does nothing if it is RECEIVING.
+        Raises HostUnreachable, or Refused in any other state and if the host has too little memory free.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -256,7 +290,8 @@ class LibvirtDriver:
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
 
-        Does nothing if this process sends it already, or it was SENT. Refused if it is not RECEIVING there.
+        Does nothing if the VM is being sent already, or was SENT. `migration` shows how it goes. Raises
+        HostUnreachable, or Refused if the VM is not RECEIVING on `to_host`.
         """
         if self._migrations.is_active(host, vm) or await self.state(host, vm) is MachineState.SENT:
             return
@@ -269,27 +304,30 @@ class LibvirtDriver:
             raise operation_error(host, vm, "send", failure) from failure
 
     async def receive_address(self, host: str, vm: str) -> str:
-        """Return "": the source reaches the destination's libvirt by its own settings."""
+        """Return "": the source reaches the destination's libvirt by its own settings. Asks no host."""
         return ""
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """Begin to migrate the VM live to `to_host`, as `send` does; `address` is not used.
+        """Begin to migrate the VM live to `to_host`, and return at once; `address` is not used.
 
         The destination must be a host of this driver, too: Refused if its settings lack it, or the VM is not RECEIVING
-        there.
+        there. Does nothing if the VM is being sent already, or was SENT. Raises HostUnreachable.
         """
         await self.send(host, vm, to_host)
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
-        """Return how the migration from this host is going; all zeros if none has begun."""
+        """Return how the live migration from this host is going; inactive, with zeros, if none has begun.
+
+        `error` is known only for migrations that this process has begun. Raises HostUnreachable or Refused.
+        """
         progress = await self._hosts.run(host, vm, "look at", lambda session: session.progress(vm))
         return self._migrations.complete(host, vm, progress)
 
     async def cancel_send(self, host: str, vm: str) -> None:
-        """Abort a live migration from here and wait for its end; the VM continues here. Nothing without one.
+        """Abort a live migration from this host and wait for its end; the VM continues here.
 
-        It may complete first: then the VM is SENT. Raises HostUnreachable if the host does not answer or does not stop
-        in time.
+        Does nothing if none is active. It may complete first: then the VM is SENT. Raises HostUnreachable if the host
+        does not answer or does not stop in time, or Refused.
         """
         try:
             await self._migrations.cancel(self._hosts.connection(host), vm)
@@ -297,16 +335,20 @@ class LibvirtDriver:
             raise operation_error(host, vm, "stop sending", failure) from failure
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
-        """Return the mark that is stored with the VM on this host; None: it has none, or is ABSENT."""
+        """Return the mark that is stored with the VM on this host: the act that was last begun on it.
+
+        None if it has none, or is ABSENT. Raises HostUnreachable or Refused.
+        """
         element = await self._hosts.run(
             host, vm, "look at", lambda session: session.metadata(vm, MARK_NAMESPACE, STORED)
         )
         return parse_mark(element)
 
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
-        """Store the mark durably with the VM on this host, in place of an earlier one.
+        """Store the mark (an act and its step) durably with the VM on this host, instead of an earlier one.
 
-        Also copies the definition. Refused if the host would forget the VM when it ends (a transient domain).
+        It is in the VM's definition. Also keeps a copy of the definition. Raises HostUnreachable, or Refused if the
+        host does not know the VM, or would forget it when it ends (a transient domain).
         """
 
         def work(session: LibvirtSession) -> None:
@@ -321,13 +363,14 @@ class LibvirtDriver:
         await self._hosts.run(host, vm, "mark", work)
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
-        """Return False: libvirt cannot tell who holds the locks of a disk, see `check_libvirt`."""
+        """Return False: libvirt cannot tell who holds the locks of a disk. Asks no host."""
         return False
 
     async def fence(self, host: str) -> bool:
-        """Run the operator's fence command for the host; return whether it ended with 0 in time.
+        """Run the operator's fence command for the host; return whether it ended with code 0 in time.
 
-        It gets the host's name as FOREWARN_HOST. False also without such a command. Failures are logged.
+        It gets the host's name as FOREWARN_HOST. False also without such a command. Failures are logged. Raises Refused
+        if the settings lack the host.
         """
         connection = self._hosts.connection(host)
         return await run_fence_command(
@@ -335,15 +378,21 @@ class LibvirtDriver:
         )
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what the host can still take, and what its VMs need. Raises HostUnreachable."""
+        """Return what memory the host has free, and what its VMs need. Raises HostUnreachable or Refused."""
         return await self._hosts.run(host, "", "look at", lambda session: session.capacity())
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
-        """Return whether a VM with this CPU (`VmNeeds.cpu`) can be migrated live to the host; True if unknown."""
+        """Return whether a VM with this CPU can be migrated live to the host; True if libvirt cannot tell.
+
+        `cpu` is a text from `VmNeeds.cpu` of this or another libvirt driver. Raises HostUnreachable or Refused.
+        """
         return await self._hosts.run(host, "", "look at", lambda session: session.can_run_cpu(cpu))
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return, by name, the memory of the VMs that were removed with their disks kept. Asks no host."""
+        """Return, by name, what VMs need that were removed with their disks kept; only memory is known.
+
+        Asks no host.
+        """
         return self._definitions.kept_vms()
 
     def changes(self) -> AsyncGenerator[DomainChange, None]:

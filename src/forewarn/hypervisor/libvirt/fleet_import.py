@@ -21,12 +21,12 @@ _NAMED_URI = re.compile(r"([^=:/?]+)=([a-z]+(?:\+[a-z0-9]+)?:.+)")
 
 
 class ImportedVm(msgspec.Struct, frozen=True, kw_only=True):
-    """A domain of a host, as a VM of the fleet."""
+    """A domain of a libvirt host, as it may become a VM of the fleet."""
 
     host: str  # the name of its host in the fleet
     is_running: bool  # or paused
-    is_stored: bool  # False: transient
-    definition: DomainDefinition
+    is_stored: bool  # False: transient, so that its host forgets it when it ends
+    definition: DomainDefinition  # what its XML says
 
     @property
     def name(self) -> str:
@@ -35,17 +35,17 @@ class ImportedVm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImportedHost(msgspec.Struct, frozen=True, kw_only=True):
-    """A host and its domains."""
+    """A libvirt host and its domains, as `read_host` found them."""
 
     name: str  # for the fleet
     uri: str  # of its libvirt
     cpu_model: str = ""  # "": not known
     free_memory_mib: int = 0  # for VMs; 0: not known
-    domains: tuple[ImportedVm, ...] = ()  # sorted by name
+    domains: tuple[ImportedVm, ...] = ()  # all of them, sorted by name
 
 
 class ImportedFleet(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet file is written from."""
+    """The hosts and VMs from which a fleet file is written; `plan_import` makes it."""
 
     hosts: tuple[ImportedHost, ...]  # in the order in which they were given
     vms: tuple[ImportedVm, ...]  # the domains of all hosts that can be VMs, sorted by name
@@ -59,9 +59,10 @@ def split_named_uri(text: str) -> tuple[str, str]:
 
 
 def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
-    """Return what a host has, its domains sorted by name; blocks. `name` "": the host's own short name.
+    """Ask a libvirt host what it has, and return it, with its domains sorted by name. Blocks.
 
-    `uri` is only copied. Raises LibvirtFailure, and Rejected for a domain whose XML cannot be read.
+    `name` is the fleet's name for the host; "": the host's own short name. `uri` is only copied. Raises LibvirtFailure,
+    and Rejected for a domain whose XML cannot be read. Changes nothing.
     """
     host = name or session.hostname().partition(".")[0]
     capacity = session.capacity()
@@ -83,12 +84,12 @@ def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
 
 
 def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
-    """Return the fleet that these hosts make. Rejected if hosts share a name, or one is not allowed.
+    """Return the fleet that these hosts make: which of their domains become VMs, with notes for people.
 
     A domain that cannot be a VM, or that several hosts have, is left out with a note; but one that runs on exactly one
-    of them is taken from there, with a note, unless the names differ in case. A transient one is taken, with a note.
-    Hosts share a name if it differs only in case. The VMs are sorted by name, without case, the hosts as given. Asks no
-    host.
+    of them is taken from there, with a note, unless the names differ in letter case. A transient one is taken, with a
+    note. The VMs are sorted by name, ignoring letter case, the hosts as given. Raises Rejected if two hosts have the
+    same name, ignoring letter case, or a host's name is not allowed. Asks no host.
     """
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)
@@ -139,9 +140,9 @@ def _choose(same_name: list[ImportedVm]) -> tuple[ImportedVm | None, str]:
 
 
 def render_fleet_file(found: ImportedFleet) -> str:
-    """Return the fleet file for this fleet, with comments on what it was made from.
+    """Return the text of the fleet file (TOML) for this fleet, with comments on what it was made from.
 
-    It is TOML: the hosts, then the VMs with their hosts. Defaults are comments.
+    It has the hosts, then the VMs with their hosts. Defaults are comments. Writes no file.
     """
     lines = [
         "# Written by `forewarn fleet import libvirt`. Edit it as you like: sets, update domains, tags, zones.",
@@ -163,7 +164,10 @@ def render_fleet_file(found: ImportedFleet) -> str:
 
 
 def render_settings(hosts: Iterable[ImportedHost]) -> str:
-    """Return the settings (TOML) by which a service acts on these hosts: `hypervisor`, and their URIs."""
+    """Return the settings (TOML) by which a service acts on these hosts: `hypervisor`, and their URIs.
+
+    They are text; no file is written.
+    """
     tables = [f"[libvirt.hosts.{_text(host.name)}]\nuri = {_text(host.uri)}\n" for host in hosts]
     return "\n".join(['hypervisor = "libvirt"\n', *tables])
 

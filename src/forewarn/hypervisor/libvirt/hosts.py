@@ -23,10 +23,11 @@ T = TypeVar("T")
 
 
 class LibvirtHosts:
-    """Connections to hosts, by the fleet's names of them, which ignore case.
+    """The connections to the libvirt hosts of the settings, by the fleet's names of them.
 
-    None is opened before it is needed. `on_open` is called with the host's name and the session, in a thread, whenever
-    a connection was opened. `changes` has what the hosts report about VMs and themselves.
+    Names ignore letter case. No connection is opened before it is needed. `on_open` is called with the host's name and
+    the session, in a thread, whenever a connection was opened. The attribute `changes` has what the hosts report about
+    VMs and themselves.
     """
 
     def __init__(self, hosts: Mapping[str, LibvirtHost], on_open: Callable[[str, LibvirtSession], None]) -> None:
@@ -44,7 +45,10 @@ class LibvirtHosts:
         return tuple(connection.name for connection in self._connections.values())
 
     def connection(self, host: str) -> LibvirtConnection:
-        """Return the connection to this host, perhaps closed. Refused if the host is not in the settings."""
+        """Return the connection to this host, which may not be open. Refused if the settings lack the host.
+
+        `host` is its name, ignoring letter case. Opens nothing.
+        """
         connection = self._connections.get(host.casefold())
         if connection is None:
             raise Refused(f"the settings say nothing about host {host}: add [libvirt.hosts.{host}] with its uri")
@@ -55,9 +59,10 @@ class LibvirtHosts:
     ) -> T:
         """Run `work` in a thread with the host's session, and return its result.
 
-        Opens the connection if needed. `what` says in errors what could not be done with the VM ("": with the host).
-        With `is_exclusive`, only one such work runs on the VM at a time. Raises HostUnreachable if the host does not
-        answer, and Refused if libvirt refuses, or the host is not in the settings.
+        Opens the connection if needed; `work` may run twice, if the connection ends meanwhile. `what` says in errors
+        what could not be done with the VM `vm` ("": with the host). With `is_exclusive`, only one such work runs on the
+        VM at a time. Raises HostUnreachable if the host does not answer, Refused if libvirt refuses, or the host is not
+        in the settings, and other errors of `work`.
         """
         try:
             return await self.connection(host).call(work, exclusive=vm if is_exclusive else "")
@@ -82,5 +87,5 @@ class LibvirtHosts:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Close all connections; may be called twice."""
+        """Close all connections; may be called twice. Later calls of `run` raise HostUnreachable."""
         await asyncio.gather(*(connection.close() for connection in self._connections.values()))

@@ -31,9 +31,10 @@ _ABORT_INTERVAL_S = 0.2  # between attempts to abort a migration that libvirt ha
 
 
 class LiveMigrations:
-    """The migrations that this process has begun, and why the latest one of each VM failed.
+    """The live migrations that this process has begun, and why the latest one of each VM failed.
 
-    `on_end` is called with the names of the source host and of the VM when a migration is over, however it ended.
+    It is kept in memory only. `on_end` is called with the names of the source host and of the VM when a migration is
+    over, however it ended.
     """
 
     def __init__(self, *, on_end: Callable[[str, str], None] = lambda host, vm: None) -> None:
@@ -42,15 +43,19 @@ class LiveMigrations:
         self._errors: dict[tuple[str, str], str] = {}
 
     def is_active(self, host: str, vm: str) -> bool:
-        """Return whether this process is migrating the VM (exact name) from the host (name in any case)."""
+        """Return whether this process is migrating the VM from the host now.
+
+        `host` is the name of the source, ignoring letter case, `vm` the exact name of the VM. Asks no host.
+        """
         task = self._tasks.get(_key(host, vm))
         return task is not None and not task.done()
 
     async def begin(self, source: LibvirtConnection, target: LibvirtConnection, vm: str) -> None:
-        """Begin to migrate the VM, unless the source does already; returns before the migration is over.
+        """Begin to migrate the VM live, unless the source does already; returns before the migration is over.
 
-        Raises HostUnreachable if a host does not answer, Refused without permission, LibvirtFailure for other errors. A
-        later failure is in `complete`.
+        `vm` is the exact name of the VM. When it succeeds, the source's definition is marked SENT. Raises
+        HostUnreachable if a host does not answer, Refused without permission, LibvirtFailure for other errors.
+        `complete` says why one failed later.
         """
         if (await source.call(lambda session: session.progress(vm))).is_active:
             return  # by its own daemon, since before this process started
@@ -88,9 +93,11 @@ class LiveMigrations:
             self._errors[_key(source.name, vm)] = str(error)
 
     def complete(self, host: str, vm: str, progress: MigrationProgress) -> MigrationProgress:
-        """Return what libvirt reports, with what only this process knows: that it has begun, or why it failed.
+        """Return libvirt's progress with what only this process knows: that it has begun, or has failed.
 
-        `host` is the name of the source, in any case, `vm` that of the VM, in its exact case. Changes nothing.
+        `is_active` is also True while this process migrates the VM; `error` is why its latest migration failed ("": it
+        did not). `host` is the name of the source, ignoring letter case, `vm` the exact name of the VM. Changes
+        nothing.
         """
         return msgspec.structs.replace(
             progress,
@@ -101,8 +108,8 @@ class LiveMigrations:
     async def cancel(self, source: LibvirtConnection, vm: str) -> None:
         """Abort the migration of the VM, and wait until neither the host nor this process is sending it.
 
-        Returns at once if nothing does. Raises HostUnreachable if the host does not answer, or does not stop within its
-        `timeout_s`, Refused without permission, LibvirtFailure for other errors.
+        Returns at once if nothing does; it may also complete first. Raises HostUnreachable if the host does not answer,
+        or does not stop within its `timeout_s`, Refused without permission, LibvirtFailure for other errors.
         """
         task = self._tasks.get(_key(source.name, vm))
         try:

@@ -61,7 +61,7 @@ _is_event_loop_running = False
 
 
 def load_libvirt() -> Any:
-    """Import libvirt's Python module and run its event loop. Rejected if it is not installed.
+    """Return libvirt's Python module, with its event loop running. Rejected if it is not installed.
 
     The first call starts a daemon thread for that loop, and stops libvirt from printing errors.
     """
@@ -91,7 +91,7 @@ class LibvirtSession:
     """One open connection to a host's libvirt. Use `open_session`; several threads may call it at once.
 
     `libvirt` is the imported module, `connection` its open connection. The attribute `storage` is about the storage
-    pools of the host.
+    pools of the host. Methods name domains exactly, block, and raise LibvirtFailure if libvirt refuses.
     """
 
     def __init__(self, libvirt: Any, connection: Any) -> None:
@@ -105,9 +105,9 @@ class LibvirtSession:
             self._connection.close()
 
     def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
-        """Call these, in libvirt's thread, when a domain changes or the connection ends, until `close`.
+        """Call these functions, in libvirt's thread, when a domain changes or the connection ends.
 
-        `on_lifecycle` gets the domain's name, and libvirt's numbers of the event and its detail.
+        They are called until `close`. `on_lifecycle` gets the domain's name, and libvirt's numbers of event and detail.
         """
 
         def lifecycle(_connection: Any, domain: Any, event: int, detail: int, _opaque: Any) -> None:
@@ -123,7 +123,7 @@ class LibvirtSession:
             return str(self._connection.getHostname())
 
     def domains(self) -> list[FoundDomain]:
-        """Return all domains of the host, sorted by name, without vanishing ones. Raises LibvirtFailure."""
+        """Return all domains of the host, sorted by name, without any that vanish. Raises LibvirtFailure."""
         found = []
         with self._failures():
             listed = self._connection.listAllDomains()
@@ -161,9 +161,8 @@ class LibvirtSession:
     def status(self, name: str) -> DomainStatus | None:
         """Return what the host reports about a domain; None if it has none of this name.
 
-        libvirt answers in several calls, and a domain may change in between: a guest that goes on after a failed
-        switchover would be taken for one that was sent. So it is looked at until nothing has changed meanwhile. Raises
-        LibvirtFailure, also if it changes all the time.
+        libvirt answers in several calls, between which a domain may change (one that goes on after a failed switchover
+        would seem sent): so looks until nothing has changed. Raises LibvirtFailure, also if it changes all the time.
         """
         if (domain := self._domain_or_none(name)) is None:
             return None
@@ -316,9 +315,9 @@ class LibvirtSession:
             self._connection.defineXML(xml)
 
     def metadata(self, name: str, namespace: str, which: int) -> str | None:
-        """Return our metadata element of a domain's LIVE or STORED definition; None if it has none.
+        """Return our metadata element of a domain's LIVE or STORED definition (`which`); None if it has none.
 
-        None also without such a domain or definition. Raises LibvirtFailure.
+        `namespace` selects the element. None also without such a domain or definition. Raises LibvirtFailure.
         """
         try:
             with self._failures():
@@ -331,7 +330,7 @@ class LibvirtSession:
     def set_metadata(self, name: str, namespace: str, element: str | None, which: int) -> None:
         """Store an element, or remove it (None), in a domain's LIVE or STORED definition, or both (`|`).
 
-        Does nothing if there is none to remove. Raises LibvirtFailure.
+        Replaces what the namespace has. Does nothing if there is none to remove. Raises LibvirtFailure.
         """
         selected = [one for one in (LIVE, STORED) if which & one]
         if element is None and all(self.metadata(name, namespace, one) is None for one in selected):
@@ -396,14 +395,14 @@ class LibvirtSession:
                 raise
 
     def capacity(self) -> FreeCapacity:
-        """Return what the host can take, and what VMs with a readable definition need. Raises LibvirtFailure."""
+        """Return free memory, CPU model, and what VMs with a readable definition need. Raises LibvirtFailure."""
         with self._failures():
             capabilities = self._connection.getCapabilities()
         vms = self._vm_needs(host_cpu_identity(capabilities))
         return FreeCapacity(memory_mib=self.free_memory_mib(), cpu_model=host_cpu_model(capabilities), vms=vms)
 
     def free_memory_mib(self) -> int:
-        """Return the memory that the host could give to more VMs, its page cache included.
+        """Return the memory in MiB that the host could give to more VMs, its page cache included.
 
         Where libvirt does not know that, it is the host's memory less that of its active domains. Raises
         LibvirtFailure.
@@ -482,7 +481,7 @@ class LibvirtSession:
 
 
 def open_session(uri: str) -> LibvirtSession:
-    """Open a connection to the libvirt at this URI; blocks. Raises LibvirtFailure if that fails."""
+    """Connect to the libvirt at this URI; blocks. LibvirtFailure if that fails, Rejected without libvirt."""
     libvirt = load_libvirt()
     try:
         connection = libvirt.open(uri)

@@ -14,17 +14,17 @@ from forewarn.hypervisor.libvirt.failure import NO_VOLUME, NOT_SUPPORTED, Libvir
 
 
 class StoragePool(msgspec.Struct, frozen=True, kw_only=True):
-    """A storage pool of a host."""
+    """A storage pool of a libvirt host: a directory or device that libvirt manages, with volumes."""
 
     name: str  # of the pool
     is_active: bool  # False: libvirt does not know its volumes
 
 
 class LibvirtStorage:
-    """The storage of one host. A path is that of a file or device, or POOL/VOLUME.
+    """The storage pools of one libvirt host. A path is that of a file or device, or POOL/VOLUME.
 
-    `failures` is a context manager that turns libvirt's errors into LibvirtFailure, which all methods raise.
-    `connection` is libvirt's.
+    `LibvirtSession.storage` is one. `failures` is a context manager that turns libvirt's errors into LibvirtFailure,
+    which all methods raise. `connection` is libvirt's. Calls block.
     """
 
     def __init__(self, connection: Any, failures: Callable[[], AbstractContextManager[None]]) -> None:
@@ -32,18 +32,19 @@ class LibvirtStorage:
         self._failures = failures
 
     def find_pool(self, path: str) -> StoragePool | None:
-        """Return the pool that manages this path; None if none does. Of several, an active one.
+        """Return the storage pool that manages this path; None if none does.
 
-        Raises LibvirtFailure.
+        Of several, an active one if there is one. The volume need not exist. Raises LibvirtFailure.
         """
         with self._failures():
             found = [StoragePool(name=pool.name(), is_active=bool(pool.isActive())) for pool in self._pools(path)]
         return max(found, key=lambda pool: pool.is_active, default=None)
 
     def delete_volume(self, path: str) -> bool:
-        """Delete the volume of an active pool with this path; return whether there was one.
+        """Delete the volume with this path from its storage pool; return whether there was one.
 
-        Refreshes the pools if none lists it. Raises LibvirtFailure.
+        Refreshes the active pools that manage the path if none lists it. Raises LibvirtFailure, also for a POOL/VOLUME
+        whose pool is missing or not active.
         """
         if not self._has_volume(path):
             return False
@@ -52,9 +53,10 @@ class LibvirtStorage:
         return True
 
     def volume_xml(self, path: str) -> str | None:
-        """Return the XML of the volume of an active pool with this path; None if there is none.
+        """Return the XML of the volume with this path; None if there is no such volume.
 
-        Refreshes the pools if none lists it. Raises LibvirtFailure.
+        Refreshes the active pools that manage the path if none lists it. Raises LibvirtFailure, also for a POOL/VOLUME
+        whose pool is missing or not active.
         """
         if not self._has_volume(path):
             return None
@@ -64,7 +66,7 @@ class LibvirtStorage:
     def create_volume(self, path: str, xml: str) -> None:
         """Create a volume in the storage pool that manages this path; does nothing without an active one.
 
-        Raises LibvirtFailure, also if the volume exists. `xml` describes the volume.
+        `xml` describes the volume. Raises LibvirtFailure, also if the volume exists.
         """
         with self._failures():
             for pool in self._pools(path):
