@@ -97,9 +97,11 @@ def crash_test(ctx: click.Context, /, **options: Any) -> None:
     forewarn crash-test --attach 127.0.0.1:8080
 
     \f
-    `options` has the values of the options. Exit codes: 0 without failures that the baseline does not expect, 1 with
-    such failures, 2 if the handler did not run or the input is wrong, 130 after Ctrl-C and 143 after SIGTERM. All
-    input is checked before anything starts. After an interruption no report is written.
+    Runs the command after `--` once per case, or with --attach observes a handler that runs elsewhere, then prints the
+    grade and writes the reports. With a subcommand it does nothing itself. `options` has the values of the options.
+    Exit codes: 0 without failures that the baseline does not expect, 1 with such failures, 2 if the handler did not run
+    or the input is wrong, 130 after Ctrl-C and 143 after SIGTERM. All input is checked before anything starts. After an
+    interruption no report is written.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -130,7 +132,8 @@ def list_(call: Invocation, profile: str | None) -> None:
     """Show all cases.
 
     \f
-    Those of `profile` only; None: all built-in ones, in the order in which they run. Case files are not read.
+    Prints a table of the built-in cases in the order in which they run, those of `profile` only (None: all): id, what
+    happens, the severity of a failure, and profiles. With --json also reasons and demands. Case files are not read.
     """
     from forewarn.crash_test.cases import ALL_CASES
 
@@ -150,7 +153,8 @@ def explain(call: Invocation, case_id: str) -> None:
     """Show what a case does, why, and what it demands.
 
     \f
-    `case_id` is the exact id of a built-in case. Raises Rejected, with the most similar ids, if there is none.
+    `case_id` is the exact id of a built-in case. Prints its title, reason, demands, severity and sources, and runs
+    nothing. Raises Rejected, with the most similar ids, if there is no such case.
     """
     from forewarn.crash_test.cases import find_case
 

@@ -40,9 +40,9 @@ def ask_for_claims(profile: HandlerProfile) -> str:
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write a UTF-8 file that does not exist yet. Raises Rejected if it does, or cannot be written.
+    """Write `text` to a new UTF-8 file; never replaces one.
 
-    `text` is its content. Its directory must exist.
+    Its directory must exist. Raises Rejected if the file exists or cannot be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:

@@ -38,20 +38,17 @@ _STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFiles:
-    """Where the result goes besides the terminal; None: not written.
+    """The files to which the result of a crash test is written, besides the terminal; None: not written."""
 
-    `json` may be `-`: then stdout gets the JSON, and nothing else.
-    """
-
-    json: Path | None = None  # the whole result, for `crash-test replay`
+    json: Path | None = None  # the whole result, for `crash-test replay`; `-`: stdout gets it, and nothing else
     html: Path | None = None  # a report with a timeline of each case
     junit: Path | None = None  # XML for CI servers
     badge: Path | None = None  # an SVG picture with the grade
-    write_baseline: Path | None = None  # may be the file of --baseline, which was read before
+    write_baseline: Path | None = None  # a new baseline (TOML); may be the file of --baseline, read before
 
     @property
     def is_json_on_stdout(self) -> bool:
-        """Whether `json` is `-`: then stdout gets the JSON, and what people read goes to stderr."""
+        """Whether `json` is `-`: then stdout gets only the JSON, and what people read goes to stderr."""
         return self.json == _STDOUT
 
     def require_writable(self) -> None:
@@ -136,11 +133,12 @@ def _check_attachment(handler: tuple[str, ...], options: Mapping[str, Any]) -> N
 
 
 def run_plan(call: Invocation, plan: CrashTestPlan) -> CrashTestResult:
-    """Run all cases, with a progress bar on a terminal, and return the result.
+    """Run all cases of the plan, with a progress bar on a terminal, and return the result.
 
-    Raises Refused if this machine allows no namespaces and the plan needs them, or if an attached handler never polls;
-    Rejected if it cannot listen on the address for that handler. SIGINT and SIGTERM end everything that runs; then a
-    sentence says so, and Exit ends the command with 128 + the signal's number.
+    Blocks until all have ended, or for a handler that runs elsewhere first prints the address for it and waits for its
+    first poll. Writes no report. Raises Refused if this machine allows no namespaces and the plan needs them, or if an
+    attached handler never polls; Rejected if it cannot listen on the address for that handler. SIGINT and SIGTERM end
+    everything that runs; then a sentence says so, and click's Exit ends the command with 128 + the signal's number.
     """
     from forewarn.crash_test.preflight import require_namespaces
     from forewarn.crash_test.result import build_result
@@ -202,9 +200,10 @@ def _listener(call: Invocation, plan: CrashTestPlan) -> Iterator[socket.socket |
 
 @contextmanager
 def show_progress(call: Invocation, total: int) -> Iterator[Callable[[RunProgress], None]]:
-    """Show a progress bar on stderr, if that is a terminal, for the time of a block.
+    """Context manager that shows a progress bar on stderr, if that is a terminal, during its block.
 
-    Yields the function that updates it from a RunProgress. `total` is the number of cases.
+    Yields the function that updates the bar from a RunProgress; it does nothing without a terminal. `total` is the
+    number of cases.
     """
     with Progress(
         BarColumn(bar_width=14),
@@ -237,11 +236,11 @@ def _interrupted_message(plan: CrashTestPlan, done: list[JudgedCase]) -> str:
 def report_result(
     call: Invocation, result: CrashTestResult, files: ReportFiles, expected: Mapping[str, str] | None = None
 ) -> int:
-    """Print the result to stdout (to stderr if that gets the JSON), write its files, return the exit code.
+    """Print the result, write its report files, and return the exit code of the command.
 
-    `expected` has the failures of the baseline, case id → reason; None: none. Also names cases of it that passed. The
-    code is 0 without failures that it does not expect, 1 with some, and 2 if the handler did not run. Replaces files
-    that exist; OSError if one cannot be written.
+    Prints to stdout, or to stderr if stdout gets the JSON. `expected` has the failures of the baseline, case id →
+    reason; None: none. Also names cases of it that passed. The code is 0 without failures that it does not expect, 1
+    with some, and 2 if the handler did not run. Replaces files that exist; OSError if one cannot be written.
     """
     from forewarn.crash_test.baseline import compare_with_baseline
     from forewarn.crash_test.grading import Grade
@@ -281,9 +280,9 @@ def _write_files(result: CrashTestResult, files: ReportFiles, expected: Mapping[
 
 
 def plan_replay(result: CrashTestResult, case: Case) -> CrashTestPlan:
-    """Return a plan that runs this case with the handler, claims, seed, probes and options of the result.
+    """Return a plan that runs one case again, with the handler, claims and seed of an earlier result.
 
-    Nothing is checked, also not that the result has the case.
+    The probes and other options are those of the result too. Nothing is checked, also not that the result has the case.
     """
     from forewarn.crash_test.runner import CrashTestPlan
 

@@ -58,9 +58,10 @@ def read_secret_file(path: Path) -> str:
 
 
 def parse_secret(text: str, source: str) -> str:
-    """Return the text without blanks around it; raises Rejected if that is empty or several lines.
+    """Return the secret in a text, without blanks around it.
 
-    `source` says in the error where the text comes from, such as "standard input".
+    Raises Rejected if that is empty or has several lines. `source` says in the error where the text comes from, such as
+    "standard input".
     """
     secret = text.strip()
     if not secret:
@@ -101,9 +102,7 @@ _PROFILE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 class Profile:
     """How to reach one remote service and sign in there; stored in profiles.toml under these field names.
 
-    `forewarn login` makes it, or `resolve_profile` from the environment. The secret is in `secret` or in the file
-    `secret_file`. "" as `ca`, `issuer` and `scope`: the system's CAs, the issuer that the server names, and the scope
-    of its audience.
+    `forewarn login` makes it, or `resolve_profile` from the environment. Either `secret` or `secret_file` is given.
     """
 
     server: str  # its https URL, as `str(ServerAddress)` writes it
@@ -115,19 +114,19 @@ class Profile:
     scope: str = ""  # "": the scope of the server's audience
 
     def read_secret(self) -> str:
-        """Return the stored secret, or else the one line in `secret_file`, without blanks around it.
+        """Return the client's secret: `secret`, or else the one line in `secret_file`.
 
-        Raises NotFound if that file does not exist; Rejected if others have any access to it, if it cannot be read, or
-        if it is empty or has several lines.
+        Without blanks around the line. Reads the file at each call. Raises NotFound if it does not exist; Rejected if
+        others have any access to it, if it cannot be read, or if it is empty or has several lines.
         """
         return self.secret or read_secret_file(Path(self.secret_file))
 
 
 class ProfileFile:
-    """The user's profiles.toml: sign-in profiles by name, in exact case.
+    """The user's profiles.toml: sign-in profiles by name, whose letter case counts.
 
-    The methods read the file again each time, and raise Rejected if others may read it, or if it cannot be read, parsed
-    or written. `path`, also an attribute, need not exist.
+    Nothing is cached: the methods read the file again each time. They raise Rejected if others may read it, or if it
+    cannot be read, parsed or written. `path`, also an attribute, need not exist; the first `save` creates it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +134,10 @@ class ProfileFile:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> ProfileFile:
-        """The file profiles.toml in the user's configuration directory (`config_directory`); it may not exist."""
+        """Return the ProfileFile of profiles.toml in the user's configuration directory (`config_directory`).
+
+        Reads nothing; the file may not exist.
+        """
         return cls(config_directory(environ) / "profiles.toml")
 
     def read_all(self) -> dict[str, Profile]:
@@ -155,7 +157,7 @@ class ProfileFile:
             ) from None
 
     def find(self, name: str) -> Profile:
-        """Return the profile of this name, in exact case; raises NotFound if there is none.
+        """Return the profile of this name, in exact letter case; raises NotFound if there is none.
 
         Raises Rejected if others have any access to the file, or if it cannot be read or parsed.
         """
@@ -176,8 +178,8 @@ class ProfileFile:
     def remove(self, name: str) -> Profile:
         """Remove a profile from the file and return it; a `secret_file` that it names stays.
 
-        The name is in exact case. Raises NotFound if there is none; Rejected if the file cannot be read, parsed or
-        written, or if others have any access to it.
+        The name is in exact letter case. Raises NotFound if there is none; Rejected if the file cannot be read, parsed
+        or written, or if others have any access to it.
         """
         removed = self.find(name)
         self._write({known: profile for known, profile in self.read_all().items() if known != name})
@@ -188,7 +190,10 @@ class ProfileFile:
 
 
 def require_printable(text: str, what: str) -> str:
-    """Return the text unchanged if it is printable and not blank, else raise Rejected, calling it `what`."""
+    """Return the text unchanged if it is printable and not blank, else raise Rejected.
+
+    `what` says in the message what the text should be, such as "client id".
+    """
     if not text.isprintable() or not text.strip():
         raise Rejected(f"{text!r} is not a {what}: give the one that you received")
     return text
@@ -206,12 +211,13 @@ def require_profile_name(name: str) -> str:
 
 
 def resolve_profile(selection: RemoteSelection, profiles: ProfileFile, environ: Mapping[str, str]) -> Profile:
-    """Return the profile of a remote selection that is not falsy: the named one, else its server's.
+    """Return the profile for the selected remote service: the named one, else the one for its server.
 
-    For a server without a name, FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE, if set, make a profile and come before
-    the only saved one for that server. FOREWARN_CA is the CA if the profile has none. Raises NotFound if the named
-    profile does not exist; Unauthenticated if none is for the server; Rejected if several are, if the named one is for
-    another server, if only one of the two variables is set, or if the server is not an https URL.
+    `selection` must name a server or a profile. For a server without a name, FOREWARN_CLIENT_ID and
+    FOREWARN_SECRET_FILE, if set, make a profile and come before the only saved one for that server. FOREWARN_CA is the
+    CA if the profile has none. Nothing is saved. Raises NotFound if the named profile does not exist; Unauthenticated
+    if none is for the server; Rejected if several are, if the named one is for another server, if only one of the two
+    variables is set, if the server is not an https URL, or if the file of profiles cannot be used.
     """
     if selection.profile:
         profile = profiles.find(selection.profile)

@@ -35,7 +35,7 @@ class _ShellSyntax:
 
 
 def shell_comment(text: str) -> str:
-    """The text as a comment line, `# text`, for any of the shells.
+    """Return the text as a comment line, `# text`, for any of the shells.
 
     Unprintable characters become `?`, because a line break would begin a command.
     """
@@ -81,11 +81,13 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     powershell  forewarn env --shell powershell | Out-String | Invoke-Expression
 
     \f
-    `vm` (a name, `group/name` or key) selects the VM whose managed identity is used, if the service serves identities
-    on loopback; None: the first with an address there. Prints the commands of the shell `shell_name`; with
-    `with_secret` the client's secret is among them. If the service has a CA of its own, also writes a bundle of the
-    system's CAs and that one beside its certificate. Raises Refused if the service does not serve HTTPS, or does not
-    allow what `vm` or `with_secret` asks for. NotFound if no VM has this name, or a file of the secret does not exist.
+    Asks the local service, and prints the commands of the shell `shell_name` that set the variables, and comments with
+    what to do next; with --json an object with `variables` and `remarks`. `vm` (a name, `group/name` or key) selects
+    the VM whose managed identity is used, if the service serves identities on loopback; None: the first with an address
+    there. With `with_secret` the administrator's secret is among them. If the service has a CA of its own, also writes
+    a bundle of the system's CAs and that one beside its certificate. Raises Refused if the service does not serve
+    HTTPS, or does not allow what `vm` or `with_secret` asks for; NotFound if no VM has this name, or the file of the
+    secret does not exist.
     """
     info = call.api.get("service", query={"vm": vm})
     console = info.get("console")

@@ -132,9 +132,10 @@ _EXAMPLES = {
 
 
 def add_examples(command: click.Command, name: str) -> None:
-    """Set the epilog of a command, and of all its subcommands, to its examples.
+    """Add examples from this module's table to the help of a command and of all its subcommands.
 
-    `name` is the command without `forewarn`, such as "clock". A command without examples here is left as it is.
+    `name` is the command without `forewarn`, such as "clock". Sets the epilog of the command object; one without
+    examples is left as it is.
     """
     if lines := _EXAMPLES.get(name):
         command.epilog = "\b\nExamples:\n" + "\n".join(f"  forewarn {line}" for line in lines)

@@ -39,9 +39,10 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
     """Show hosts and VMs, or one VM in detail.
 
     \f
-    `vm` is a name, `group/name` or key, and is shown with its live events. None: the hosts and VMs that `scope` (an id,
-    or the name of a set or VM) and `host` (in any case) select, at most `limit` VMs (None: all). Raises
-    NotFound for an unknown name, Refused for an ambiguous one.
+    `vm` is a name, `group/name` or key, and is shown with its live events. None: tables of the hosts and VMs that
+    `scope` (an id, or the name of a set or VM) and `host` (letter case is ignored) select, at most `limit` VMs (None:
+    all). With --json the API's answer. Raises NotFound for an unknown name, also of a removed VM, Refused for an
+    ambiguous one.
     """
     if vm is not None:
         view = call.api.get("vms", vm)
@@ -70,8 +71,9 @@ def add(call: Invocation, name: str, **facts: Any) -> None:
 
     \f
     `facts` has the options resource_group, location, host, availability_set, scale_set, zone and priority ("Spot");
-    those that are None are left to the service. A deleted VM of the same name is added again. Prints the VM. Raises
-    Refused if it exists or finds no place, Rejected for an invalid option.
+    those that are None are left to the service, which takes them from the VM's set and the rest of the fleet. A deleted
+    VM of the same name is added again. Prints the VM. Raises Refused if it exists or finds no place, Rejected for an
+    invalid option.
     """
     given = {fact: value for fact, value in facts.items() if value is not None}
     _print_changed_vm(call, call.api.post("fleet", "vms", body={"name": name, **given}), "added")
@@ -86,8 +88,8 @@ def remove(call: Invocation, vm: str) -> None:
     `forewarn delete VM` deletes it with notice.
 
     \f
-    `vm` is a name, `group/name` or key. Withdraws events that this makes obsolete. Prints the removed VM. Raises
-    NotFound, or Refused if it has a started event or several VMs match.
+    `vm` is a name, `group/name` or key. Does not ask. Withdraws events that this makes obsolete. Prints the removed VM.
+    Raises NotFound, or Refused if it has a started event or several VMs match.
     """
     _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "removed from the fleet")
 
@@ -110,8 +112,8 @@ def add_host(call: Invocation, name: str, location: str, zone: str | None) -> No
     """Add one host.
 
     \f
-    `zone` None: it is in no zone. Prints the host, which is healthy and has no VMs. Raises Refused if a host has the
-    name in any case, Rejected for an invalid one. `location` is a name, such as `westeurope`.
+    `location` is a name, such as `westeurope`; `zone` None: it is in no zone. Prints the host, which is healthy and has
+    no VMs. Raises Refused if a host has the name already, ignoring letter case; Rejected for an invalid name.
     """
     body = {"name": name, "location": location, **({"zone": zone} if zone else {})}
     _print_host(call, call.api.post("fleet", "hosts", body=body), "added")
@@ -124,7 +126,8 @@ def remove_host(call: Invocation, host: str) -> None:
     """Remove one host from the fleet; it must have no VMs.
 
     \f
-    `host` is its name, in any case. Prints the host. Raises NotFound, or Refused if VMs are on it or moving to it.
+    `host` is its name; letter case is ignored. Does not ask. Prints the removed host. Raises NotFound, or Refused if
+    VMs are on it or moving to it.
     """
     _print_host(call, call.api.delete("fleet", "hosts", host), "removed from the fleet")
 
@@ -136,9 +139,9 @@ def check(call: Invocation, file: IO[bytes]) -> None:
     """Check a fleet file, and show what it would change.
 
     \f
-    Changes nothing; prints what applying the file would add, change and remove, and what prevents it, which is no error
-    here. Without a running service checks only the file itself. Raises InvalidFile with the problems of a file that is
-    wrong by itself, Rejected if it is not UTF-8.
+    `file` is open for reading. Changes nothing; prints what applying the file would add, change and remove, and what
+    prevents it, which is no error here. If no local service runs, checks only the file itself. Raises InvalidFile with
+    the problems of a file that is wrong by itself, Rejected if it is not UTF-8.
     """
     proposal = _read_proposal(file)
     try:
@@ -191,7 +194,8 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     `resurrect`. `dry_run` changes nothing, and returns 0 also if problems forbid the difference: it prints them with
     the difference. With `yes` it does not ask, and prints the difference after it was applied. Returns the exit code: 1
     if the user declines, else 0, also if nothing differs. Raises InvalidFile with the file's problems, Rejected if it
-    is not UTF-8 or there is no terminal to ask on, and the service's refusal.
+    is not UTF-8 or there is no terminal to ask on, Refused and other errors of the service if the fleet's state forbids
+    it.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
     if yes and not dry_run:

@@ -40,11 +40,12 @@ def import_libvirt(call: Invocation, uris: tuple[str, ...], output: str | None, 
     Examples of a URI: qemu:///system, or kvm-a=qemu+ssh://root@10.0.0.2/system, which also names the host.
 
     \f
-    Writes `output` (None: fleet.toml in this directory), and prints what it found, and notes on what it left out; "-"
-    prints the file instead. With `watch` it writes nothing and prints lifecycle changes after that, with --json only
-    these, as objects, one per line. Raises Refused if the file exists without `force` or libvirt refuses, Unavailable
-    if a host does not answer, Rejected without libvirt's Python module, if two hosts have the same name, for `watch`
-    with `output`, and if the file cannot be written.
+    Connects to each of `uris`, changes nothing there, and writes `output` (None: fleet.toml in this directory). Prints
+    hosts, VMs, and notes on what it left out; "-" prints the file instead, also with --json. With `watch` it writes
+    nothing and after that prints lifecycle changes until it is interrupted, with --json only these, as objects, one per
+    line. Raises Refused if the file exists without `force` or libvirt refuses, Unavailable if a host does not answer,
+    Rejected without libvirt's Python module, if two hosts have the same name, for `watch` with `output`, and if the
+    file cannot be written.
     """
     with require_server_extra("fleet import"):
         from forewarn.hypervisor.libvirt.fleet_import import plan_import, render_fleet_file

@@ -28,17 +28,17 @@ HistoryFilter = Mapping[str, str]  # query parameters of the history: vm, event,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of a request, rollout or replay that is followed, at one time; `follow` asks for them."""
+    """The state of a request, rollout or replay at one time, while `follow` waits for its end."""
 
-    view: JsonObject  # the API's view of it
-    is_over: bool  # it is over: nothing is left to follow
+    view: JsonObject  # the API's view of the request, rollout or replay
+    is_over: bool  # whether it is over, so that nothing is left to follow
     renderable: RenderableType  # what the live area of a terminal shows of it
 
 
 class LiveArea:
-    """The updating area below the printed lines of a terminal; made by `live_area`.
+    """The updating area below the printed lines of a terminal; obtained from `live_area`.
 
-    In a pipe and with --json (`live` is None) it shows nothing.
+    `live` is the display of rich; None in a pipe and with --json, where the area shows nothing.
     """
 
     def __init__(self, live: Live | None) -> None:
@@ -52,9 +52,9 @@ class LiveArea:
 
 @contextmanager
 def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveArea]:
-    """Context manager of the live area of a terminal; the area is erased at the end unless `keep_visible`.
+    """Context manager that yields the live area of the terminal for the time of its block.
 
-    In a pipe and with --json the area shows nothing.
+    The area is erased at the end unless `keep_visible`. In a pipe and with --json the yielded area shows nothing.
     """
     if not call.output.is_terminal:
         yield LiveArea(None)
@@ -66,11 +66,13 @@ def live_area(call: Invocation, *, keep_visible: bool = False) -> Iterator[LiveA
 def follow(
     call: Invocation, take_snapshot: Callable[[], Snapshot], *, entries_of: HistoryFilter, quiet: bool = False
 ) -> JsonObject:
-    """Take snapshots until one is over, and return its view. A terminal shows all but that in a live area.
+    """Wait until something is over, printing its history entries meanwhile, and return its last view.
 
-    The area is erased at the end. `take_snapshot` asks the service how things are. Prints the history entries that
-    match `entries_of`, past and new, oldest first, at most 500 before each snapshot and 500 at the end, unless `quiet`
-    or --json. Takes a snapshot first, when there are new entries, and at least every 10 s (1 s on a terminal).
+    `take_snapshot` asks the service for its state: first, whenever there are new entries, and at least every 10 s (1 s
+    on a terminal). Prints the history entries that match `entries_of`, past and new, oldest first, at most 500 before
+    each snapshot and 500 at the end, unless `quiet` or --json. A terminal shows each snapshot but the last in a live
+    area, which is erased at the end. Raises the errors of the API and of `take_snapshot`; Ctrl-C raises
+    KeyboardInterrupt.
     """
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     with live_area(call) as area:
@@ -96,7 +98,7 @@ def _print_new_entries(call: Invocation, seq: int, *, wait_s: int, quiet: bool, 
 def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> None:
     """Print history entries as text, in their order: local time, kind and sentence of each.
 
-    All get a date if one is not of the day of `now` (the service's time).
+    All times get a date if one of them is not of the day of `now` (the service's time). Prints text also with --json.
     """
     for label, sentence in history_lines(entries, now):
         call.output.print_labelled(label, sentence)
@@ -107,8 +109,9 @@ def wait_for_entries(
 ) -> JsonObject:
     """Return a page of the oldest history entries after number `after` that match `entries_of`.
 
-    If there are none, the service waits for one, up to `wait_s` seconds of real time (at most 60). The page is an
-    object with `entries`, at most 500, oldest first, maybe none, and `seq`, the number to continue after.
+    If there are none, the service waits for one, up to `wait_s` seconds of real time (at most 60). `entries_of` has
+    query parameters: vm, event, request and scope; {}: all entries. The page is an object with `entries`, at most 500,
+    oldest first, maybe none, and `seq`, the number to continue after.
     """
     timeout_s = wait_s + 30.0
     query = {"after": after, "wait_s": wait_s, "limit": _ENTRIES_PER_PAGE, **entries_of}

@@ -14,7 +14,7 @@ from forewarn.wording import first_names
 
 
 def local_time(at: float) -> datetime:
-    """A time in seconds since 1970 as a datetime in this machine's time zone.
+    """Return a time in seconds since 1970 as a datetime in this machine's time zone.
 
     Raises ValueError, OverflowError or OSError if it is out of range.
     """
@@ -22,10 +22,10 @@ def local_time(at: float) -> datetime:
 
 
 def clock_time(at: float, now: float, *, dated: bool = False) -> str:
-    """The local time of day, `12:00:05`, with the date, `2026-03-01 12:00:05`, if that is not today's.
+    """Return the local time of day, `12:00:05`, or `2026-03-01 12:00:05` if its date is not today's.
 
-    Today is the date of `now`; both are seconds since 1970. With `dated` always with the date. "never" if a time is
-    out of range.
+    Today is the date of `now`; both are seconds since 1970. With `dated` always with the date. "never" if a time is out
+    of range.
     """
     try:
         shown, today = local_time(at), local_time(now).date()
@@ -35,9 +35,9 @@ def clock_time(at: float, now: float, *, dated: bool = False) -> str:
 
 
 def clock_times(ats: Iterable[float], now: float) -> list[str]:
-    """The local times of one column, `12:00:05`, in the same order; all with the date if any needs it.
+    """Return the local times of one column, `12:00:05`, in the same order, all with or without a date.
 
-    One needs it if it is not of the day of `now`. "never" for a time that is out of range.
+    All get their date if one is not of the day of `now`. "never" for a time that is out of range.
     """
     listed = list(ats)
     plain = [clock_time(at, now) for at in listed]
@@ -46,7 +46,7 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
 
 
 def relative_time(at: float, now: float, *, units: int = 2) -> str:
-    """Returns how far `at` is from `now`: `in 5m 3s`, `2h ago`, or `now` if less than 1 s.
+    """Return how far `at` is from `now`: `in 5m 3s`, `2h ago`, or `now` if less than 1 s.
 
     Both are in seconds. Shows up to `units` units: with 1, `in 5m`; more than 2 are never shown.
     """
@@ -57,10 +57,10 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
 
 
 def describe_time(at: float | None, now: float) -> str:
-    """Returns `12:00:05 (in 5m)`: the local time, with its date if it is not of today, and how far it is.
+    """Return a time as `12:00:05 (in 5m)`: the local time, and how far it is; `-` for None.
 
-    `-` for None. In the past `(5m ago)`. `at` and `now` are seconds since 1970, of the same clock. See `clock_time` and
-    `relative_time`.
+    With its date if it is not of today, the day of `now`. In the past `(5m ago)`. `at` and `now` are seconds since
+    1970, of the same clock.
     """
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"
 
@@ -79,28 +79,34 @@ _ENTRIES_WITH_ACTOR = frozenset(
 
 
 def join_names(listed: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
-    """The first `most` names, then how many more: `a, b, c and 97 more`; `-` for none.
+    """Return the first `most` names, then how many more: `a, b, c and 97 more`; `-` for none.
 
-    A single further name is shown too.
+    A single further name is shown too, instead of `and 1 more`.
     """
     return first_names(listed, most) or "-"
 
 
 def count_noun(count: int, thing: str, things: str = "") -> str:
-    """The count with its noun: `1 event`, `0 events`; `things` is the plural if it does not just add an s."""
+    """Return the count with its noun: `1 event`, `0 events`.
+
+    `things` is the plural; "": `thing` with an s.
+    """
     return f"{count} {thing}" if count == 1 else f"{count} {things or f'{thing}s'}"
 
 
 def action_noun(verb: str) -> str:
-    """The noun of a verb, for texts such as `eviction of web`: `eviction` for evict, else the verb itself."""
+    """Return the noun of a request's verb, for texts such as `eviction of web`.
+
+    `eviction` for evict; every other verb is returned unchanged.
+    """
     return "eviction" if verb == "evict" else verb
 
 
 def describe_resource(resource: str) -> str:
-    """A resource id in words, such as `VM web-0 of resource group lab`; other forms stay as they are.
+    """Return a resource id in words, such as `VM web-0 of resource group lab`; unknown forms unchanged.
 
     Knows groups, VMs, scale sets, availability sets and cloud services; "/" is `everything`. The subscription is named
-    unless it is the one of fleets that name none. The id of a subscription alone stays as it is.
+    unless it is the one of fleets that name none. The id of a subscription alone is returned unchanged.
     """
     if resource == "/":
         return "everything"
@@ -119,12 +125,18 @@ def describe_resource(resource: str) -> str:
 
 
 def event_kind(event: JsonObject) -> str:
-    """The kind of an event (its API view) that VMs see, such as `Reboot`; the verb if VMs never see it."""
+    """Return the kind of an event that VMs see, such as `Reboot`; what is done if they never see it.
+
+    `event` is the API's view of it. What is done is the verb, such as `delete`.
+    """
     return str(event["kind"] or event["verb"])
 
 
 def status_text(event: JsonObject) -> Text:
-    """The event's ending (`finished`) if it is over, else its status (`started`), in its colour."""
+    """Return an event's ending (`finished`) if it is over, else its status (`started`), in its colour.
+
+    `event` is the API's view of it.
+    """
     return state_text(event["ending"] or event["status"])
 
 
@@ -135,11 +147,11 @@ def _relevant_time(event: JsonObject, now: float) -> str:
 
 
 def waiting_reason(event: JsonObject, now: float) -> str:
-    """What the event waits for and until when, or what is being done, or why it ended; may be "".
+    """Return what an event waits for and until when, or what is being done, or why it ended; may be "".
 
     `event` is the API's view, `now` the service's time. A scheduled event: the text of its wait and, if known, when
     that ends: `… (in 5m)`. A started one: `reboot of web-0` with the VMs whose acts are unfinished, then how the first
-    of them is going, if the hypervisor says it. One that is over: its reason, else its note.
+    of them with a note is going, as the hypervisor says it. One that is over: its reason, else its note.
     """
     wait = event["waits_for"]
     if not wait:
@@ -160,7 +172,7 @@ EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")
 
 
 def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
-    """Headers for rows of `event_row`: EVENT_HEADERS, with another last one if events are over.
+    """Return the table headers for rows of `event_row`: EVENT_HEADERS, whose last one fits `events`.
 
     The last is `waits for` if all are pending, `why` if all are over or there are none, else `waits for, why`.
     """
@@ -170,10 +182,11 @@ def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
 
 
 def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
-    """The table cells of one event, in the order of EVENT_HEADERS; `shown_id` is its id, maybe shortened.
+    """Return the table cells of one event, in the order of EVENT_HEADERS.
 
-    `event` is the API's view, `now` the service's time. An event that waits for its notice shows `an approval` as what
-    it waits for: that would start it earlier.
+    `event` is the API's view, `now` the service's time, `shown_id` its id, maybe shortened. The time is that of the
+    end, else of the start, else NotBefore. An event that waits for its notice shows `an approval` as what it waits for:
+    that would start it earlier.
     """
     approved = dim(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [
@@ -193,10 +206,10 @@ def _short_waiting_reason(event: JsonObject, now: float) -> str:
 
 
 def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text, Text]]:
-    """A label (local time and kind) and a sentence for each history entry, in the same order.
+    """Return a label (local time and kind) and a sentence for each history entry, in the same order.
 
-    All get a date if one is not of the day of `now`, the service's time. The sentence ends with the actor in
-    parentheses where a person may have acted and the text does not name them.
+    All times get a date if one of them is not of the day of `now`, the service's time. The sentence ends with the actor
+    in parentheses where a person may have acted and the text does not name them. Prints nothing.
     """
     times = clock_times((entry["at"] for entry in entries), now)
     return [_history_line(entry, time) for entry, time in zip(entries, times, strict=True)]
@@ -210,9 +223,10 @@ def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
 
 
 def failure_reasons(events: Iterable[JsonObject]) -> list[str]:
-    """A clause with the reasons for each event that failed or was withdrawn: `event ID failed (web-0: …)`.
+    """Return a clause for each event that failed or was withdrawn, such as `event ID failed (web-0: …)`.
 
-    In the order of `events`, which are the API's views. Others, also those that were not needed, are left out.
+    In the order of `events`, which are the API's views. The reasons are those of the failed acts, else that of the
+    event. Other events, also those that were not needed, are left out.
     """
     return [_failure_of_event(event) for event in events if event["ending"] in ("failed", "withdrawn")]
 
