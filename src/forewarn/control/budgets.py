@@ -84,7 +84,7 @@ class OutsideCounts:
     """
 
     sizes: Mapping[BudgetGroup, int]  # how many present VMs each group has
-    out: Mapping[BudgetGroup, Mapping[str, str]]  # group → key → name
+    out: Mapping[BudgetGroup, Mapping[str, str]]  # group → key → name of each VM that is out of service or reserved
 
 
 def _decode(raw: bytes) -> list[Budget]:

@@ -54,8 +54,8 @@ RequestAction = Callable[[ControlPlane], Awaitable[MaintenanceRequest]]
 class DryRunTooLarge(Refused):
     """The scopes that a request concerns have over 20,000 VMs together, too many to copy for a dry run.
 
-    Those that share gates with them count too. Raised by the functions here and by `plan_rollout`. The request can
-    still be made without a dry run.
+    Scopes that share gates with them count too. `dry_run_request`, `simulate_request`, `dry_run_rollout` and
+    `plan_rollout` raise it. The request can still be made without a dry run.
     """
 
 
@@ -84,7 +84,10 @@ class SimulatedRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether the simulation reached the end of the request; False if it ended earlier, at a limit."""
+        """Whether the simulation reached the end of the request.
+
+        False if it ended earlier: at a limit, or because nothing more was due.
+        """
         return self.run.is_over
 
 
@@ -110,10 +113,10 @@ async def dry_run_rollout(
 ) -> Preview:
     """Return what a rollout would lead to; for more than 2,000 VMs, only what it would publish first.
 
-    `who` is the caller's name; `notice_s` is in seconds of lab time, 0 means the minimum, and less needs
-    `short_notice`. Changes nothing. Waits for an earlier dry run, unless the rollout has more than 2,000 VMs. Raises
-    Rejected, NotFound and Refused as the start of the rollout would, and DryRunTooLarge. Health checks and a hold on
-    rollouts are left out.
+    `who` is the caller's name; `notice_s` is in seconds of lab time. 0 means the minimum, or none with `short_notice`,
+    without which it may not be below the minimum. Changes nothing. Waits for an earlier dry run, unless the rollout has
+    more than 2,000 VMs. Raises Rejected, NotFound and Refused as the start of the rollout would, and DryRunTooLarge.
+    Health checks and a hold on rollouts are left out.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

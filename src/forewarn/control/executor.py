@@ -126,7 +126,7 @@ class ActExecutor:
 
     @property
     def answering_acts(self) -> int:
-        """How many attempts run now, without those that count as unanswered (`unanswered_s`)."""
+        """How many attempts run now, without those that the hypervisor has not answered for ten seconds."""
         return len(self._attempts) - self._unanswered_count
 
     def unanswered_s(self) -> dict[str, float]:
@@ -177,9 +177,8 @@ class ActExecutor:
     def next_due_at(self) -> float | None:
         """Return when the next attempt is due in lab time, perhaps past; None: none, or none may begin now.
 
-        None may begin at the overall limit, and while `may_act` returns False.
-        Acts that wait for their host have no due time: the end of an attempt there wakes the reconciler, and so does
-        the commit that repairs it.
+        No attempt may begin at the overall limit, and while `may_act` returns False. Acts that wait for their host have
+        no due time: the end of an attempt there wakes the reconciler, and so does the commit that repairs it.
         """
         return self._due[0][0] if self._due and self._may_start_more else None
 
@@ -311,7 +310,10 @@ class ActExecutor:
         return failed_attempts
 
     def return_failed_attempts(self, failed_attempts: list[FailedAttempt]) -> None:
-        """Put failed attempts that could not be committed back, before newer ones, for the next take."""
+        """Put failed attempts that could not be committed back, before newer ones.
+
+        The next `take_failed_attempts` returns them.
+        """
         self._failed_attempts = failed_attempts + self._failed_attempts
 
     async def wait_for_any(self) -> None:

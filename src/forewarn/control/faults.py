@@ -106,7 +106,7 @@ class FaultService:
         A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
         active afterwards; `touched` counts the events that it made, or the scopes that it reset. Raises Rejected for
         bad limits or parameters, NotFound if its scope does not exist, Refused if 1000 faults are active; for AT_ONCE
-        also Refused if no target scope allows it. Writes a history entry.
+        also Refused if no target scope allows it; Unavailable. Writes a history entry that names `who`.
         """
         async with self._registry.write_lock:
             return await self._set(spec, who)

@@ -37,8 +37,8 @@ class FleetVersions:
     `FleetService.versions` makes it.
     """
 
-    scopes: Mapping[str, int]  # by id
-    hosts: Mapping[str, int]  # by name
+    scopes: Mapping[str, int]  # version by scope id
+    hosts: Mapping[str, int]  # version by host name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +104,11 @@ class FleetService:
         return FleetVersions(scopes=self._store.scope_versions(), hosts=hosts)
 
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, label: str, who: str) -> None:
-        """Change settings of all these VMs, or of none; `label` names them in history and messages.
+        """Change settings of all these VMs, or of none, durably; `label` names them in history and messages.
 
-        Pass at least one VM (else IndexError); one that was removed meanwhile is passed over. An empty change does
-        nothing. Raises Refused if a VM cannot have a setting, or if only part of a set would get another policy;
-        Conflict if the VMs keep changing meanwhile. Lengths of notices are not checked.
+        Writes one history entry. Pass at least one VM (else IndexError); one that was removed meanwhile is passed over.
+        An empty change does nothing. Raises Refused if a VM cannot have a setting, or if only part of a set would get
+        another policy; Conflict if the VMs keep changing meanwhile. Lengths of notices are not checked.
         """
         if change.is_empty:
             return

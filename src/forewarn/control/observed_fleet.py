@@ -70,7 +70,7 @@ class ObservedFleet:
         return self._counter
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Follow the VMs, hosts and acts of a commit. Called for every commit, in order.
+        """Update the VMs, hosts and acts that are known here with a commit. Called for every commit, in order.
 
         Forgets the answers of removed hosts, and calls `on_act_ended` for each act that has ended.
         """
@@ -124,8 +124,8 @@ class ObservedFleet:
 
         These are the VMs that the fleet has there and those that this answer or the one before lists. `asked` is the
         number (see `tick`) at which the host was asked. `answer` None: it did not answer, and the one before is
-        forgotten. The answer of a host that the fleet does not have is not kept. An answer that was
-        overtaken by one to a later question is dropped, and concerns no VM.
+        forgotten. The answer of a host that the fleet does not have is not kept. An answer that was overtaken by one to
+        a later question is dropped, and concerns no VM.
         """
         if asked < self._asked.get(host, 0):
             return set()
@@ -148,8 +148,9 @@ class ObservedFleet:
     def reports(self, vm: ObservedVm) -> VmReports | None:
         """Return what hosts report about a VM; None while an act on it is in progress.
 
-        The answers to questions that are older than the last change of the VM in the fleet count as not given.
-        A name that several VMs of the fleet have stands on each host for the VM that the fleet has there.
+        The result has which hosts list the VM and how, whether its own host has answered, and whether all have. Answers
+        to questions that are older than the last change of the VM in the fleet count as not given. If several VMs of
+        the fleet have its name, only the report of the VM's own host counts.
         """
         changed = self._changed.get(vm.key, 0)
         if vm.key in self._acts or self._is_acted_on(vm, changed):
@@ -191,7 +192,7 @@ class ObservedFleet:
         return self._all_asked
 
     def hosts_listing(self, vm: ObservedVm) -> frozenset[str]:
-        """Return the names of the hosts whose last answer lists the VM, and of its own."""
+        """Return the names of the VM's own host, if it has one, and of the hosts whose last answer lists it."""
         return frozenset({vm.host, *self._listing_hosts.get(vm.name, ())} - {""})
 
     def duplicate_count(self) -> int:

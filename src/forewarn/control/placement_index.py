@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class PlacementIndex:
-    """Knows the hosts, counts VMs and update domains per host, and chooses destinations.
+    """Knows the hosts, counts VMs and update domains per host, and chooses destinations; in memory.
 
-    The constructor reads the whole store. It is as new as the last commit passed to `on_commit`. Hosts are given by
-    name, VMs by key; both must match exactly.
+    The constructor reads the whole store. It is as new as the last commit passed to `on_commit`. A VM that moves counts
+    on its destination. Hosts are given by name, VMs by key; both must match exactly.
     """
 
     def __init__(self, store: Store) -> None:
@@ -89,10 +89,10 @@ class PlacementIndex:
         return self._current_hosts.get(key, "")
 
     def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
-        """Return the update and fault domains of the scope's VMs that are on the host or moving to it.
+        """Return the (update domain, fault domain) pairs of the scope's VMs on the host or moving to it.
 
-        Each pair once. Empty for a scope of a single VM. Within `reserve_destinations` a VM counts on its chosen
-        destination.
+        Each pair once, in a collection that later commits change. Empty for a scope of a single VM. Within
+        `reserve_destinations` a VM counts on its chosen destination.
         """
         return self._domains.get((host, scope_id), ())
 
@@ -154,7 +154,8 @@ class PlacementIndex:
     def needs_failed_host(self, act: Act) -> bool:
         """Return whether an act cannot be performed because a host that it needs has failed.
 
-        It needs its destination and the host of its VM: `core.host_failure.needs_failed_host` has the rule.
+        An act needs its destination, and the host that its VM is on now, unless it takes the VM away from there
+        abruptly.
         """
         return bool(self._failed_hosts) and needs_failed_host(act, self.host_of(act.vm), self._failed_hosts)
 

@@ -61,8 +61,9 @@ class _TrackedReplay:
 class ReplayService:
     """Starts, stops and finds replays, and shows their due steps. `who` is the caller's name.
 
-    A replay shows the answers of a recording to the VMs of a scope in place of its own document, step by step. The
-    constructor loads running and recent replays from the store. `new_id` returns a new GUID at each call.
+    A replay, only in a lab, shows the answers of a recording to the VMs of a scope in place of its own document, step
+    by step. It is stored as a request. The constructor loads running and recent replays from the store. `new_id`
+    returns a new GUID at each call.
     """
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
@@ -155,9 +156,10 @@ class ReplayService:
         return [request for request in self._recent_requests() if request.replay is not None]
 
     async def reconcile(self) -> bool:
-        """Show the next step of each replay if it is due, and end interrupted replays; return True for any.
+        """Show the due steps of replays, and end interrupted replays; return whether there was any of these.
 
-        A step of the reconciler. A replay is interrupted by the removal of its VM or a real event of its scope.
+        A step of the reconciler; what it did is durable. A replay is interrupted by the removal of its VM or a real
+        event of its scope.
         """
         did = False
         for tracked in self._running():

@@ -19,9 +19,10 @@ T = TypeVar("T")
 
 
 class RequestKeys:
-    """Finds the requests of repeated calls: a second call with a key makes no second request.
+    """Makes calls with a request key idempotent: a second call with a key makes no second request.
 
-    Calls with the same key wait for each other within one process. The requests are those of `store`.
+    It finds the request of the first call in `store`, so this holds after a restart. Calls with the same key wait for
+    each other within one process.
     """
 
     def __init__(self, store: Store) -> None:
@@ -56,9 +57,10 @@ class RequestKeys:
                 return await show(known)
 
     def find(self, key: RequestKey) -> MaintenanceRequest | None:
-        """Return the request of this key; None if there is none, or it is older than the key's lifetime.
+        """Return the request that a call with this key has made; None if there is none that has not expired.
 
-        Raises Rejected if the request of this key asked for something else.
+        A request expires after the key's lifetime; then the key may have been used again, and the later request is
+        found. Raises Rejected if the request of this key asked for something else.
         """
         return self._resolve(key)[1]
 

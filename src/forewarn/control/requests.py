@@ -87,14 +87,13 @@ class RequestService:
         """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
 
         Also a rebalance recommendation; requests for hosts, ROLLOUT, REPLAY and PERFORM_MAINTENANCE have methods of
-        their own. `notice_s` is in seconds of lab
-        time, 0 means the minimum notice; `short_notice` allows any, even 0. If all VMs are in one scope, their events
-        are published or started on return and in the receipt, otherwise the reconciler publishes them. Raises Rejected
-        without VMs, for too short a notice, and for a notice or `short_notice` if the operation is performed at once;
-        Refused if the hypervisor cannot do it, if the state of a VM or another operation on it forbids it, if no host
-        can take a VM that must move, and for a notice or `short_notice` if a VM to delete has no terminate
-        notification. A `key` gives the request its id; whether a request with it exists, the caller has checked before
-        (`RequestKeys`).
+        their own. `notice_s` is in seconds of lab time, 0 means the minimum notice; `short_notice` allows any, even 0.
+        If all VMs are in one scope, their events are published or started on return and in the receipt, otherwise the
+        reconciler publishes them. Raises Rejected without VMs, for too short a notice, and for a notice or
+        `short_notice` if the operation is performed at once; Refused if the hypervisor cannot do it, if the state of a
+        VM or another operation on it forbids it, if no host can take a VM that must move, and for a notice or
+        `short_notice` if a VM to delete has no terminate notification. A `key` gives the request its id; whether a
+        request with it exists, the caller has checked before (`RequestKeys`).
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
@@ -112,11 +111,11 @@ class RequestService:
         """Mark a host as predicted to fail (DEGRADED), and schedule the redeployment of its VMs (spec §6.4).
 
         VMs that are being moved to it get an event too, which starts when they have arrived. Deallocated VMs stay.
-        `notice_s` is in seconds of lab time, 0 means ten minutes; less needs `short_notice`, else Rejected. The
-        reconciler publishes the events; the receipt has none. Letter case of the name is ignored. Raises NotFound for
-        an unknown host, Refused if it is not healthy, if the hypervisor cannot redeploy, or if a VM has no host to move
-        to. A `key` gives the request its id; whether a request with it exists, the caller has checked before
-        (`RequestKeys`).
+        `notice_s` is in seconds of lab time. 0 means ten minutes, or none with `short_notice`; otherwise less than ten
+        minutes needs `short_notice`, else Rejected. The reconciler publishes the events; the receipt has none. Letter
+        case of the name is ignored. Raises NotFound for an unknown host, Refused if it is not healthy, if the
+        hypervisor cannot redeploy, or if a VM has no host to move to. A `key` gives the request its id; whether a
+        request with it exists, the caller has checked before (`RequestKeys`).
         """
 
         async def attempt() -> RequestReceipt:

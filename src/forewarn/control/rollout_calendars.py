@@ -41,7 +41,8 @@ class RolloutCalendars:
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember whether a commit may change windows of events, for `reconcile`. Called for every commit.
 
-        Filters of assignments depend on the tags and other settings of VMs, which only changes of the fleet write.
+        It also notes when windows of the rollouts in the commit are over for good, for `take_due`. Filters of
+        assignments depend on the tags and other settings of VMs, which only changes of the fleet write.
         """
         commit = applied.commit
         for request in commit.requests:
@@ -104,7 +105,7 @@ class RolloutCalendars:
         """Return whether an event of any of these VMs could start without an approval after its notice.
 
         `remaining` are the VMs of the rollout that no event has listed, `at` is the end of their notice (lab time).
-        Without any it is True, as long as the rollout's own windows are not over.
+        Without such VMs it is True, as long as the rollout's own windows are not over. Raises Unavailable.
         """
         windows = self.windows_at(at)
         if windows is None or not remaining:

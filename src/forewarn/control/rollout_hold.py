@@ -21,11 +21,12 @@ from forewarn.store.interface import ROLLOUT_HOLD_NAME, AppliedCommit
 class RolloutHoldService:
     """Sets and lifts the hold on all rollouts; there is at most one.
 
-    `hold` is the hold in force; None if there is none, also while one is being lifted. `is_lifting` says whether a hold
-    was lifted, and `finish_lifting` has not looked yet at all that it held. The constructor reads the stored hold; it
-    and every change set `transactions.hold_reason`, for decisions. A hold, and that it is lifted, is stored
-    in one commit with its history entry, so a webhook that follows the history gets a message about each. `on_lifted`
-    is called when the scopes that a lifted hold has held were looked at again; it must not block.
+    A hold stops all rollouts from publishing and starting events. `hold` is the hold in force; None if there is none,
+    also while one is being lifted. `is_lifting` says whether a hold was lifted, and `finish_lifting` has not looked yet
+    at all that it held. The constructor reads the stored hold; it and every change set `transactions.hold_reason`, for
+    decisions. A hold, and that it is lifted, is stored in one commit with its history entry, so a webhook that follows
+    the history gets a message about each. `on_lifted` is called when the scopes that a lifted hold has held were looked
+    at again; it must not block.
     """
 
     def __init__(self, transactions: ScopeTransactions, *, on_lifted: Callable[[], None]) -> None:
@@ -52,8 +53,8 @@ class RolloutHoldService:
 
         Rollouts publish nothing, and none of their events starts without an approval, except behind a gate that is
         released already; Freezes that faults made wait too. Events that have started go on, and so does everything
-        else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there
-        is a hold already, Unavailable; then nothing has changed. The history gets an entry.
+        else. `who` is the caller's name. Raises Rejected for an empty reason, Refused if there is a hold already,
+        Unavailable; then nothing has changed. The history gets an entry. Finishes lifting an earlier hold first.
         """
         reason = " ".join(reason.split())
         if not reason:
@@ -80,10 +81,10 @@ class RolloutHoldService:
         return hold
 
     async def finish_lifting(self) -> bool:
-        """Look at everything again that a lifted hold has held; return whether there was one.
+        """Decide all scheduled events of rollouts again after a hold was lifted; return whether one was.
 
-        A step of the reconciler. The hold is removed from the store only afterwards, so a crash in between repeats
-        this. Raises Unavailable.
+        A step of the reconciler; does nothing, and returns False, unless a hold is being lifted. The hold is removed
+        from the store only afterwards, so a crash in between repeats this. Raises Unavailable.
         """
         async with self._lock:
             return await self._finish_lifting()

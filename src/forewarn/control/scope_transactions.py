@@ -134,8 +134,8 @@ class ScopeTransactions:
         It still has the version that was read, and the events that ended by the decision. `planned` are the planned
         events that the decision applies. `extra_commit` is committed in the same transaction, even if the scope does
         not change; without it an unchanged scope is not written. On a Conflict the scope is loaded and decided again,
-        up to 20 times in all; then Conflict is raised. NotFound without such a scope; errors of the decision pass
-        through.
+        up to 20 times in all, so `decision` may be called several times; then Conflict is raised. NotFound without such
+        a scope; Unavailable; errors of the decision pass through.
         """
 
         async def attempt() -> Scope:
@@ -201,7 +201,7 @@ async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], subject: str) -
 async def run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
     """Run decisions about different scopes concurrently; the first error is raised after all have ended.
 
-    They run in batches of at most 256, in the given order.
+    They are coroutines, whose results are dropped. They run in batches of at most 256, in the given order.
     """
     waiting = list(decisions)
     failure: BaseException | None = None

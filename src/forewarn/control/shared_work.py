@@ -29,7 +29,10 @@ class SharedWorkIndex:
         self._forget_old()
 
     def on_request(self, request: MaintenanceRequest) -> None:
-        """Remember the newest state of a request; one without a rollout is ignored."""
+        """Remember the newest state of a rollout's request; a request without a rollout is ignored.
+
+        When one is closed, it also forgets closed rollouts that no open one can share work with.
+        """
         if request.rollout is None:
             return
         if request.id not in self._hosts:
@@ -51,7 +54,8 @@ class SharedWorkIndex:
     ) -> SharedWork:
         """Return what other rollouts do, or have done, to the VMs of a rollout in its place.
 
-        `vms` are those that it covers now, `own_events` all its events. Raises Unavailable.
+        `request` is the rollout's request, `vms` are those that it covers now, `own_events` all its events. The result
+        is empty (NO_SHARED_WORK) without such rollouts. Reads their events from the store. Raises Unavailable.
         """
         others = [other for other in self._rollouts.values() if may_share_work(request, other)]
         if not others:

@@ -190,10 +190,10 @@ class _BigIntegers(Int8Dumper):
 def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None = None) -> LimitedConnection:
     """Return a new connection to PostgreSQL in autocommit mode, after checks of the server.
 
-    Blocks, for up to `connect_timeout` (3 seconds unless the URL has another) for each host to connect. `on_notice` is
-    called with every notice of the server. Raises Rejected if a later try will not help either (URL, password,
-    database, settings of the server, a version before 13), otherwise RecordUnavailable, also for a server that is
-    read-only, such as a standby. The caller closes the connection.
+    Blocks for up to `connect_timeout` (3 seconds unless the URL has another) for each host, and then until the server
+    has answered the checks. `on_notice` is called with every notice of the server. Raises Rejected if a later try will
+    not help either (URL, password, database, settings of the server, a version before 13), otherwise RecordUnavailable,
+    also for a server that is read-only, such as a standby. The caller closes the connection.
     """
     parameters = parse_url(url)
     name = describe_url(url)

@@ -123,9 +123,9 @@ class PostgresRecord(SharedRecord):
     """A connection to the record: the tables in PostgreSQL that all control nodes share.
 
     For one thread at a time. It connects with the first call, and again after a lost connection; `open_record` also
-    checks its schema. A call, and each part of `commit` and of a snapshot, blocks for up to 10 s, also while an answer
-    arrives. Calls raise RecordUnavailable, or Rejected as `postgres_connection.connect`. The constructor raises
-    Rejected for a bad URL.
+    checks its schema. Once connected, a call, and each part of `commit` and of a snapshot, blocks for up to 10 s, also
+    while an answer arrives. Calls raise RecordUnavailable, or Rejected as `postgres_connection.connect`. The
+    constructor raises Rejected for a bad URL.
     """
 
     def __init__(self, url: str) -> None:

@@ -71,7 +71,10 @@ class LogPruned(ForewarnError):
 
 
 class RowsRejected(Rejected):
-    """The record cannot store a value of this group, such as a text with a NUL; nothing was written."""
+    """The record cannot store a value of a group of writes, such as a text with NUL; it wrote nothing.
+
+    `SharedRecord.commit` raises it; the write that has the value fails, and others are tried without it.
+    """
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +128,7 @@ class RecordSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # of the last group that the rows have
     seq: int  # of the last history entry ever written
     revision: str  # of the schema that the rows have
-    tables: Iterator[tuple[str, Sequence[SqlValues]]]  # a table may come in several pieces; empty ones may be left out
+    tables: Iterator[tuple[str, Sequence[SqlValues]]]  # table and rows, perhaps in pieces; empty ones may be left out
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +140,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # of forewarn
     number: int = 0  # of the last group in its copy
     status: str = ""  # a sentence, if something is wrong
-    seen_s_ago: float = 0.0  # since it described itself, by the server's clock; ignored by `put_node`
+    seen_s_ago: float = 0.0  # seconds since it described itself, by the server's clock; ignored by `put_node`
 
 
 class SharedRecord(Protocol):
