@@ -20,9 +20,10 @@ _SESSION_BYTES = 8
 
 
 async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> NatsBus:
-    """Connect to the bus; the stack closes the connection. Waits while no server answers, which is logged.
+    """Connect this control node to the bus (NATS) and return the connection, which the stack closes.
 
-    `name` is that of this control node, for people. Raises Rejected or Refused if the connection cannot be used.
+    Waits as long as no server answers, which is logged. `name` is that of this control node; the bus shows it, and
+    answers come to subjects with it. Raises Rejected or Refused if the connection cannot be used.
     """
     bus = await NatsBus.connect(
         settings.nats,
@@ -35,18 +36,19 @@ async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> N
 
 
 def new_cluster_control(bus: Bus, settings: Settings, name: str, term: ActiveTerm | None = None) -> ClusterControl:
-    """Return the bus side of an active node. `term` is that of its lease; None: it is the only service.
+    """Make the active control node's side of the bus, with a random session id. Sends nothing yet.
 
-    `name` is that of the node. Makes a random session id. Sends nothing yet.
+    `name` is that of the node; `term` is its lease, None: it has none, and is the only service on the bus.
     """
     session = secrets.token_hex(_SESSION_BYTES)
     return ClusterControl(bus, Subjects(settings.bus_prefix), session=session, name=name, term=term)
 
 
 async def open_cluster_control(stack: AsyncExitStack, settings: Settings) -> ClusterControl:
-    """Connect the only service of a bus to it, by this machine's name; the stack closes the connection.
+    """Connect the only service of a bus to it, under this machine's name; return its side of the bus.
 
-    Waits while no server answers, which is logged. Raises Rejected or Refused if the connection cannot be used.
+    The stack closes the connection. Waits as long as no server answers, which is logged. Raises Rejected or Refused if
+    the connection cannot be used.
     """
     name = socket.gethostname()
     return new_cluster_control(await connect_bus(stack, settings, name), settings, name)

@@ -18,9 +18,10 @@ ExamineRecord = Callable[[str], Sequence[str]]  # returns what is wrong with the
 
 
 def record_problems(url: str) -> Sequence[str]:
-    """Return what is wrong with a record in PostgreSQL, as sentences; none if all is well. Blocks.
+    """Examine the record (PostgreSQL) at this URL; return what is wrong, as sentences. Blocks.
 
-    Raises Rejected or Refused if the URL or the database is not right, RecordUnavailable if it does not answer now.
+    Empty if all is well. Raises Rejected or Refused if the URL or the database is not right, RecordUnavailable if it
+    does not answer now.
     """
     from forewarn.store.record_report import examine_record
 
@@ -30,11 +31,12 @@ def record_problems(url: str) -> Sequence[str]:
 async def cluster_checks(
     node: ControlNodeView, store: str, bus: Bus | None, examine: ExamineRecord = record_problems
 ) -> list[DoctorCheck]:
-    """Check the control nodes, the record at the URL `store`, and the bus; None: there is none.
+    """Check the control nodes, the record (PostgreSQL) at the URL `store`, and the bus.
 
-    Returns, in this order, a failed check for each node with a problem (named like the node), and one check each of
-    standbys, record and, if there is one, bus.
-    A record that cannot be examined is a failed check, and no error. `examine` runs in a thread.
+    Returns, in this order: a failed check for each node with a problem (named like the node), one check of whether
+    another node can take over, one of the record and, unless `bus` is None, one of the bus. `node` is this control
+    node. A record that cannot be examined is a failed check, and no error. `examine` returns the record's problems; it
+    runs in a thread.
     """
     nodes = nodes_view(node).nodes
     checks = [*_check_nodes(node.name, nodes)]

@@ -25,10 +25,11 @@ _ANY_NAME = ("forewarn.invalid",)  # a CA that may sign more than loopback names
 
 
 def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
-    """Make new secrets in a new or empty directory; return where they are. `now` is real time.
+    """Make new secrets for a cluster in a new or empty directory; return the paths of the files.
 
-    Writes the CA with its key, the key of tokens and the administrator's secret. Raises Refused if the directory has
-    files, Rejected or Unavailable if it cannot be written.
+    Writes the CA with its key, the key that signs tokens, and the administrator's secret, all readable for the owner
+    only. `now` is real time, in POSIX seconds. Raises Refused if the directory has files, Rejected or Unavailable if it
+    cannot be written.
     """
     secure_files.make_directory(directory)
     if found := sorted(path.name for path in directory.iterdir()):
@@ -47,9 +48,10 @@ def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
 
 
 def load_cluster_secrets(settings: Settings) -> SecretFiles:
-    """Return where the secrets of a control node are. Raises Rejected if one of the files is missing.
+    """Return the paths of the cluster's secrets on this control node, after checking that they exist.
 
     They are in the directory of the setting `secrets`, else in `secrets` of the data directory. Reads none of them.
+    Raises Rejected if one is missing.
     """
     directory = Path(settings.secrets) if settings.secrets else settings.directory / SECRETS_DIRECTORY
     files = _files_in(directory)
@@ -63,10 +65,10 @@ def load_cluster_secrets(settings: Settings) -> SecretFiles:
 
 
 def secrets_fingerprint(files: SecretFiles) -> str:
-    """Return a text that differs for other secrets, and reveals nothing about them: 32 hexadecimal digits.
+    """Return a fingerprint of the cluster's secrets: 32 hexadecimal digits, which do not reveal them.
 
-    Of the CA, only its certificate counts. Makes a missing key of tokens. Raises Rejected if another file is missing,
-    one cannot be read, or others may read a secret.
+    It differs for other secrets; of the CA, only its certificate counts. Makes a missing key of tokens. Raises Rejected
+    if another file is missing, one cannot be read, or others may read a secret.
     """
     try:
         authority = secure_files.read_public(ca_certificate_path(files.authority))
@@ -81,9 +83,9 @@ def secrets_fingerprint(files: SecretFiles) -> str:
 
 
 async def check_fingerprint(store: Store, fingerprint: str) -> None:
-    """Store the fingerprint of the cluster's secrets at the first call, and compare it at later ones.
+    """Compare this node's fingerprint of the cluster's secrets with the stored one; store the first one.
 
-    Raises Refused if the cluster has other secrets, Unavailable if it cannot be stored.
+    Raises Refused if the cluster has other secrets, Unavailable if the fingerprint cannot be stored.
     """
     known = store.load(FINGERPRINT_NAME)
     if known is None:
@@ -93,7 +95,7 @@ async def check_fingerprint(store: Store, fingerprint: str) -> None:
 
 
 def require_same_secrets(known: bytes, fingerprint: str) -> None:
-    """Raise Refused if the stored fingerprint of the cluster's secrets is another one.
+    """Raise Refused if this node's fingerprint of the cluster's secrets differs from the stored one.
 
     `known` is the stored one, `fingerprint` that of this node.
     """

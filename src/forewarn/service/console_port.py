@@ -39,16 +39,19 @@ _RENEWAL_ADVICE = "correct what prevents its renewal"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolePort:
-    """The HTTPS port for operators, bound and listening; made by `bind_console_port`."""
+    """The HTTPS port for operators (the console), bound and listening; made by `bind_console_port`.
+
+    It can be served before the service is ready, with any ASGI app.
+    """
 
     sock: socket.socket  # bound and listening
     url: str  # with https, `localhost` or the address that is bound, and the port that is bound
     local_url: str  # over plain http, if a browser of this machine can reach it so; else `url`
-    advertised_url: str  # at which other machines reach it, if any can
-    names: tuple[str, ...]  # of this port, beside the loopback names; a certificate of our own CA has them
+    advertised_url: str  # at which other machines reach it; of a port on loopback, none can
+    names: tuple[str, ...]  # host names beside the loopback names; a certificate of our own CA has them
     certificate_files: CertificateFiles  # as of the start
     ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
-    ca_path: Path | None  # None: the certificate is not from our own CA
+    ca_path: Path | None  # of our own CA's certificate; None: another CA issued the console's
 
     @property
     def number(self) -> int:
@@ -57,15 +60,16 @@ class ConsolePort:
 
     @property
     def audiences(self) -> list[str]:
-        """The base URLs by which clients may call it, for which tokens are accepted; loopback names first."""
+        """The base URLs by which clients may call the console, for tokens; those of loopback names come first."""
         return [f"https://{_url_host(name)}:{self.number}" for name in (*LOOPBACK_NAMES, *self.names)]
 
     @asynccontextmanager
     async def serve(self, app: ASGIApp, state: ServingState | None = None) -> AsyncIterator[None]:
-        """Serve an app until the block is left, and then close the socket.
+        """Serve an ASGI app on this port until the block is left; then close the socket.
 
-        Checks every few hours whether the certificate needs renewal. A certificate that is not valid now is served with
-        a warning, and checked every minute. `state` has the event that is set when it stops (None: that of the app).
+        Meanwhile it checks the certificate every six hours, and renews it if it ends soon. A certificate that is not
+        valid now is served all the same, with a warning in the log, and checked every minute. `state` has the event
+        that is set when it stops (None: that of the app).
         """
         files = self.certificate_files
         async with serve_tls(app, self.sock, files.certificate, files.key, state) as context:
@@ -86,10 +90,10 @@ class ConsolePort:
             served = await self.renew_certificate(context, served)
 
     async def renew_certificate(self, context: ssl.SSLContext, served: CertificateFiles) -> CertificateFiles:
-        """Renew the certificate if it ends soon, and load its files into `context`, for new connections.
+        """Renew the certificate if it ends soon, and let new connections use it; return the files served now.
 
-        Returns the files of the certificate that is served now. If renewal or loading fails, logs it and returns
-        `served`, which it keeps, with the `problem` that it had or, if it is not valid any more, has now.
+        Loads the files into `context` also if they did not change. If renewal or loading fails, it logs that and
+        returns `served`, which stays in use; its `problem` then says what is wrong, if it is no longer valid.
         """
         try:
             files = await asyncio.to_thread(self.ensure_certificate)
@@ -102,10 +106,11 @@ class ConsolePort:
 
 
 def bind_console_port(settings: Settings, directory: DataDirectory, secrets: SecretFiles) -> ConsolePort | None:
-    """Bind the HTTPS port and load or make its certificate; None if the settings want no port.
+    """Bind the HTTPS port for operators, and load or make its certificate; None if the settings have none.
 
-    The certificate is the one of the settings, else one in `directory` that the CA in `secrets` has issued. The caller
-    closes its `sock`. Raises Rejected if the address or the certificate cannot be used.
+    The certificate is the one of the settings, else one in `directory` that the CA in `secrets` issues; both are made
+    where missing. The port listens, but nothing is served yet; the caller closes its `sock`. Raises Rejected if the
+    address or the certificate cannot be used.
     """
     if not settings.console:
         return None

@@ -54,10 +54,10 @@ _ABANDON_AFTER_S = 2.0  # when it stops: how long to wait for a record that does
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTiming:
-    """How often a control node looks at the record, in seconds of real time."""
+    """How often a control node looks at the record (PostgreSQL), in seconds of real time."""
 
-    follow_s: float = 0.25  # a standby: its log and lease
-    describe_s: float = 1.0  # every node: writes what it is, and reads what the others are
+    follow_s: float = 0.25  # between two looks of a standby at the record's new writes and the lease
+    describe_s: float = 1.0  # after which every node writes what it is, and reads what the others are
 
 
 def end_process(reason: str) -> None:
@@ -75,12 +75,13 @@ RunService = Callable[[ServiceStorage], AbstractAsyncContextManager[ControlPlane
 
 
 class ControlNode:
-    """One control node: `run` follows the record, and is active whenever it holds the lease, until `stop`.
+    """A control node of a cluster: follows the record (PostgreSQL), and is active while it has the lease.
 
-    `url` is where the other nodes reach this one. `standby` follows `record` and takes the lease. `run_service` runs
-    the service while it is active. `end` is called, on any thread, when the process must end at once. Everything else
-    is for the event loop. `name` is unique in the cluster. `role` is what it does now; `held` is the lease while this
-    node has it, else None; `takeovers` counts how often this process became active. `timing` has intervals for tests.
+    Call `join`, `run`, which lasts until `stop`, and `close`. `standby` follows `record` and takes the lease;
+    `run_service` runs the service while this node is active. `name` is unique in the cluster, `url` is where the other
+    nodes reach this one. `end` is called, on any thread, when the process must end at once, because another node may be
+    active. All other calls are for the event loop. `role` is what the node does now; `held` is the lease while this
+    node has it, else None; `takeovers` counts how often this process became active.
     """
 
     def __init__(
@@ -122,10 +123,10 @@ class ControlNode:
 
     @property
     def nodes(self) -> list[NodeRow]:
-        """All control nodes, sorted by name: this one as it is, the others as they described themselves last.
+        """All control nodes, sorted by name: this one as it is now, the others as of about a second ago.
 
-        The others are as last read from the record, also those that ended within the last week. Empty before the first
-        reading.
+        The others are as they were last read from the record; those that ended within the last week are among them.
+        Empty before the first reading.
         """
         later_s = time.monotonic() - self._nodes_read_at
         return [
@@ -135,15 +136,15 @@ class ControlNode:
 
     @property
     def target(self) -> str:
-        """The URL of the active node, to which calls are forwarded; "" if there is none, or it is this one.
+        """The URL of another node that is active, to which calls are forwarded; "" if none is, or this one is.
 
-        That is as of the last answer of the record.
+        It is as of the last look at the record, which may be old while the record does not answer.
         """
         return "" if self.held is not None else forwarding_target(self._standby.lease, self.url)
 
     @property
     def term(self) -> int:
-        """The term of the lease that this node has; 0 if it has none."""
+        """The term (number) of the lease that this node holds; 0 if it holds none."""
         return 0 if self.held is None else self.held.term
 
     @property
@@ -159,16 +160,16 @@ class ControlNode:
 
     @property
     def active_term(self) -> int:
-        """The term of the lease of the node that `active_name` names; 0 if that is ""."""
+        """The term of the lease of the active node, this or another one; 0 if none has the lease."""
         if self.held is not None:
             return self.held.term
         return self._standby.lease.term if self._standby.lease is not None and self.target else 0
 
     @property
     def problem(self) -> str:
-        """What is wrong with this node, in a sentence; "" if nothing is, as for a standby that can take over.
+        """What is wrong with this node, as a sentence for people; "" if nothing is.
 
-        That is why it cannot write, follow the record or take over, or that commits were lost.
+        That is why it cannot write, follow the record or take over, or that the record has lost commits.
         """
         standby = self._standby
         space, lost = space_problem(standby.free_bytes), "" if standby.lost is None else standby.lost.text
@@ -178,9 +179,9 @@ class ControlNode:
 
     @property
     def clock_difference_s(self) -> float:
-        """How far this machine's clock is ahead of that of PostgreSQL, in seconds; 0 before the first look.
+        """How many seconds this machine's clock is ahead of PostgreSQL's; negative if it is behind.
 
-        Negative if it is behind. It is measured only while this node is not active, and keeps the last value then.
+        It is measured while this node is not active; an active node keeps the last value. 0 before the first look.
         """
         return self._standby.clock_difference_s
 
@@ -203,28 +204,25 @@ class ControlNode:
         )
 
     def watch_nodes(self, listener: Callable[[Sequence[NodeRow]], None]) -> Callable[[], None]:
-        """Call the listener with `nodes` now and each time they were read; returns a function that ends it.
+        """Call the listener with `nodes` now and after each reading of them; return a function that ends this.
 
-        They are read about every second. Call that function once.
+        They are read about every second. Call the returned function at most once.
         """
         self._listeners.append(listener)
         listener(self.nodes)
         return lambda: self._listeners.remove(listener)
 
     def may_act(self) -> bool:
-        """Whether acts may begin: this node holds the lease, and can be sure of it."""
+        """Return whether acts may begin: this node holds the lease, and is certain that it does."""
         return self.held is not None and self.held.state is LeaseState.HELD
 
     @property
     def number(self) -> int:
-        """The number of the last group of writes in the copy of this node.
-
-        0 before it has followed the record.
-        """
+        """The number of the last group of writes in this node's copy of the record; 0 before the first look."""
         return self._opened.number if self._opened is not None else self._standby.number
 
     def describe(self) -> NodeRow:
-        """This node as it describes itself to the others now, with `problem` as its status; stores nothing."""
+        """Return how this node describes itself to the others, with `problem` as its status. Stores nothing."""
         return NodeRow(
             name=self.name,
             url=self.url,
@@ -235,7 +233,7 @@ class ControlNode:
         )
 
     async def join(self) -> None:
-        """Describe this node, and follow the record for the first time; call it before `run`.
+        """Describe this node in the record, and follow the record for the first time; call it before `run`.
 
         Raises Refused if another node has this name, the cluster has other secrets, the file of the copy is something
         else, or the record is of a newer release. A record that does not answer, or a copy that cannot be written, is
@@ -245,10 +243,10 @@ class ControlNode:
         await self._standby.look()
 
     async def run(self) -> None:
-        """Follow the record, and be active whenever possible, until `stop`. Call it once.
+        """Follow the record, and be active whenever possible, until `stop`. Call it once, after `join`.
 
-        Raises Refused or Rejected if this node can never work as it is configured. A takeover that fails is logged, and
-        the lease given up; `problem` says why.
+        A takeover that fails for now is logged, and the lease given up; `problem` says why, and it tries again later.
+        Raises Refused or Rejected if this node can never work as it is configured.
         """
         background = [asyncio.create_task(self._describe_forever()), asyncio.create_task(self._beat_forever())]
         try:
@@ -263,9 +261,10 @@ class ControlNode:
             await asyncio.gather(*background, return_exceptions=True)
 
     def resign(self) -> None:
-        """Give the lease up, and become a standby. Returns at once.
+        """Let this active node give the lease up and become a standby. Returns at once, before that is done.
 
-        Raises Refused if this node is not active (or suspended), or no other one that was seen lately can take over.
+        For 10 s it leaves the lease to others. Raises Refused if this node is not active (or suspended), or no other
+        node that was seen lately can take over.
         """
         if self.role not in (NodeRole.ACTIVE, NodeRole.SUSPENDED):
             raise Refused(f"control node {self.name} is not active, but {self.role}: there is nothing to resign")
@@ -279,7 +278,10 @@ class ControlNode:
         self._leaving.set()
 
     def stop(self) -> None:
-        """Give the lease up, if this node has it, and let `run` end. Returns at once."""
+        """Let `run` end, after giving the lease up if this node has it. Returns at once.
+
+        A takeover that is under way is cancelled, and `run` with it.
+        """
         self._stopping.set()
         self._leaving.set()
         if self._is_becoming_active is not None:
@@ -423,10 +425,11 @@ class ControlNode:
             log.error("this control node resigns: %s", problem)
 
     def note_lost_commits(self, by: str, known: int) -> None:
-        """Remember, durably if the disk permits it, that somebody knows a group that the record does not have.
+        """Remember that the record (PostgreSQL) has lost a group of writes that somebody knows.
 
-        `by` says who, for people; `known` is the number of that group of writes. `problem` then says it, unless there
-        is another problem. Keeps an earlier loss. Does nothing unless this node has the lease.
+        `by` says who, for people; `known` is the number of that group. The loss is kept in a file if the disk permits
+        it; `problem` then says it, unless there is another problem. An earlier loss stays. Does nothing unless this
+        node has the lease.
         """
         if self.held is not None:
             lease = self.held.lease

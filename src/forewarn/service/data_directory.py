@@ -41,7 +41,7 @@ _OWNERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretFiles:
-    """Where a service has the secrets that its clients rely on; equal on all control nodes of a cluster."""
+    """The paths of the secrets that a service's clients rely on; the files are equal on all control nodes."""
 
     authority: Path  # the directory of the CA: ca.pem and ca.key
     token_key: Path  # signs tokens and sessions
@@ -49,10 +49,10 @@ class SecretFiles:
 
 
 class DataDirectory:
-    """A locked data directory; `acquire` makes it. Its properties are the paths of the files inside.
+    """A data directory that this process has locked; its properties are the paths of the files inside.
 
-    The files may not exist. `lock` is the descriptor of the lock file; the lock is held until `close` or until the
-    process ends.
+    Made by `acquire`. The files may not exist. `lock` is the descriptor of the lock file; the lock is held until
+    `close` or until the process ends.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -61,10 +61,11 @@ class DataDirectory:
 
     @classmethod
     def acquire(cls, path: Path) -> DataDirectory:
-        """Create the directory and its parents if needed, and lock it for this process; waits up to a second.
+        """Create the directory and its parents if needed, and lock it for this process.
 
         A new directory is for its owner only; one that exists keeps its permissions. Writes the process id to the lock
-        file. Raises Refused if another service uses it, Rejected if it cannot be created or opened.
+        file. Raises Refused if another service uses it, Rejected if it cannot be created or opened. May wait up to a
+        second.
         """
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -86,60 +87,60 @@ class DataDirectory:
 
     @property
     def database(self) -> Path:
-        """The SQLite database of the store."""
+        """The path of the SQLite database with the store, or with a control node's copy of the record."""
         return self.path / DATABASE_FILE
 
     @property
     def ledger(self) -> Path:
-        """The SQLite file of the simulated hypervisor's effect ledger, which records the acts on its VMs."""
+        """The path of the SQLite file in which the simulated hypervisor records the acts on its VMs."""
         return self.path / LEDGER_FILE
 
     @property
     def socket(self) -> Path:
-        """The unix socket on which the service serves its owner; the command line uses it."""
+        """The path of the unix socket on which the service serves its owner; the command line uses it."""
         return self.path / SOCKET_FILE
 
     @property
     def supervisor_socket(self) -> Path:
-        """The unix socket on which supervisors of namespace VMs connect."""
+        """The path of the unix socket on which supervisors of namespace VMs connect."""
         return self.path / SUPERVISOR_SOCKET_FILE
 
     @property
     def vms(self) -> Path:
-        """The directory that has one directory for each namespace VM."""
+        """The path of the directory that has one directory for each namespace VM."""
         return self.path / VMS_DIRECTORY
 
     @property
     def secrets(self) -> SecretFiles:
-        """The secrets of a service that runs alone."""
+        """The paths of the secrets of a service that runs alone, all in this data directory."""
         return SecretFiles(authority=self.tls, token_key=self.tls / TOKEN_KEY_FILE, admin_secret=self.admin_secret)
 
     @property
     def commands(self) -> Path:
-        """The directory of the command hypervisor's journal and output files."""
+        """The path of the directory with the command hypervisor's journal and output files."""
         return self.path / COMMANDS_DIRECTORY
 
     @property
     def machines(self) -> Path:
-        """The directory of the journal of acts on real VMs, and of copies of their definitions."""
+        """The path of the directory with the journal of acts on real VMs, and copies of the VMs' definitions."""
         return self.path / MACHINES_DIRECTORY
 
     @property
     def tls(self) -> Path:
-        """The directory of the console's certificates and keys."""
+        """The path of the directory with the console's certificates and keys, and the CA of a service alone."""
         return self.path / TLS_DIRECTORY
 
     @property
     def admin_secret(self) -> Path:
-        """The file with the secret of the administrator client; it may not exist."""
+        """The path of the file with the administrator client's secret, for a service that runs alone."""
         return self.path / ADMIN_SECRET_FILE
 
     def check_store(self, purpose: StorePurpose, *, new_store: bool = False) -> None:
-        """Raise Refused if a service for this purpose (a lab or production) must not open the store.
+        """Check that a service for this purpose (a lab or production) may open or create the store here.
 
-        That is a store for the other purpose, and a missing or empty one beside files of an earlier service, unless
-        `new_store` or after `allow_new_store`, whose permission ends once there is a store. Raises Rejected if
-        `new_store` is asked for and there is a store. Creates no store.
+        Raises Refused for a store of the other purpose, and for a missing or empty one beside files of an earlier
+        service, unless `new_store` is True or `allow_new_store` was called; that permission ends once there is a store.
+        Raises Rejected if `new_store` is True and there is a store. Creates no store.
         """
         if is_new_file(self.database):
             if not new_store and not (self.path / _NEW_STORE_FILE).exists():
@@ -167,9 +168,10 @@ class DataDirectory:
         (self.path / _NEW_STORE_FILE).touch(mode=0o600)
 
     def check_restore(self, backup: Path) -> None:
-        """Raise Refused if the store here and the store in the file `backup` are for different purposes.
+        """Check that the store here may be replaced by the one in the file `backup`. Changes nothing.
 
-        Returns if one of them is missing or of unknown purpose. Changes nothing.
+        Raises Refused if they are for different purposes (a lab and production). Returns if one of them is missing or
+        of unknown purpose.
         """
         found, restored = read_purpose(self.database), read_purpose(backup)
         if found is not None and restored is not None and found is not restored:
@@ -221,8 +223,8 @@ def _try_lock(lock: int, kind: int) -> bool:
 def running_service_pid(data: Path) -> int | None:
     """Return the process id of the service that has locked this data directory; None if none has.
 
-    It may still be starting, or be stopping. None too if it has not written its process id yet, or this user may not
-    open the lock file. Changes nothing.
+    The service may still be starting, or be stopping. Also None if it has not written its process id yet, or this user
+    may not open the lock file. Changes nothing.
     """
     try:
         lock = os.open(data / _LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
@@ -238,10 +240,10 @@ def running_service_pid(data: Path) -> int | None:
 
 
 def files_of_earlier_service(data: Path) -> list[str]:
-    """Return the names of files in a data directory that a service only makes after its database.
+    """Return the names of what a service that ran here has left beside its database; empty if none ran.
 
-    These are the administrator's secret, certificates, ledger and WAL, in this order. Missing or empty ones are left
-    out, so the list is empty where no service ran.
+    These are the administrator's secret, the directory of certificates, the ledger and the database's WAL, in this
+    order; missing or empty ones are left out. The database itself is not listed.
     """
     return [name for name in _FILES_AFTER_DATABASE if _has_content(data / name)]
 

@@ -39,21 +39,20 @@ _MIN_FREE_BYTES = 100 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
-    """The result of one check of `forewarn doctor`."""
+    """The result of one check of `forewarn doctor`, good or bad."""
 
-    name: str  # what was checked, in one word, or the control node that has a problem
+    name: str  # what was checked, such as "database"; of a cluster, also a control node with a problem
     ok: bool  # whether it found no problem
-    text: str  # what was found
+    text: str  # what was found, for people
     remedy: str = ""  # what to do; to be shown only if `ok` is False
 
 
 def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
-    """Run all checks of this machine, the data directory and its database; return good and bad results.
+    """Check Python, packages, the data directory and the database; return good and bad results, in order.
 
     `database` is the path of the store's file, which need not exist. Blocks, while it reads the whole database, and
-    changes nothing. Works with and without a running service. A check that does not apply is left out. A file that
-    cannot be read is a bad result, not an error. The order is: Python, packages, data directory, database, loopback
-    addresses.
+    changes nothing. Works with and without a running service. The last check, of loopback addresses, is for labs only.
+    A file that cannot be read is a bad result, not an error.
     """
     return [
         *_check_python(),
@@ -65,9 +64,9 @@ def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
 
 
 def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]:
-    """Yield one check of a running service's workers, as `GET /service` lists them; none without workers.
+    """Yield one check: whether all workers of a running service are ready; nothing without workers.
 
-    It is bad if one of them is not ready. Of each worker only the key "ready" is read.
+    `workers` are as `GET /service` lists them; only their key "ready" is read.
     """
     if workers:
         ready = sum(bool(worker["ready"]) for worker in workers)
@@ -83,9 +82,11 @@ def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]
 def hypervisor_checks(
     settings: Settings, unanswered_s: Mapping[str, float], unreachable_hosts: Collection[str] = ()
 ) -> Iterator[DoctorCheck]:
-    """Yield a check that names the hypervisor, and failed ones for unanswered acts and silent hosts.
+    """Yield a good check that names the hypervisor, and bad ones for unanswered acts and silent hosts.
 
-    `unanswered_s`: act id → for how many seconds of real time. `unreachable_hosts` are names.
+    All unanswered acts together are one check; each host is one, sorted by name. `unanswered_s`: act id → for how many
+    seconds of real time the hypervisor has not answered. `unreachable_hosts` are names of hosts. Raises Rejected if no
+    hypervisor was chosen.
     """
     kind = settings.chosen_hypervisor
     yield DoctorCheck(name="hypervisor", ok=True, text=f"{kind}: {kind.description}")

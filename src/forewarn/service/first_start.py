@@ -39,7 +39,7 @@ _ADMIN_CREATED_KEY = "admin made"
 
 
 def sample_fleet() -> str:
-    """Return the TOML text of the sample fleet file, which a lab without a fleet file uses."""
+    """Return the TOML text of the sample fleet, which a lab without a fleet file starts with."""
     return resources.files("forewarn.service").joinpath("sample-fleet.toml").read_text(encoding="utf-8")
 
 
@@ -72,14 +72,15 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
 async def apply_initial_fleet(
     control: ControlPlane, settings: Settings, *, vms_per_commit: int = VMS_PER_RECORD_COMMIT
 ) -> None:
-    """Apply the fleet file, or the sample fleet of a lab, to an empty store; durable on return.
+    """Apply the fleet file, or the sample fleet of a lab without one, to an empty store, durably.
 
-    Also applies the rest of a file of which an earlier start has applied only a part, unless the store has got other
-    VMs or hosts since. In a cluster, more than `vms_per_commit` VMs take several commits of about that many. Does
-    nothing to an empty store without a fleet file outside a lab. If the store has a fleet otherwise, it only logs a
-    warning: if the file is new to it and has VMs that it does not know, not even as removed, or if only a part of one
-    was applied. Raises Rejected if
-    a file that is to be applied cannot be used, and Unavailable if the store cannot be written.
+    If an earlier start has applied only a part of the same file, applies the rest, unless the store has got other VMs
+    or hosts since. In a cluster, more than `vms_per_commit` VMs take several commits of about that many. An empty store
+    outside a lab and without a fleet file stays empty.
+
+    To a store that has a fleet it applies nothing. It logs a warning if the file has VMs that the store has never
+    known, or if only a part of an earlier file was applied. Raises Rejected if a file that is to be applied cannot be
+    used, and Unavailable if the store cannot be written.
     """
     store = control.store
     counts = store.counts()
@@ -181,9 +182,10 @@ def _read_fleet_file(path: Path) -> str:
 
 
 async def load_or_create_tenant_id(store: Store) -> str:
-    """Return the tenant id of this service, a GUID in lower case; creates and stores it at the first call.
+    """Return the tenant id of this service, a GUID in lower case; create and store it at the first call.
 
-    It never changes, because tokens contain it and clients keep it. Raises Unavailable if it cannot be stored.
+    It is durable on return and never changes, because tokens contain it and clients keep it. Raises Unavailable if it
+    cannot be stored.
     """
     if (stored := store.load(_TENANT_KEY)) is not None:
         return stored.decode()
@@ -193,12 +195,13 @@ async def load_or_create_tenant_id(store: Store) -> str:
 
 
 async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
-    """Create the administrator client and its secret file, once: a removed one is not created again.
+    """Create the administrator client and its secret file at the first call; later calls do nothing.
 
-    The client, `admin`, gets the role Administrator over everything, and an entry in the history. The file `path` is
-    written before the commit. A crash in between leaves a file whose secret the next start uses. If there is a client
-    `admin` already, it stays as it is, and no file is written. `now` is lab time. Raises Rejected if others can read
-    the file, or if it contains no text; Unavailable if the file or the store cannot be written.
+    A client that an operator has removed is not created again. The client, `admin`, gets the role Administrator over
+    everything, and an entry in the history. The file `path` is written before the commit, so a crash in between leaves
+    a file whose secret the next start uses. If there is a client `admin` already, it stays as it is, and no file is
+    written. `now` is lab time. Raises Rejected if others can read the file, or if it contains no text; Unavailable if
+    the file or the store cannot be written.
     """
     if store.load(_ADMIN_CREATED_KEY) is not None:
         return

@@ -27,12 +27,12 @@ def open_hypervisor(
     supervisors: SupervisorRegistry,
     is_confirmed_down: Callable[[str], bool],
 ) -> Hypervisor:
-    """Opens the hypervisor that the settings choose, on the files of the data directory.
+    """Open the hypervisor that the settings choose, on the files of the data directory.
 
-    `supervisors` is the registry that the process hypervisor uses; `is_confirmed_down` says whether an operator has
-    confirmed that a host is down, by its name, for hypervisors that move real VMs. The caller closes the hypervisor.
-    Raises Rejected if none was chosen, or host nodes perform the acts, if a rule of `simulate`, a command or one of
-    these files is wrong or a library is missing; Unavailable if the ledger cannot be opened.
+    The caller closes it. `supervisors` is the registry that the process hypervisor uses; `is_confirmed_down(host)` says
+    whether an operator has confirmed that the host with this name is down, for hypervisors that move real VMs. Raises
+    Rejected if no hypervisor was chosen, if host nodes perform the acts, if a rule of `simulate`, a command or one of
+    the files is wrong, or if a library is missing; Unavailable if the ledger cannot be opened.
     """
     kind = settings.chosen_hypervisor
     if kind is HypervisorKind.NODES:

@@ -23,11 +23,11 @@ _DAY_S = 24 * 3600.0
 
 
 async def write_observations_forever(observations: GuestObservations, store: Store, *, every_s: float = 1.0) -> None:
-    """Write observations to the store every `every_s` seconds (real time), in batches, until cancelled.
+    """Write VMs' polls and deliveries to the store every `every_s` seconds (real time), until cancelled.
 
-    Each VM's poll is written at most every REPORT_INTERVAL_S. Then the subscribers of `observations` are called. A
-    failure of the store is logged; the batch is kept and written later. What is left when it is cancelled is for
-    `write_all_observations`.
+    They are written in batches; the last poll of each VM at most every 10 s (REPORT_INTERVAL_S). Subscribers of
+    `observations` are called after each batch. A failure of the store is logged; the batch is kept and written later.
+    What is left at the end is for `write_all_observations`.
     """
     while True:
         await asyncio.sleep(every_s)
@@ -36,9 +36,9 @@ async def write_observations_forever(observations: GuestObservations, store: Sto
 
 
 async def write_observation_batches(observations: GuestObservations, store: Store) -> None:
-    """Write up to BATCHES_PER_SECOND batches of observations at once: all of them, for most fleets.
+    """Write up to ten batches of VMs' polls and deliveries to the store now: all of them, for most fleets.
 
-    Stops at a failure, which is logged; what was not written is kept.
+    A batch has 500 VMs. A failure is logged and ends the call; what was not written is kept for later.
     """
     for _ in range(BATCHES_PER_SECOND):
         if not await _write_observation_batch(observations, store):
@@ -46,7 +46,10 @@ async def write_observation_batches(observations: GuestObservations, store: Stor
 
 
 async def write_all_observations(observations: GuestObservations, store: Store) -> None:
-    """Write all observations, when the service stops. A failure is logged, and the rest is not written."""
+    """Write all of VMs' polls and deliveries to the store, when the service stops.
+
+    A failure is logged and ends the call; the rest is not written.
+    """
     while await _write_observation_batch(observations, store):
         pass
 
@@ -73,16 +76,20 @@ async def _write_observation_batch(
 
 
 async def record_fault_effects_forever(table: FaultTable, faults: FaultService, *, every_s: float = 1.0) -> None:
-    """Call `record_fault_effects` every `every_s` seconds (real time), until cancelled."""
+    """Write fault hits and remove expired faults every `every_s` seconds (real time), until cancelled.
+
+    See `record_fault_effects`.
+    """
     while True:
         await asyncio.sleep(every_s)
         await record_fault_effects(table, faults)
 
 
 async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
-    """Write the table's fault hits to the store, and remove the faults whose count or duration is used up.
+    """Write the table's new fault hits to the store, and remove faults whose count or duration is used up.
 
-    Failures are logged; hits that were not written are given back to the table for the next call.
+    Failures are logged, not raised; hits that were not written are given back to the table for the next call, and then
+    no fault is removed.
     """
     hits = table.take_hits()
     try:
@@ -100,7 +107,7 @@ async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
 async def save_clock_forever(lab_clock: LabClockService, *, every_s: float = 60.0) -> None:
     """Save the position of the lab's clock every `every_s` seconds (real time), until cancelled.
 
-    A failure of the store is logged, and the next save covers it.
+    A failure of the store is logged, and the next save makes up for it. Outside a lab it saves nothing.
     """
     while True:
         await asyncio.sleep(every_s)
@@ -108,7 +115,10 @@ async def save_clock_forever(lab_clock: LabClockService, *, every_s: float = 60.
 
 
 async def save_clock(lab_clock: LabClockService) -> None:
-    """Save the lab time of now durably, for the next start; a failure is logged. No lab: does nothing."""
+    """Save the present lab time and the clock's speed durably, for the next start of a lab.
+
+    A failure is logged, not raised. Does nothing outside a lab.
+    """
     try:
         await lab_clock.save_position()
     except ForewarnError as error:
@@ -118,8 +128,9 @@ async def save_clock(lab_clock: LabClockService) -> None:
 async def prune_history_forever(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
     """Delete from the store what ended or was removed more than `days` ago (lab time), until cancelled.
 
-    Does so at once and then every `every_s` seconds (real time); that is history entries, events, requests and removed
-    VMs. A failure is logged. Returns at once if `days` is 0, which keeps everything.
+    It does so at once and then every `every_s` seconds (real time). Deleted are history entries, events, requests and
+    removed VMs. A failure is logged, and the next turn tries again. Returns at once if `days` is 0, which keeps
+    everything.
     """
     while days:
         try:

@@ -28,19 +28,19 @@ _HEADER = """\
 
 
 def host_credentials_path(directory: Path, host: str) -> Path:
-    """Return where the credentials of a host's node are, or would be; `host` is in any case.
+    """Return the path of the NATS credentials of a host's node, which may not exist.
 
-    `directory` is the one that `forewarn cluster init` made, with nats.conf.
+    `directory` is the one that `forewarn cluster init` made, with nats.conf. `host` may be in any letter case.
     """
     return directory / _HOSTS_DIRECTORY / (subject_token(host) + _SUFFIX)
 
 
 def write_nats_config(directory: Path, hosts: Iterable[str] = (), *, prefix: str = DEFAULT_PREFIX) -> Path:
-    """Make missing credentials of control nodes, and those of these hosts; write nats.conf for all.
+    """Make NATS credentials for these hosts, and write nats.conf for all users; return its path.
 
-    All files are in `directory`. "All" are also the hosts of earlier calls; an earlier nats.conf is replaced. Returns
-    its path. The files are for their owner alone. `prefix` begins all subjects. Raises Refused if a host has
-    credentials already, and writes nothing then; Rejected or Unavailable if a file cannot be read or written.
+    Also makes the credentials of control nodes, if they are missing. Hosts of earlier calls stay in nats.conf, which is
+    replaced. All files are in `directory`, for their owner alone. `prefix` begins all subjects. Raises Refused if a
+    host has credentials already, and writes nothing then; Rejected or Unavailable if a file cannot be read or written.
     """
     hosts = list(hosts)
     for host in hosts:

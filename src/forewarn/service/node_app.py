@@ -60,13 +60,13 @@ class _ReplayedReceive:
 
 
 class NodeApp:
-    """Passes each call to the local app while this node is active, else to the active node.
+    """The ASGI app of a control node: answers calls itself while the node is active, else forwards them.
 
-    A call that finds no active node, or cannot reach it, waits for up to `patience_s` of real time, because most
-    takeovers are over by then; after that it gets a 503. `forwarding` passes calls to the active node, and `has_target`
-    says whether there is one. `answers_itself` has apps that answer some calls in any role, by `METHOD PATH`. While
-    `may_refuse` returns False, the local app's refusals of changes become 503s: its state may be old, because another
-    node may be active already.
+    `activate` gives it the local app, `deactivate` takes that away; `forwarding` passes calls to the active node, and
+    `has_target` says whether there is one. A call that finds no active node, or cannot reach it, waits for up to
+    `patience_s` of real time, because most takeovers are over by then; after that it gets a 503. `answers_itself` has
+    apps that answer some calls in any role, by `METHOD PATH`. While `may_refuse` returns False, a 4xx answer of the
+    local app to a change becomes a 503: its state may be old, because another node may be active already.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class NodeApp:
         self._calls_ended = asyncio.Event()  # set and replaced when a call of the local app has ended
 
     def activate(self, app: ASGIApp) -> None:
-        """Serve this app from now on, also to the calls that wait for an active node."""
+        """Answer calls with this local app from now on, also those that wait for an active node."""
         self._local = app
 
     async def deactivate(self, drain_s: float) -> None:
-        """Forward calls from now on; wait up to `drain_s` for the local app to finish those under way.
+        """Forward new calls from now on, and wait until the local app has answered those under way.
 
-        Those that take longer are left to it. `drain_s` is in seconds of real time.
+        Waits at most `drain_s` seconds of real time. Calls that take longer still get the local app's answer.
         """
         self._local = None
         with suppress(TimeoutError):

@@ -21,7 +21,12 @@ INTERRUPTION_S = 30.0  # if nobody was active for longer, VMs could not poll, an
 
 
 class NodeRole(StrEnum):
-    """What a control node does now. The values are stored in the record, and people read them."""
+    """What a control node does now. The values are stored in the record, and people read them.
+
+    STANDBY: it follows the record, and forwards operators' calls. STARTING: it has taken the lease, and builds its
+    state. ACTIVE: it runs the service. SUSPENDED: it is active, but its lease may have expired, so it only reads.
+    STOPPING: it gives the lease up.
+    """
 
     STANDBY = "standby"  # it follows the record, and forwards operators' calls
     STARTING = "starting"  # it has taken the lease, and builds its state
@@ -31,20 +36,21 @@ class NodeRole(StrEnum):
 
 
 class StandbyView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a standby knows when it decides."""
+    """What a standby knows when it decides whether to take the lease; see `reason_not_to_take`."""
 
-    lease: LeaseRow
-    clock_difference_s: float  # its own real time minus that of the record's server
+    lease: LeaseRow  # as it was read last
+    clock_difference_s: float  # its own clock minus that of the record's server; negative: it is behind
     since_resigned_s: float | None = None  # since it gave a lease up, also after a failed start; None: it never did
     resigned_term: int = 0  # of the lease that it gave up last
     free_bytes: int | None = None  # on the disk of its copy; None: not known
 
 
 def reason_not_to_take(view: StandbyView) -> str:
-    """Return why this node must not take the lease now, as a clause; "" if it may try.
+    """Return why this node must not take the lease now, as a text for people; "" if it may try.
 
-    It must not while the lease is held, while its clock differs by over 2 s, for 10 s after it gave the lease up unless
-    another node has held it since, and, with an almost full disk, until the lease has been expired for 10 s.
+    It must not while another node holds the lease, while its clock differs by over 2 s from the record's, for 10 s
+    after it gave the lease up unless another node has held it since, and, if its disk is almost full, until the lease
+    has been expired for 10 s.
     """
     lease = view.lease
     if lease.remaining_s > 0:
@@ -74,7 +80,10 @@ def clock_problem(difference_s: float) -> str:
 
 
 def space_problem(free_bytes: int | None) -> str:
-    """Return a sentence if the disk of a node's copy has less than 8 MiB free; else "", also for None."""
+    """Return a sentence if the disk of a node's copy has less than 8 MiB free; else "".
+
+    `free_bytes` None: it is not known, which is no problem.
+    """
     if free_bytes is None or free_bytes >= MIN_FREE_BYTES:
         return ""
     return (
@@ -84,14 +93,17 @@ def space_problem(free_bytes: int | None) -> str:
 
 
 def can_take_over(role: str, problem: str) -> bool:
-    """Return whether a node with this role and problem ("": none) is a standby that can take over."""
+    """Return whether a node with this role and problem ("": none) is a standby that can take over.
+
+    A problem prevents it, except one that only says that the record has lost commits.
+    """
     return role == NodeRole.STANDBY and (not problem or tells_of_lost_commits(problem))
 
 
 def forwarding_target(lease: LeaseRow | None, own_url: str) -> str:
-    """Return the URL of the node that is active as this lease says; "" if it has expired or is its own.
+    """Return the URL of the active node that this lease names; "" if it has expired or is this node's.
 
-    `own_url` is where other nodes reach this one; `lease` None: none was read.
+    `own_url` is where other nodes reach this one; `lease` None: none was read, which gives "".
     """
     if lease is None or lease.remaining_s <= 0 or lease.url == own_url:
         return ""
@@ -99,10 +111,10 @@ def forwarding_target(lease: LeaseRow | None, own_url: str) -> str:
 
 
 def name_conflict(own_url: str, known: NodeRow) -> str:
-    """Return a sentence if `known`, which has the same name as this node, is another one; else "".
+    """Return a sentence if `known` is another node with this node's name; "" if it is this one, or gone.
 
-    `own_url` is where other nodes reach this one. It is another one if its URL differs and it was seen within the last
-    two lease times.
+    It is another one if its URL differs from `own_url`, where other nodes reach this one, and it was seen within the
+    last two lease times.
     """
     if known.url == own_url or known.seen_s_ago > 2 * LEASE_S:
         return ""
@@ -113,7 +125,7 @@ def name_conflict(own_url: str, known: NodeRow) -> str:
 
 
 def was_interrupted(lease_before: LeaseRow) -> bool:
-    """Return whether nobody was active for so long that VMs may have missed events: over 30 s, or never.
+    """Return whether no node was active for over 30 s, or ever, so that VMs may have missed events.
 
     `lease_before` is the lease as it was read last before this node took it.
     """
@@ -123,8 +135,8 @@ def was_interrupted(lease_before: LeaseRow) -> bool:
 def takeover_text(*, before: LeaseRow, node: str, term: int, after_s: float) -> str:
     """Return the history's sentence about a takeover: `control passed from c1 to c2, term 7, after 3.4 s`.
 
-    It has other words for the first node of a record, and for one that was active before itself. `before` is the lease
-    before, `after_s` the time without an active node.
+    It has other words for the first node that was ever active, and for a node that follows itself. `before` is the
+    lease as it was before, `node` the new holder, `after_s` how many seconds no node was active.
     """
     if before.term == 0:
         return f"control node {node} is active, term {term}"

@@ -62,10 +62,11 @@ OpenRecord = Callable[[str], SharedRecord]  # connects to the record at a URL; b
 
 
 def open_postgres_record(url: str) -> SharedRecord:
-    """Connect to the record in PostgreSQL; blocks. The caller closes it.
+    """Connect to the record that control nodes share, in PostgreSQL; blocks. The caller closes it.
 
     `url` is that of the database. Raises Rejected without the driver, for a wrong URL or a database without our current
-    schema, RecordUnavailable if the server cannot be reached. Lets the threads of this process take turns more often.
+    schema, RecordUnavailable if the server cannot be reached. Also lets the threads of this process take turns more
+    often.
     """
     try:
         from forewarn.store.postgres_record import open_record
@@ -112,12 +113,12 @@ class _LeaseTerm:
 
 
 class ControlNodeProcess:
-    """A control node with its sockets and apps, which its process has in every role.
+    """A control node with its sockets and ASGI apps, which stay the same in every role.
 
     `running_control_node` makes it. `node` is the node itself, `service` the service that it runs while it is active,
     else None. `bus` leads to the host nodes; None: the active node serves the VMs itself. `settings` and `port` are its
-    own; `metrics` are the node's; `console_app` and `local_app` are the ASGI apps of the port and the unix socket,
-    which forward calls to the active node.
+    own; `metrics` are the node's; `console_app` and `local_app` are the apps of the HTTPS port and the unix socket,
+    which forward calls to the active node while this one is not.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class ControlNodeProcess:
         self.local_app = NodeApp(local, has_target=has_target, answers_itself=own_paths, may_refuse=self.node.may_act)
 
     async def render_metrics(self) -> bytes:
-        """The metrics of this process as Prometheus text, for its plain HTTP port.
+        """Return the metrics of this process as Prometheus text, for its plain HTTP port.
 
         Those of the service are among them only while the node is active.
         """
@@ -173,7 +174,7 @@ class ControlNodeProcess:
         return await self.service.metrics.render_own() + self.metrics.render()
 
     async def close(self) -> None:
-        """Close what this has opened, after the node has ended: the copy and connections to other nodes.
+        """Close the copy and the connections to other nodes; call it after the node has ended.
 
         The record, the port, the sockets and the bus stay open.
         """
@@ -264,12 +265,12 @@ async def running_control_node(
 ) -> AsyncIterator[ControlNodeProcess]:
     """Start a control node, yield it once it is served, and stop it when the block is left.
 
-    It follows the record then, and is active as soon as it can. An active node gives control up first. An error that
-    ends the node cancels the block, and is raised in its place. Raises Rejected
-    if the settings, the secrets, the data directory, a port, the record's URL or the bus cannot be used, Refused if
-    another node has this name, or the record is of another cluster or release, Unavailable if the record cannot be
-    reached. Waits while the bus is out of reach. `open_record` connects to the record; `end` is called, on any thread,
-    when the process must end at once. `timing` has intervals for tests; `real_time` returns POSIX seconds.
+    The node then follows the record, and becomes active as soon as it can. When the block is left, an active node gives
+    control up first. An error that ends the node cancels the block, and is raised in its place. Raises Rejected if the
+    settings, the secrets, the data directory, a port, the record's URL or the bus cannot be used, Refused if another
+    node has this name, or the record is of another cluster or release, Unavailable if the record cannot be reached.
+    Waits while the bus is out of reach. `open_record` connects to the record; `end` is called, on any thread, when the
+    process must end at once. `timing` has the intervals of the node; `real_time` returns POSIX seconds.
     """
     _ = settings.chosen_hypervisor  # refused before anything is opened
     async with AsyncExitStack() as stack:

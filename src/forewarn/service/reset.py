@@ -20,10 +20,10 @@ _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
 def require_lab(data: Path) -> None:
-    """Raise Refused if this data directory holds the store of a production service; else do nothing.
+    """Raise Refused if this data directory holds the store of a production service, not of a lab.
 
-    A directory or store that is missing, empty or unreadable is not refused. No process may write to the store
-    meanwhile.
+    A directory or store that is missing, empty or unreadable is not refused. Changes nothing. No process may write to
+    the store meanwhile.
     """
     if read_purpose(data / DATABASE_FILE) is StorePurpose.PRODUCTION:
         raise Refused(
@@ -33,11 +33,11 @@ def require_lab(data: Path) -> None:
 
 
 def wipe_lab(directory: DataDirectory) -> None:
-    """Remove the store, the ledger of the simulated hypervisor and the files of VMs, commands and acts.
+    """Delete a lab's store, its simulated hypervisor's ledger, and its files of VMs, commands and acts.
 
     Certificates and the administrator's secret stay: clients trust the one and know the other. The next start may begin
     with an empty store although these files are there. The caller holds the lock of the directory. Raises Refused for
-    the store of a production service.
+    the store of a production service, and deletes nothing then.
     """
     require_lab(directory.path)
     directory.allow_new_store()  # first: a crash in between must not leave a directory that no service opens

@@ -30,9 +30,9 @@ _MAX_ENDPOINTS = 1000  # VMs of a lab whose addresses `info` lists
 
 
 def publisher_config(settings: Settings) -> PublisherConfig:
-    """Return the part of the settings that the metadata publisher needs. Rejected if a listener is wrong.
+    """Return the part of the settings that the metadata publisher needs. Opens nothing.
 
-    Opens nothing.
+    Raises Rejected if a listener in the settings is wrong.
     """
     rules = EndpointRules(
         versions=settings.served_versions,
@@ -58,26 +58,25 @@ def publisher_config(settings: Settings) -> PublisherConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A running service, as `running_service` yields it, for the code that reports on it."""
+    """A running service with its parts, as `running_service` yields it. It starts and stops nothing."""
 
     settings: Settings
     control: ControlPlane
-    publisher: MetadataPublisher  # serves the documents to the VMs
-    cluster: ClusterControl | None = None  # the host nodes that do so instead; None: this machine serves all VMs
-    supervisors: SupervisorRegistry  # of the namespace VMs
+    publisher: MetadataPublisher  # shows the documents to VMs, or gives them to `cluster`
+    cluster: ClusterControl | None = None  # the host nodes that answer VMs and act; None: this machine does
+    supervisors: SupervisorRegistry  # of the namespace VMs, and their connections
     operator_server: OperatorServer | None  # None: operators are served only on the unix socket
     metrics: ServiceMetrics
-    started_at: float  # lab time
+    started_at: float  # lab time, in POSIX seconds
 
     def info(self) -> dict[str, Any]:
-        """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts.
+        """Return the answer to `GET /service`: version, clock, listeners, workers, console, counts and more.
 
         Its keys: version, pid, data, started_at, now, lab, speed, enablement, hypervisor (its `name`, and `text` which
-        says what it acts on), identity_on_loopback, listeners, workers, nodes (of hosts, if there is a bus), console,
+        says what it acts on), identity_on_loopback, listeners, workers, nodes (of hosts; only with a bus), console,
         counts (the fields of StoreCounts) and endpoints (the first 1,000 VMs of a lab, each with its name `vm` and its
-        base `url`). The values can be encoded
-        as JSON. Times are lab time; "console" is None without an HTTPS port, else as `OperatorServer.describe` returns
-        it.
+        base `url`). The values can be encoded as JSON. Times are lab time; "console" is None without an HTTPS port,
+        else as `OperatorServer.describe` returns it.
         """
         now, speed, lab = self.control.lab_clock.status()
         return {
@@ -103,23 +102,23 @@ class Service:
         }
 
     def pending_events(self) -> int:
-        """The number of events of all scopes that are scheduled or started, and so not over."""
+        """Return the number of events of all scopes that are scheduled or started, and so not over."""
         return self.control.store.counts().events
 
     def lab_endpoints(self, limit: int) -> list[tuple[str, str]]:
-        """The first served VMs of a lab as pairs of name and base URL for polls; empty outside a lab.
+        """Return the first `limit` served VMs of a lab, as pairs of name and base URL for polls.
 
-        At most `limit`, in the order in which the VMs were added to the fleet.
+        They are in the order in which the VMs were added to the fleet. Empty outside a lab.
         """
         vms = filter(None, map(self.control.store.vm, self.control.placement.vm_keys()))
         endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in vms)
         return list(islice(((name, url) for name, url in endpoints if url), limit))
 
     def sign_in_link(self) -> str:
-        """Create a one-time link that signs the local user in to the portal; returns its URL.
+        """Create a one-time link that signs the local user in to the portal; return its URL.
 
-        It signs in the client `admin` or the owner, see `sign_in_link_identity`, and is valid for 15 minutes. "" if the
-        service has no HTTPS port, and so no portal.
+        The link signs in the client `admin` or the owner, see `sign_in_link_identity`, and is valid for 15 minutes.
+        Returns "" if the service has no HTTPS port, and so no portal.
         """
         if self.operator_server is None:
             return ""
@@ -130,9 +129,10 @@ class Service:
 
 
 def web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
-    """Return what the web surfaces need of this service, whose files are in `directory`.
+    """Return what the web surfaces (API, Azure's API and portal) need of this service.
 
-    Its health checks are those of `forewarn doctor`, with those of the workers and the hypervisor.
+    Its files are in `directory`. The health checks are those of `forewarn doctor`, with those of the workers and the
+    hypervisor.
     """
 
     frontend = service.publisher.frontend
@@ -176,7 +176,7 @@ def _hypervisor_text(settings: Settings) -> str:
 
 
 def owner_name() -> str:
-    """Return `local user NAME`, as the history shows it.
+    """Return `local user NAME`: the owner of this service, as the history shows them.
 
     NAME is the user of this process, as the environment names it (such as LOGNAME or USER), else as the system does.
     """

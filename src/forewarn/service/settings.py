@@ -41,14 +41,18 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", re.ASC
 
 
 class SocketOwner(StrEnum):
-    """The process that opens the sockets that VMs call."""
+    """Which process opens the sockets that VMs call: the service (OWN), or `forewarn sockets` (HELPER)."""
 
     OWN = "own"  # the service itself
     HELPER = "helper"  # `forewarn sockets`, so that the service needs no privilege
 
 
 class HypervisorKind(StrEnum):
-    """The hypervisor that performs acts on VMs; SIMULATED has no real VMs."""
+    """Which hypervisor performs acts on VMs.
+
+    SIMULATED: no real VMs. PROCESS: namespace VMs by their supervisors, all others simulated. COMMAND: the operator's
+    own commands. QEMU and LIBVIRT: real VMs. NODES: the host nodes of a cluster, each with its own hypervisor.
+    """
 
     SIMULATED = "simulated"
     PROCESS = "process"  # namespace VMs by their supervisors; simulated for all other VMs
@@ -59,7 +63,7 @@ class HypervisorKind(StrEnum):
 
     @property
     def description(self) -> str:
-        """What it acts on, as a clause for people: `no real VM is touched, …`."""
+        """What this hypervisor acts on, as a clause for people: `no real VM is touched, …`."""
         return _HYPERVISOR_DESCRIPTIONS[self]
 
 
@@ -90,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fleet: str = ""  # a fleet file, applied once, to an empty store
     listen: tuple[str, ...] = ()  # addresses that VMs call, `ADDRESS:PORT`; a lab also listens on loopback
     listeners: tuple[dict[str, Any], ...] = ()  # listeners that identify VMs by device, namespace, mark or source
-    sockets: SocketOwner = SocketOwner.OWN
+    sockets: SocketOwner = SocketOwner.OWN  # which process opens the sockets of `listen` and `listeners`
     workers: int = 0  # processes that answer VMs; 0: the owner process answers them itself
     port: int = 8254  # of the loopback addresses of a lab
     one_port_per_vm: bool = False  # in a lab: a port per VM, for machines with only one loopback address
@@ -151,9 +155,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def chosen_hypervisor(self) -> HypervisorKind:
-        """The hypervisor of the service or node. Rejected if none was chosen, in a sentence that lists them.
+        """The hypervisor that performs the acts of this service or host node; NODES for a service with a bus.
 
-        For a service with a bus it is NODES.
+        Raises Rejected if none was chosen, with a message that lists them.
         """
         if self.bus and not self.host:
             return HypervisorKind.NODES

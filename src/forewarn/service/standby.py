@@ -29,24 +29,25 @@ T = TypeVar("T")
 
 
 class TakenLease(NamedTuple):
-    """A lease that this node has just taken, and what is known of the time before."""
+    """A lease that this control node has just taken, and what is known of the time before."""
 
-    lease: LeaseRow
-    before: LeaseRow  # as it was read last before
-    sent_at: float  # monotonic time before it was taken
-    alive_at: float | None  # monotonic time at which another node was certainly active; None: not known
+    lease: LeaseRow  # as it was taken
+    before: LeaseRow  # as it was read last before that
+    sent_at: float  # monotonic time right before the request for it
+    alive_at: float | None  # monotonic time at which another node was last certainly active; None: not known
 
 
 class Standby:
-    """Follows the record with the copy at `path`, and takes the lease when it is asked to.
+    """A control node's part while it is not active: keeps a copy of the record, and watches the lease.
 
-    `name` is that of this node, and `fingerprint` that of its secrets; "" checks nothing. `lease` is the lease as it
-    was read last, None before the first time and after `forget_lease`; `problem` is a sentence if the last `look` or
-    `take` failed, and `clock_difference_s` is how far this machine's clock is ahead of the server's (negative: behind).
-    `number` is that of the last group in the copy, as of the last `look`. `reaches_record` is whether the last look
-    found the record, also if the copy could not be written then; `free_bytes` is the space on the copy's disk as it was
-    read last, None if it is not known; `lost` are commits that the record has lost, None: none is known. `real_time`
-    and `monotonic` return seconds.
+    The record is the PostgreSQL database that control nodes share; `path` is the SQLite file of the copy. `name` is
+    that of this node, and `fingerprint` that of its secrets ("": they are not checked). `lease` is the lease as it was
+    read last, None before the first time and after `forget_lease`; `problem` is a sentence if the last `look` or `take`
+    failed, else ""; `clock_difference_s` is how far this machine's clock is ahead of the server's (negative: behind).
+    `number` is that of the last group of writes in the copy, as of the last `look`. `reaches_record` is whether the
+    last look found the record, also if the copy could not be written then; `free_bytes` is the free space on the copy's
+    disk as it was read last, None if it is not known; `lost` are commits that the record has lost, None: none is known.
+    `real_time` and `monotonic` return seconds.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class Standby:
         self._thread = ThreadPoolExecutor(1, "record")
 
     async def look(self) -> bool:
-        """Bring the copy up to date and read the lease; returns whether that succeeded.
+        """Bring the copy of the record up to date and read the lease; return whether both succeeded.
 
         If not, `problem` says why, and the next look tries again. If only the copy fails, as on a full disk, the lease
         is read all the same, so that calls can be forwarded. It blocks a thread, not the event loop. Raises Refused if
-        the copy's cluster has other secrets, the file is a store that is not a copy, the record is of a newer release
-        or, when the copy is opened, its site was moved away. A copy of another record is built again.
+        the cluster has other secrets than this node, the file is a store that is not a copy, the record is of a newer
+        release or, when the copy is opened, its site was moved away. A copy of another record is built again.
         """
         before = self._real_time()
         try:
@@ -97,7 +98,10 @@ class Standby:
         return not self.problem
 
     async def read_free_space(self) -> None:
-        """Read again how much space the disk of the copy has, for `free_bytes`; the active node does not look."""
+        """Read how much space the disk of the copy has now, into `free_bytes`.
+
+        For the active node, which does not call `look`; that reads it too.
+        """
         self.free_bytes = await asyncio.to_thread(_free_bytes, self._path)
 
     def _note_lease(self, lease: LeaseRow, before: float) -> None:
@@ -110,9 +114,9 @@ class Standby:
             self._alive_at = max(self._alive_at, now + lease.remaining_s)
 
     async def take(self, name: str, url: str) -> TakenLease | None:
-        """Try to take the lease; None if another node was faster, or the record cannot be reached.
+        """Try to take the lease for this node; None if another one was faster, or the record is out of reach.
 
-        In the latter case `problem` says why. After an error it may have been taken all the same; then it expires. Only
+        In the latter case `problem` says why, and the lease may have been taken all the same; then it expires. Only
         after a successful `look` (AssertionError). `name` is that of this node, `url` where other nodes reach it; both
         are stored with the lease.
         """
@@ -134,11 +138,11 @@ class Standby:
         clock: Callable[[], float],
         on_stop: Callable[[MustStop], None],
     ) -> ReplicatedStore:
-        """Stop following, and open the store of the active node.
+        """Stop following the record, and open this node's copy as the store of the active node.
 
-        The caller closes the store before the next `look`. Raises RecordUnavailable, Unavailable, Rejected, Refused or
-        RecordMismatch, see `ReplicatedStore.open_copy`. `clock` returns lab time; `on_stop` is called on the writer's
-        thread if this process must end.
+        The caller closes the store before the next `look`. `guard` says whether the lease still holds; `clock` returns
+        lab time; `on_stop` is called on the writer's thread if this process must end. Raises RecordUnavailable,
+        Unavailable, Rejected, Refused or RecordMismatch, see `ReplicatedStore.open_copy`.
         """
 
         def open_copy() -> ReplicatedStore:
@@ -153,20 +157,26 @@ class Standby:
         return await self._call(open_copy)
 
     def note_lost_commits(self, lost: LostCommits) -> None:
-        """Remember commits that the record has lost, durably if the disk permits it; blocks briefly.
+        """Remember commits that the record has lost, in `lost` and, if possible, in a file; blocks briefly.
 
-        Does not replace what is in `lost` already.
+        A loss that is remembered already stays.
         """
         self.lost = self.lost or lost
         with suppress(OSError):
             write_lost_commits(self._path, lost)
 
     def forget_lease(self) -> None:
-        """Forget the lease, and when another node was active: this one was, until now."""
+        """Forget the lease that was read, and when another node was active, because this one was until now.
+
+        The lease itself, in the record, stays as it is.
+        """
         self.lease, self._alive_at = None, None
 
     async def close(self) -> None:
-        """End the call that is under way, if any, and close the copy; the record stays open. Call it once."""
+        """Abort the call of the record that is under way, if any, and close the copy; the record stays open.
+
+        Call it once.
+        """
         self._record.abort()
         await self._call(self._close_follower)
         self._thread.shutdown()

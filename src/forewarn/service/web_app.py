@@ -39,10 +39,10 @@ _PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 
 
 class ReadYourWritesMiddleware:
-    """ASGI middleware that delays the response to a change until `wait_until_published` returns.
+    """ASGI middleware that holds the response to a change back until VMs can see the change.
 
-    Then VMs can see the change, unless that takes too long. Every HTTP request except GET and HEAD counts as a change.
-    `app` gets all calls.
+    It waits for `wait_until_published`, which may give up after a while. Every HTTP request except GET and HEAD counts
+    as a change. `app` gets all calls at once; only its response is delayed.
     """
 
     def __init__(self, app: ASGIApp, *, wait_until_published: Callable[[], Awaitable[None]]) -> None:
@@ -60,10 +60,11 @@ class ReadYourWritesMiddleware:
 
 
 class PlainHttpMiddleware:
-    """ASGI middleware that rejects plain HTTP with 400, except for the portal and /metrics on loopback.
+    """ASGI middleware that answers plain HTTP with 400, except for the portal and /metrics on loopback.
 
-    The path / counts as the portal. HTTPS passes unchanged. Only loopback connections get this far. A web site may
-    resolve its own name to that address, so the Host header must name loopback too. `app` gets all other calls.
+    The path / counts as the portal. HTTPS passes unchanged. The server lets only loopback connections use plain HTTP; a
+    web site may resolve its own name to that address, so the Host header must name loopback too. `app` gets all other
+    calls.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -143,12 +144,12 @@ def build_web_app(
     authenticate_session: SessionAuthenticator | None = None,
     sign_in_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """Build the app of API, ARM facade, /metrics and, for sessions, the portal.
+    """Build the ASGI app of the API, Azure's API, /metrics and, with `authenticate_session`, the portal.
 
-    Without `authenticate`, every caller is the owner of the unix socket, who may do everything.
-    `authenticate_session` identifies a portal session; without it there is no portal. `sign_in_routes` are the pages
-    where people sign in. `directory`, the index of VM names, may be shared between apps; None: a new one. A change is
-    answered when VMs can see it, if `dependencies` can tell.
+    Without `authenticate`, every caller is the owner of the unix socket, who may do everything. `authenticate_session`
+    identifies a portal session. `sign_in_routes` are the pages where people sign in. `directory`, the index of VM
+    names, may be shared between apps; None: a new one. A change is answered when VMs can see it, if `dependencies` can
+    tell.
     """
     authenticate = authenticate or _authenticate_as_owner(dependencies)
     fleet_directory = directory or FleetDirectory(dependencies.control.store)

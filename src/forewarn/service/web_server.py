@@ -41,9 +41,12 @@ from forewarn.web.forwarding import forwarded_owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorServer:
-    """What the HTTPS port for operators (the console) serves; made by `make_operator_server`."""
+    """The operators' surfaces on the HTTPS port (the console), with tokens, sessions and sign-in.
 
-    port: ConsolePort
+    Made by `open_operator_server` or `make_operator_server`; it accepts calls only within `serve`.
+    """
+
+    port: ConsolePort  # bound, and served by `serve`
     url: str  # the setting `console_url`, else that of the port; the issuer of tokens is `/adfs` there
     sign_in: TokenService  # issues and verifies the tokens of operators
     admin_secret_path: Path  # the file with the administrator client's secret; it may not exist
@@ -54,18 +57,19 @@ class OperatorServer:
 
     @asynccontextmanager
     async def serve(self, dependencies: Dependencies, directory: FleetDirectory) -> AsyncIterator[None]:
-        """Serve API, ARM facade, /metrics and portal to authenticated callers until the block is left.
+        """Serve the API, Azure's API, /metrics and the portal on the port until the block is left.
 
-        `directory` is the index of VM names, shared with other apps. At the end it closes the socket of the port.
+        Callers must authenticate. `directory` is the index of VM names, shared with other apps. At the end it closes
+        the socket of the port.
         """
         async with self.port.serve(self.build_app(dependencies, directory)):
             yield
 
     def build_app(self, dependencies: Dependencies, directory: FleetDirectory) -> Starlette:
-        """Return the app with API, ARM facade, /metrics and portal, for authenticated callers.
+        """Return the ASGI app with the API, Azure's API, /metrics and the portal. Serves nothing itself.
 
-        They have a bearer token, a session of the portal, or were forwarded as the owner by another control node; their
-        connection counts for them from then on. Plain HTTP is accepted only for the portal and /metrics, on this
+        Callers need a bearer token, a session of the portal, or to be forwarded as the owner by another control node;
+        from then on their connection counts for them. Plain HTTP is accepted only for the portal and /metrics, on this
         machine. `directory` is the index of VM names, shared with other apps.
         """
         sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
@@ -92,10 +96,10 @@ class OperatorServer:
         return app
 
     def describe(self) -> dict[str, Any]:
-        """What `GET /service` says of the console, without secrets.
+        """Return what `GET /service` says of the console, without secrets.
 
-        Its keys: "url", "portal", "tenant_id", "client_id", "ca" and "admin_secret" (paths), and "issuer" (the URL of
-        the external issuer). "ca" and "issuer" are "" if there is none.
+        Its keys: "url", "portal" (its URL), "tenant_id", "client_id" (of the administrator), "ca" and "admin_secret"
+        (paths), and "issuer" (the URL of the external issuer). "ca" and "issuer" are "" if there is none.
         """
         return {
             "url": self.url,
@@ -111,7 +115,7 @@ class OperatorServer:
 async def open_operator_server(
     settings: Settings, directory: DataDirectory, store: Store, now: float
 ) -> OperatorServer | None:
-    """Bind the HTTPS port and prepare to serve it; None if the settings want no port.
+    """Bind the HTTPS port of a service alone and prepare to serve it; None if the settings want no port.
 
     Creates, where missing, keys, the certificate, the tenant id and, unless clients sign in at an external issuer, once
     the administrator client. `now` is lab time, for the history. The caller closes the socket of its port. Raises
@@ -131,11 +135,11 @@ async def open_operator_server(
 async def make_operator_server(
     settings: Settings, port: ConsolePort, secrets: SecretFiles, store: Store, now: float
 ) -> OperatorServer:
-    """Return what is served on this port, with the keys in `secrets`, which are created where missing.
+    """Prepare the operators' surfaces for this port, with the keys in `secrets`; create missing ones.
 
-    Also stores the tenant id and, unless clients sign in at an external issuer, once the administrator client. The port
-    stays the caller's, also after an error. `now` is lab time, for the history. Raises Rejected if a secret's file
-    cannot be used, Unavailable if the store cannot be written.
+    Also stores the tenant id and, unless clients sign in at an external issuer, creates once the administrator client.
+    Serves nothing yet. The port stays the caller's, also after an error. `now` is lab time, for the history. Raises
+    Rejected if a secret's file cannot be used, Unavailable if the store cannot be written.
     """
     key = SigningKey.load_or_create(secrets.token_key)
     url, browser_url = settings.console_url or port.url, settings.console_url or port.local_url

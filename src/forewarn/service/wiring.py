@@ -79,9 +79,9 @@ class ServiceStorage:
     A service that runs alone opens its own; a control node of a cluster gets them when it becomes active.
     """
 
-    store: Store
-    clock: Clock
-    started_text: str = ""  # for the history; "": another entry says it
+    store: Store  # open; the caller closes it
+    clock: Clock  # of the service: lab time in a lab
+    started_text: str = ""  # the history entry about the start; "": none, because another entry says it
     was_interrupted: bool = True  # VMs could not poll for a while: events that came due wait for the grace period
     may_act: Callable[[], bool] = lambda: True  # no act begins while it returns False
     cluster: ClusterControl | None = None  # the host nodes that answer VMs and act; None: this machine does
@@ -132,10 +132,11 @@ async def open_control(
 ) -> tuple[ControlPlane, SupervisorRegistry]:
     """Open the hypervisor and the control plane on an open store; apply the initial fleet to an empty one.
 
-    Also marks what the store is for, writes `started_text`, if any, to the history, enables all scopes if the settings
-    say so, and begins to watch what real hosts have free. Nothing is performed before `start_service`. The stack closes
-    what this opens, but not the store. Raises Rejected if the settings, the fleet file or a file of the hypervisor
-    cannot be used, Unavailable if the store cannot be written.
+    Returns the control plane, and the registry of namespace VMs' supervisors. Also stores whether the store is a lab's,
+    writes `started_text`, if any, to the history, enables all scopes if the settings say so, and begins to watch what
+    real hosts have free. Nothing is performed before `start_service`. The stack closes what this opens, but not the
+    store. Raises Rejected if the settings, the fleet file or a file of the hypervisor cannot be used, Unavailable if
+    the store cannot be written.
     """
     await mark_purpose(storage.store, _store_purpose(settings))
     supervisors = SupervisorRegistry(SupervisorRecords(directory.vms))
@@ -184,7 +185,7 @@ async def start_service(
     worker_metrics_sockets: tuple[socket.socket, ...],
     cluster: ClusterControl | None = None,
 ) -> tuple[Service, FleetDirectory]:
-    """Start what operators do not call: reconciler, metadata, supervisors and maintenance jobs.
+    """Start what operators do not call: reconciler, webhooks, metadata, supervisors, maintenance jobs.
 
     Returns the service, and the index of its VM names, which the web surfaces share. The stack stops what this starts.
     `operator_server` issues the tokens of VMs; None: they get none. `worker_metrics_sockets` has one for each worker,
@@ -336,10 +337,10 @@ async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection within the `with` block, and exempt the objects that exist at its end.
+    """Switch garbage collection off within the `with` block, and exempt the objects that exist at its end.
 
-    They are the state of the whole fleet: never garbage, and slow to search. Afterwards it runs less often than by
-    default.
+    They are the state of the whole fleet: never garbage, and slow to search. After the block, collection is on, and
+    runs less often than by default.
     """
     gc.disable()
     try:
@@ -351,9 +352,9 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 async def write_service_entry(control: ControlPlane, text: str) -> None:
-    """Write an entry about the service itself to the history; a failure is logged only.
+    """Write an entry about the service itself to the history; a failure is logged, not raised.
 
-    `text` is the sentence; the entry is at the present lab time, by `forewarn`.
+    `text` is the sentence. The entry has the present lab time, and is by `forewarn`.
     """
     await _write_entry(control, HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text))
 
