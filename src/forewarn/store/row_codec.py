@@ -113,7 +113,10 @@ def json_list(names: Sequence[str]) -> str:
 
 
 def scope_row(scope: Scope) -> SqlRow:
-    """Return the row of a scope as column → value, without id and version, which `writes` adds."""
+    """Return the row of a scope as column → value, without id and version, which `writes` adds.
+
+    Its VMs and events are not in it: they have rows of their own.
+    """
     return {
         "epoch": scope.epoch,
         "incarnation": scope.incarnation,
@@ -125,17 +128,26 @@ def scope_row(scope: Scope) -> SqlRow:
 
 
 def gate_row(gate: Gate) -> SqlRow:
-    """Return the row of a gate as column → value, without id and version, which `writes` adds."""
+    """Return the row of a gate as column → value, without id and version, which `writes` adds.
+
+    The columns are `wakes_at`, `request_id` and `body`, the whole gate as JSON.
+    """
     return {"wakes_at": gate.wakes_at, "request_id": gate.request_id, "body": _encode(gate)}
 
 
 def request_row(request: MaintenanceRequest) -> SqlRow:
-    """Return the row of a request as column → value, without id and version, which `writes` adds."""
+    """Return the row of a request as column → value, without id and version, which `writes` adds.
+
+    The columns are `is_open`, `at` (when it was made) and `body`, the whole request as JSON.
+    """
     return {"is_open": request.is_open, "at": request.at, "body": _encode(request)}
 
 
 def vm_row(vm: Vm) -> SqlRow:
-    """Return the row of a VM as column → value, without its position, which the database gives."""
+    """Return the row of a VM as column → value, without its position, which the database gives.
+
+    `body` is the whole VM as JSON; the other columns (`key`, `scope_id`, `host`, `removed_at`) are for queries.
+    """
     return {
         "key": vm.key,
         "scope_id": vm.scope_id,
@@ -173,7 +185,10 @@ def event_row(event: Event) -> SqlRow:
 
 
 def planned_row(planned: PlannedEvent) -> SqlRow:
-    """Return the row of a planned event as column → value, without its position, which the database gives."""
+    """Return the row of a planned event as column → value, without its position, which the database gives.
+
+    `body` is the whole planned event as JSON; the other columns are for queries.
+    """
     return {
         "event_id": planned.event_id,
         "request_id": planned.request_id,
@@ -184,7 +199,10 @@ def planned_row(planned: PlannedEvent) -> SqlRow:
 
 
 def entry_row(entry: HistoryEntry) -> SqlRow:
-    """Return the row of a history entry as column → value, without `seq`, which the database gives."""
+    """Return the row of a history entry as column → value, without `seq`, which the database gives.
+
+    `body` is the whole entry as JSON; the other columns are for queries.
+    """
     return {
         "at": entry.at,
         "what": entry.what.value,
@@ -197,7 +215,10 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
 
 
 def measurement_row(measurement: Measurement) -> SqlRow:
-    """Return the row of a measurement as column → value, without its position, which the database gives."""
+    """Return the row of a measurement as column → value, without its position, which the database gives.
+
+    The columns are `request_id` and `body`, the whole measurement as JSON.
+    """
     return {"request_id": measurement.request_id, "body": _encode(measurement)}
 
 
@@ -227,27 +248,39 @@ def delivery_event_row(delivery: EventDelivery) -> SqlRow:
 
 
 def last_poll_row(poll: LastPoll) -> SqlRow:
-    """Return the row of the latest poll of a VM as column → value."""
+    """Return the row of the latest poll of a VM as column → value.
+
+    The columns are `vm` (its key), `scope_id`, `at` and `body`, the whole poll as JSON.
+    """
     return {"vm": poll.vm, "scope_id": poll.scope_id, "at": poll.at, "body": _encode(poll)}
 
 
 def client_row(client: RegisteredClient) -> SqlRow:
-    """Return the row of an API client as column → value."""
+    """Return the row of an API client as column → value: `id`, and `body`, the whole client as JSON."""
     return {"id": client.id, "body": _encode(client)}
 
 
 def grant_row(grant: Grant) -> SqlRow:
-    """Return the row of a grant as column → value, without its position, which the database gives."""
+    """Return the row of a grant as column → value, without its position, which the database gives.
+
+    The columns are `id`, `to` (the principal's id) and `body`, the whole grant as JSON.
+    """
     return {"id": grant.id, "to": grant.to, "body": _encode(grant)}
 
 
 def webhook_row(webhook: WebhookSubscription) -> SqlRow:
-    """Return the row of a webhook as column → value, without its position, which the database gives."""
+    """Return the row of a webhook as column → value, without its position, which the database gives.
+
+    The columns are `id`, `cursor` and `body`, the whole subscription as JSON.
+    """
     return {"id": webhook.id, "cursor": webhook.cursor, "body": _encode(webhook)}
 
 
 def configuration_row(value: MaintenanceConfiguration | ConfigurationAssignment) -> SqlRow:
-    """Return the row of a maintenance configuration, or of an assignment of one, as column → value."""
+    """Return the row of a maintenance configuration, or of an assignment of one, as column → value.
+
+    The columns are `id`, which is its key, and `body`, the whole value as JSON.
+    """
     return {"id": value.key, "body": _encode(value)}
 
 

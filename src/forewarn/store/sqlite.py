@@ -34,7 +34,7 @@ _MAX_INTEGER = 2**63 - 1  # the largest integer in SQLite
 
 
 class SqliteStore(Store):
-    """A `Store` (see `interface`) in a SQLite file that one process owns. Open it with `SqliteStore.open`.
+    """A `Store`, the durable state of a service, in a SQLite file that one process owns; `open` opens it.
 
     Reads block the calling thread, and `scope` and `vm` use a cache of recently read scopes; writes run on a writer
     thread, which commits those that wait together. `path` is the file, `reader` and `writer` are connected to it, and
