@@ -34,28 +34,24 @@ _FORM_BY_VERB = {Verb.REBOOT: "restart", Verb.REDEPLOY: "redeploy", Verb.MIGRATE
 
 
 class AttentionLink(BaseView, frozen=True, kw_only=True):
-    """A link of an item: to a page with more, or to a form."""
+    """A link of an item that needs attention: to a page with more about it, or to a form."""
 
-    title: str  # its text
+    title: str  # the text of the link
     href: str  # a path of the portal
 
     @property
     def is_action(self) -> bool:
-        """Whether it leads to a form."""
+        """Whether the link leads to a form, and not to another page."""
         return self.href.startswith(f"{PORTAL_PREFIX}/forms/")
 
 
 class AttentionItem(BaseView, frozen=True, kw_only=True):
-    """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys.
-
-    `what` is its kind, such as unprepared or failed; `count` is how many things of this kind it is about. `until` is
-    the lab time until which somebody can act; None: no matter when.
-    """
+    """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys."""
 
     what: str  # store, unprepared, failed, stopped, host-failed, approval, stalled, paused or host-degraded
     is_urgent: bool  # True for store, unprepared, failed, stopped and host-failed, False for the others
     count: int  # VMs (unprepared), acts (failed), events (approval) or hosts; 1 for a rollout or the store
-    text: str  # a sentence
+    text: str  # a sentence for people
     until: float | None = None  # lab time until which somebody can act; None: no matter when
     links: tuple[AttentionLink, ...] = ()  # actions first
 
@@ -64,19 +60,23 @@ class AttentionReport(BaseView, frozen=True, kw_only=True):
     """What needs a person, urgent items first, and how many scheduled events were checked for it."""
 
     items: tuple[AttentionItem, ...]  # urgent ones first
-    events_checked: int  # the soonest ones that the user may see; all, if they are at most 200
+    events_checked: int  # scheduled ones that the user may see: all, or of more than 200 the soonest 200
 
 
 def may_approve(context: PortalContext, event: Event) -> bool:
-    """Whether the user has the right to approve an event, over each of its VMs; its state is not checked.
+    """Return whether the user has the right to approve an event, over each of its VMs.
 
-    Raises NotFound if the user may not see the event.
+    The state of the event is not checked: it may be approved, started or over. Raises NotFound if the user may not see
+    the event.
     """
     return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
 
 
 def runs_platform(context: PortalContext) -> bool:
-    """Whether the user may withdraw events, start rollouts, and change hosts and the lab clock."""
+    """Return whether the user has the platform right over everything.
+
+    With it, the user may withdraw events, start rollouts, and change hosts and the lab clock.
+    """
     return context.principal.may(Right.PLATFORM, ROOT_RESOURCE)
 
 
@@ -90,15 +90,15 @@ def _page_link(title: str, path: str, **query: str) -> AttentionLink:
 
 
 async def find_attention(context: PortalContext) -> AttentionReport:
-    """Finds what needs a person, as far as the user may see it; urgent items first.
+    """Return what needs a person, as far as the user may see it; urgent items first.
 
-    That is: a store in trouble, VMs with a scheduled event of which no VM of their scope knows or will soon, failed
-    acts, failed and degraded hosts, listed events whose notice ends within five minutes without an approval, and
-    stopped, stalled or paused rollouts. There is one item per kind, but one for each rollout, of stopped ones the last
-    five. An event that an unprepared VM waits for is not among those without an approval, and a failed act counts until
-    one succeeds on its VM. Unprepared VMs and missing approvals are searched in the 200 soonest scheduled events only,
-    failed acts and stopped rollouts in the last 24 hours of lab time. Only users who may see everything are shown
-    rollouts. The indexes of the context, `overview` and `events`, must be built.
+    That is: a store in trouble; VMs with a scheduled event of which no VM of their scope knows or will soon (unprepared
+    VMs); failed acts; failed and degraded hosts; listed events whose notice ends within five minutes without an
+    approval; and stopped, stalled or paused rollouts. There is one item per kind, but one for each rollout, of stopped
+    ones the last five. An event that an unprepared VM waits for is not among those without an approval, and a failed
+    act counts until one succeeds on its VM. Unprepared VMs and missing approvals are searched in the 200 soonest
+    scheduled events only, failed acts and stopped rollouts in the last 24 hours of lab time. Only users who may see
+    everything are shown rollouts. The indexes of the context, `overview` and `events`, must be built.
     """
     soonest = list(islice(context.events.scheduled(context.visible_scopes()), _MAX_EVENTS_CHECKED + 1))
     checked, is_cut = soonest[:_MAX_EVENTS_CHECKED], len(soonest) > _MAX_EVENTS_CHECKED
@@ -122,10 +122,10 @@ async def find_attention(context: PortalContext) -> AttentionReport:
 
 
 def next_attention_change(context: PortalContext) -> float | None:
-    """The lab time at which the next visible event may begin to need an approval; None if there is none.
+    """Return the lab time at which the next visible event may begin to need an approval; None: none will.
 
-    That is five minutes before its NotBefore. Events for which this time has come are left out; whether the event is
-    approved already is not checked.
+    That is five minutes before the event's NotBefore. Events for which this time has come are left out. Whether the
+    event is approved already is not checked. The indexes of the context must be built.
     """
     upcoming = context.events.scheduled_after(context.now() + APPROVAL_LEAD_S, context.visible_scopes())
     return None if upcoming is None else upcoming - APPROVAL_LEAD_S

@@ -29,10 +29,11 @@ _WRONG_TOKEN_MESSAGE = (
 def require_csrf_token(
     session: CurrentSession, headers: Mapping[str, str], fields: Mapping[str, str | Sequence[str]]
 ) -> None:
-    """Raises Forbidden unless the request holds the session's CSRF token and comes from our own origin.
+    """Raise Forbidden unless the request holds the session's CSRF token and comes from our own origin.
 
-    The token is in the form field CSRF_FIELD, or else in the header CSRF_HEADER; `headers` must ignore case. `fields`
-    are those of the submitted form, each with one value or several, of which the first counts.
+    The token is in the form field `token` (CSRF_FIELD), or else in the header `X-Forewarn-Token` (CSRF_HEADER);
+    `headers` must ignore letter case. `fields` are those of the submitted form, each with one value or several, of
+    which the first counts. For the origin, see `require_same_origin`.
     """
     require_same_origin(headers)
     submitted = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""
@@ -42,10 +43,11 @@ def require_csrf_token(
 
 
 def require_same_origin(headers: Mapping[str, str]) -> None:
-    """Raises Forbidden if the headers Sec-Fetch-Site or Origin say that another origin sent the request.
+    """Raise Forbidden if the headers Sec-Fetch-Site or Origin say that another origin sent the request.
 
-    `headers` must ignore case, or have names in lower case. Sec-Fetch-Site may be `same-origin` or `none`. Origin is
-    compared with Host, so another port is another origin, and so is `null`. A header that is missing is not checked.
+    `headers` must ignore letter case, or have names in lower case. Sec-Fetch-Site may be `same-origin` or `none`.
+    Origin is compared with Host, so another port is another origin, and so is `null`. A header that is missing is not
+    checked.
     """
     if headers.get("sec-fetch-site", "none") not in _TRUSTED_FETCH_SITES:
         raise Forbidden(_CROSS_ORIGIN_MESSAGE)
@@ -67,10 +69,10 @@ _SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # never a redirect target
 
 
 def safe_redirect_path(to: str) -> str:
-    """Returns `to` if it is a path of the portal, with or without a query; else the path of the overview.
+    """Return `to` if it is a path of the portal, with or without a query; else `/portal/`, the overview.
 
-    Whether the page exists is not checked; sign-in and sign-out are refused. Browsers read a backslash as a slash and
-    drop line breaks, so only printable ASCII without backslashes is accepted.
+    Whether the page exists is not checked. The sign-in and sign-out pages are replaced by the overview too. Browsers
+    read a backslash as a slash and drop line breaks, so only printable ASCII without backslashes is accepted.
     """
     is_portal_path = to == PORTAL_PREFIX or to.startswith((PORTAL_HOME, f"{PORTAL_PREFIX}?"))
     is_plain = to.isascii() and to.isprintable() and "\\" not in to
@@ -96,7 +98,7 @@ class SecurityHeadersMiddleware:
 
     The portal is `/portal` and everything below it. Browsers may cache static files if they revalidate them, and
     nothing else. A header that the response already has stays as it is. Responses of other paths pass unchanged. `app`
-    gets all calls.
+    is the application that answers all requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -16,22 +16,22 @@ _CSV_COLUMNS = ("budget", "group", "limit", "vms", "in_use", "reserved", "rollou
 
 
 class BudgetRow(BaseView, frozen=True, kw_only=True):
-    """One group of a budget on its page. Field names are JSON keys."""
+    """One group of VMs of a budget, as a row on the page of budgets. Field names are JSON keys."""
 
     group: BudgetGroupView  # the VMs that are counted together, their limit, and how many are out of service
-    is_used_up: bool  # rollouts publish nothing more for the VMs of the group
+    is_used_up: bool  # the limit is reached: rollouts publish nothing more for the VMs of the group
     out_text: str  # names of the VMs that are out of service or reserved: `web-0, web-1 and 4 more`; "": none is
 
 
 class BudgetPart(BaseView, frozen=True, kw_only=True):
-    """A budget on the page, with its groups and the values of its form. Field names are JSON keys."""
+    """One budget on the page of budgets, with its groups and the values of its form. Names are JSON keys."""
 
     name: str  # of the budget
     limit: str  # such as `2 VMs` or `10 %`
     over: str  # the VMs that it counts, such as `all VMs`, or `each location`
-    values: dict[str, str]  # of the fields of the form that changes it
+    values: dict[str, str]  # the form that changes it is filled in with these: name of the field → text; no empty ones
     rows: tuple[BudgetRow, ...]  # the groups with most VMs out first; 15, in an export at most 1,000
-    more_rows: int  # how many of the first 1,000 groups are left out
+    more_rows: int  # how many of the first 1,000 groups are not in `rows`
 
 
 class BudgetsPage(BaseView, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
     done: str  # the done message of the form that led here; "": none
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per group in the `rows` of each budget, at most 1,000 of each.
+        """Return the CSV export: one row per group in the `rows` of each budget, at most 1,000 of each.
 
         Columns are budget, group ("" for all its VMs), limit, vms, in_use (VMs that are out of service or reserved),
         reserved (those of them that still run) and rollouts, the ids of at most 20, separated by blanks.
@@ -63,9 +63,9 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_budgets_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> BudgetsPage:
-    """Shows all budgets, and of each the groups that are used most, with the rollouts that use them.
+    """Show all budgets, and of each the groups that are used most, with the rollouts that use them.
 
-    Of each budget it has 15 groups, in an export 1,000. `query` names the form that led here, if any, whose message the
+    Each budget has 15 groups, in an export up to 1,000. `query` names the form that led here, if any, whose message the
     page then shows. Does not check what the user may see: the route demands the right to read everything.
     """
     most = None if call.for_export else _MAX_GROUPS

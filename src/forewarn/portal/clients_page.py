@@ -32,9 +32,10 @@ _BATCH_SIZE = 2000  # VMs read before other tasks run
 
 
 class ClientFilter(StrEnum):
-    """Which VMs the page lists: all, unprepared ones, or running ones that stopped or never began to poll.
+    """Which VMs the clients page lists. The values are those of the query parameter `only`.
 
-    The values are those of the query parameter `only`.
+    ALL (""): every VM. UNPREPARED (`unprepared`): VMs with a pending event that no VM of their scope has received or is
+    about to. SILENT (`silent`): running VMs that have stopped polling. NEVER (`never`): running VMs that never polled.
     """
 
     ALL = ""
@@ -141,15 +142,15 @@ _SCOPE_CACHE_SIZE = 64
 
 
 class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the clients page: a search in group and name, a ClientFilter, and a page number."""
+    """The query of the clients page: a search in group and name, a filter, and a page number."""
 
-    q: Annotated[str, Meta(max_length=200)] = ""  # searched in group and name, in any case
-    only: str = ""  # a ClientFilter; "": all VMs
+    q: Annotated[str, Meta(max_length=200)] = ""  # searched in `group/name`, ignoring letter case; "": all VMs
+    only: str = ""  # a ClientFilter: unprepared, silent or never; "": all VMs
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
 
 
 class PendingEventView(BaseView, frozen=True, kw_only=True):
-    """The pending event that a VM knows least of; `told` says which VMs know of it. Times are lab time."""
+    """The pending event that a VM knows least of: scheduled, listed in documents, and affecting the VM."""
 
     id: str  # a GUID, upper case
     kind: str  # such as Reboot
@@ -161,15 +162,15 @@ class PendingEventView(BaseView, frozen=True, kw_only=True):
 class PollingClientView(BaseView, frozen=True, kw_only=True):
     """One VM and the client that polls in it. Field names are JSON keys and CSV columns.
 
-    `asks` is a PollingState, `agent` a User-Agent. `silent_s` and `gap_s` are real time, `given_after_s` is lab time
-    from publication to delivery; None where nothing was observed. `why` says why it is unprepared, "" if it is not.
+    Where nothing was observed, a number is None. A VM is unprepared if it has a pending event that no VM of its scope
+    has received or is about to receive.
     """
 
     name: str  # of the VM
     key: str  # of the VM
     resource_group: str  # of the VM
     scope: str  # its id
-    asks: str  # a PollingState: now, stopped, never or off
+    asks: str  # whether it polls, a PollingState: now, stopped, never or off (the VM does not run)
     agent: str  # the User-Agent of the last poll; "" if it never polled
     version: str  # the api-version of the last poll; "" if it never polled
     last_polled_at: float | None  # lab time; None: it never polled
@@ -186,7 +187,7 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
 
     @property
     def is_unprepared(self) -> bool:
-        """Whether it has a pending event that no VM of its scope has received or is about to receive."""
+        """Whether the VM has a pending event that no VM of its scope has received or is about to receive."""
         return self.pending is not None and self.pending.told == EventAwareness.NO_VM
 
 
@@ -194,10 +195,9 @@ _CSV_COLUMNS = tuple(name for name in PollingClientView.__struct_fields__ if nam
 
 
 class ClientsPage(BaseView, frozen=True, kw_only=True):
-    """The clients page: counts, unprepared VMs, and one page of the VMs that match.
+    """The clients page: counts, unprepared VMs, and one page of the VMs that match. Names are JSON keys.
 
-    `asks` counts all visible VMs by PollingState; `found` VMs match, of which `clients` are on this page or in this
-    export. `hit_from` is the first NotBefore of an unprepared VM, in lab time.
+    A VM is unprepared if it has a pending event that no VM of its scope has received or is about to receive.
     """
 
     now: float  # lab time
@@ -216,12 +216,15 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def filters(self) -> dict[str, str]:
-        """The label of each value of the query parameter `only`, by value; without "", which lists all."""
+        """The label of each filter that the page offers, by the value of the query parameter `only`.
+
+        The value "", which lists all VMs, is left out.
+        """
         return CLIENT_FILTER_LABELS
 
     @property
     def headline(self) -> str:
-        """How many VMs are unprepared and the names of the first, without a full stop; "" if there are none."""
+        """How many VMs are unprepared, and the names of the first five, without a full stop; "" for none."""
         if not self.unprepared:
             return ""
         vms = (
@@ -231,10 +234,11 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
         return f"{vms} unprepared: {names}"
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `clients`; times are lab time, in POSIX seconds.
+        """Return the CSV export: one row per VM of `clients`; times are lab time, in POSIX seconds.
 
-        Columns are the fields of PollingClientView except `pending`, then id, kind, `not_before` and `told` of the
-        pending event. The note says if VMs are missing.
+        Columns are the fields of PollingClientView except `pending`, then event (the id of the pending event),
+        event_kind, not_before and told, which are empty without a pending event. A note as the last line says if VMs
+        are missing.
         """
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
@@ -248,10 +252,11 @@ def _csv_row(client: PollingClientView) -> tuple[object, ...]:
 
 
 async def show_clients_page(context: PortalContext, call: HandlerCall, query: ClientsPageQuery) -> ClientsPage:
-    """Shows how the VMs poll that the user may see and that match, unprepared ones first, 50 per page.
+    """Show how the VMs poll that the user may see and that match the query, 50 per page.
 
-    An export holds all pages, up to MAX_EXPORT_ROWS (100,000) VMs. First stores the polls observed so far. Raises
-    UnknownFilter for an unknown filter, or a page after the last one.
+    Unprepared VMs come first, then those that stopped polling, never polled, poll with a pending event, poll, and do
+    not run; in each part the earliest NotBefore first. An export holds all pages, up to MAX_EXPORT_ROWS (100,000) VMs.
+    First stores the polls observed so far. Raises UnknownFilter for an unknown filter, or a page after the last one.
     """
     require_choice("only", query.only, CLIENT_FILTER_LABELS, "a filter of this page")
     await context.dependencies.flush_observations()

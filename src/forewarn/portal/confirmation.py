@@ -32,7 +32,8 @@ ResultFuture = asyncio.Future[str]
 class IdempotencyKeys:
     """Keys of confirmation pages, so that a button pressed twice submits once; at most 300 per user.
 
-    A page is shown with a new key; its submission runs an action once per key. They are in memory only.
+    Each confirmation page is shown with a new key (`issue`), and its submission runs an action once per key
+    (`run_once`). The keys are in memory only: after a restart, all are unknown.
     """
 
     def __init__(self) -> None:
@@ -40,9 +41,9 @@ class IdempotencyKeys:
         self._keys: defaultdict[str, OrderedDict[str, ResultFuture | None]] = defaultdict(OrderedDict)
 
     def issue(self, principal_id: str) -> str:
-        """Returns a new random key for this user (the id of a principal), who keeps the 300 newest ones.
+        """Return a new random key for this user, who keeps the 300 newest ones.
 
-        Older keys of the user become unknown: see `is_known`.
+        `principal_id` is the id of the user's principal. An older key becomes unknown, also if it was used.
         """
         key = secrets.token_urlsafe(16)
         keys = self._keys[principal_id]
@@ -52,18 +53,18 @@ class IdempotencyKeys:
         return key
 
     def is_known(self, principal_id: str, key: str) -> bool:
-        """Whether the key was issued to this user and not dropped since; a used key stays known.
+        """Return whether the key was issued to this user and not dropped since; a used key stays known.
 
-        `principal_id` is that of the user.
+        `principal_id` is the id of the user's principal.
         """
         return key in self._keys.get(principal_id, ())
 
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
-        """Runs `action` for the first call with this key; later calls wait for it and return its result.
+        """Run `action` for the first call with this key; later calls wait for it and return its result.
 
-        Keys are told apart by user, the id of a principal. If the action raises, the first call and all that wait raise
-        the same error, and the key is dropped, so that the user may try again; if the first call is cancelled, so are
-        all that wait. An unknown key counts as a new one: check `is_known` first.
+        The same key of another user (`principal_id`) is another key. If the action raises, the first call and all that
+        wait raise the same error, and the key is dropped, so that the user may try again; if the first call is
+        cancelled, so are all that wait. An unknown key counts as a new one: check `is_known` first.
         """
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:
@@ -88,22 +89,19 @@ _MAX_LISTED_KINDS = 3  # in the summary of a batch
 
 
 class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
-    """One value that the user entered in the form; the confirmation submits it again as a hidden field."""
+    """One value that the user entered in a form; the confirmation submits it again as a hidden field."""
 
     name: str  # of the field; it may occur several times
     value: str  # as entered
 
 
 class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of a preview that are published together, for the confirmation page.
-
-    Times are lab time; `not_before` is None if no event has notice, `over_at` if one ends after the preview.
-    """
+    """The events of a preview that would be published together, for the confirmation page."""
 
     number: int  # from 1
     title: str  # what is done to how many VMs, such as `Reboot of 12 VMs`
     update_domains: tuple[int, ...]  # of its VMs, each once, ascending
-    published_at: float  # this and the next two are lab time
+    published_at: float  # of its first event; this and the next two are lab time
     not_before: float | None  # the earliest start without an approval, of events with notice; None: none has notice
     over_at: float | None  # when its last event is over; None: after the end of the preview
     events: tuple[PreviewedEvent, ...]  # the first 20
@@ -113,8 +111,7 @@ class PreviewedBatch(msgspec.Struct, frozen=True, kw_only=True):
 class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     """The page that previews a form and asks the user to confirm it.
 
-    `waves` are the first 20, () without a preview. The confirmation submits `values` and `idempotency_key` again;
-    `note` says why the user has to confirm again, "" the first time.
+    The confirmation submits `values` and `idempotency_key` again.
     """
 
     name: str  # of the form
@@ -124,7 +121,7 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     summary: str  # what would happen to how many VMs, in one line beside the button
     warnings: tuple[str, ...]  # sentences, such as that no VM of a scope polls; the most serious ones first
     sentences: tuple[str, ...]  # what else would happen
-    waves: tuple[PreviewedBatch, ...]  # the first 20; () if there is nothing to publish, or no preview
+    waves: tuple[PreviewedBatch, ...]  # the first 20 batches; () if there is nothing to publish, or no preview
     waves_left_out: int  # how many more there are
     diagram: WaveDiagram | None  # of a rollout: its waves over time; None: another form, or its times are not known
     now: float  # lab time
@@ -136,12 +133,12 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
 async def confirmation_page(
     context: PortalContext, form: Form, call: HandlerCall, values: FormValues, key: str, note: str = ""
 ) -> ConfirmationPage:
-    """Builds the confirmation page of a form, with preview and warnings; changes nothing but stored polls.
+    """Return the confirmation page of a form, with preview and warnings; does not perform the form.
 
     `call` is the API call that the form makes, `values` the entered texts, `key` a new idempotency key, `note` why the
     user has to confirm again ("": this is the first time). Raises the errors of submitting the form, as far as they are
-    known beforehand. For a request too large for a preview the page says so. A preview by the API first stores observed
-    polls.
+    known beforehand. For a request too large for a preview the page says so. Changes nothing, except that a preview by
+    the API first stores the polls observed so far.
     """
     preview = await _preview(context, form, call)
     warnings = confirmation_warnings(context, form, preview.events)

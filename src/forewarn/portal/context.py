@@ -22,13 +22,13 @@ FLEET_PATH = f"{PORTAL_PREFIX}/fleet"  # of the page with all VMs
 
 
 class PortalContext(RequestContext):
-    """The request context of a page: one user's view of the service, with what only the portal needs.
+    """The request context of a portal page: one user's view of the service, for one request.
 
-    `directory` is that of the whole fleet; the context shows the part of it that `principal`, the user, may see.
-    `overview` has the states of all VMs in memory, `events` the live events; await `ensure_built` of each first.
-    `store_health` says whether the store accepted writes when it was last checked. `api_routes` are the API's routes by
-    method and path: forms call their handlers, so that the API alone decides what a user may do. `again` authenticates
-    the same user anew.
+    It has everything of a RequestContext, and what only the portal needs. `directory` is that of the whole fleet; the
+    context shows the part of it that `principal`, the user, may see. `overview` has the states of all VMs in memory,
+    `events` the live events; await `ensure_built` of each first. `store_health` says whether the store accepted writes
+    when it was last checked. `api_routes` are the API's routes by method and path: forms call their handlers, so that
+    the API alone decides what a user may do. `again` authenticates the same user anew.
     """
 
     def __init__(
@@ -50,21 +50,24 @@ class PortalContext(RequestContext):
         self.api_routes = api_routes
 
     def can_see_present(self, key: str) -> bool:
-        """Whether the VM with this key is present, and the user may read it."""
+        """Return whether the VM with this key is present (not removed), and the user may read it.
+
+        The overview of the context must be built.
+        """
         if self.overview.state_of(key) is VmState.GONE:
             return False
         return self.can_see_everything() or ((vm := self.store.vm(key)) is not None and self.can_see(vm))
 
     def visible_scopes(self) -> VisibleScopes | None:
-        """The scopes in which the user may read a present VM; None: the user may see everything."""
+        """Return the scopes in which the user may read a present VM; None: the user may see everything.
+
+        The overview of the context must be built.
+        """
         return None if self.can_see_everything() else self.overview.visible_scopes_by_group(self.directory)
 
 
 class CurrentSession(msgspec.Struct, frozen=True, kw_only=True):
-    """The signed-in session that a request belongs to, made from its cookie for each request.
-
-    `ends_at` is real time. `history_seq` is the last history entry that its page surely includes; 0: not set.
-    """
+    """The signed-in session that a request belongs to; made from its cookie anew for each request."""
 
     principal: Principal  # the user with their current grants
     csrf_token: str  # every form repeats it, so that no other site can submit one

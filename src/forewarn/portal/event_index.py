@@ -31,18 +31,15 @@ _BATCH_SIZE = 1_000  # events read or indexed before other tasks run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAct:
-    """An act on a VM that failed, and after which no other act on that VM has succeeded.
+    """An act on a VM that failed, and after which no other act on that VM has succeeded."""
 
-    `vm` is its key, `at` lab time, `note` why it failed.
-    """
-
-    vm: str  # its key
+    vm: str  # the key of the VM
     name: str  # of the VM
     scope_id: str  # of the VM's scope
     event_id: str  # of the event that it belongs to
     verb: Verb  # what was to be done
-    at: float  # lab time
-    note: str  # why, for people; "": not known
+    at: float  # lab time at which it failed
+    note: str  # why it failed, for people; "": not known
 
 
 class _LiveEvents:
@@ -71,11 +68,12 @@ class _LiveEvents:
 
 
 class EventIndex:
-    """The live events by time, recent failures, the notice that events got, and the open rollouts.
+    """An index in memory: live events by time, recent failures, notice of events, and open rollouts.
 
-    `control` has the store, its clock and the rollouts. Await `ensure_built` before any other use. `notice` has the
-    notice of events that started, `rollouts` the progress of rollouts. Methods that take `scopes` leave out events of
-    other scopes; with None they leave out none. Nothing else is filtered: callers check what a user may see.
+    The portal has one for all pages. Await `ensure_built` before any other use; from then on it follows the store's
+    commits. `control` has the store, its clock and the rollouts. The attribute `notice` has the notice that started
+    events got, `rollouts` the progress of rollouts. Methods that take `scopes` leave out events of other scopes; with
+    None they leave out none. Nothing else is filtered: callers check what a user may see.
     """
 
     def __init__(self, control: ControlPlane) -> None:
@@ -97,10 +95,10 @@ class EventIndex:
         self.rollouts = RolloutIndex(self._store, self._service)
 
     async def ensure_built(self) -> None:
-        """Builds the index from the store on the first call; later calls wait for that, or return at once.
+        """Build the index from the store on the first call; later calls wait for that, or return at once.
 
-        From then on it follows the store's commits. Raises the error of a failed build, such as Unavailable; the next
-        call builds again.
+        From then on the index follows the store's commits. Raises the error of a failed build, such as Unavailable; the
+        next call builds again.
         """
         task = self._build_task
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -197,9 +195,9 @@ class EventIndex:
                     del self._failures[next(iter(self._failures))]
 
     def count_scheduled(self, scopes: VisibleScopes | None = None) -> int:
-        """How many events are scheduled and have not started, whether documents list them or not.
+        """Return how many events are scheduled and have not started, whether documents list them or not.
 
-        Only those of `scopes`; None: of all.
+        Counts only events of `scopes`; None: all.
         """
         return sum(
             len(live.scheduled) if wanted is None else sum(1 for _ in self._select(live.scheduled_ids(), wanted))
@@ -207,30 +205,33 @@ class EventIndex:
         )
 
     def count_started(self, scopes: VisibleScopes | None = None) -> int:
-        """How many events have started and are not over; only those of `scopes`, or with None of all."""
+        """Return how many events have started and are not over.
+
+        Counts only events of `scopes`; None: all.
+        """
         return sum(
             len(live.started) if wanted is None else sum(1 for _ in self._select(live.started, wanted))
             for live, wanted in self._parts(scopes)
         )
 
     def scheduled(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
-        """The scheduled events, those with the earliest NotBefore first. Do not await while you iterate.
+        """Return an iterator over the scheduled events, those with the earliest NotBefore first.
 
-        Only those of `scopes`; None: of all.
+        Yields only events of `scopes`; None: all. It reads the live index: do not await while you iterate.
         """
         parts = [self._select(live.scheduled_ids(), wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: (event.not_before, event.id))
 
     def started(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
-        """The events that have started and are not over, the oldest start first. Do not await meanwhile.
+        """Return an iterator over the events that have started and are not over, the oldest start first.
 
-        Only those of `scopes`; None: of all.
+        Yields only events of `scopes`; None: all. It reads the live index: do not await while you iterate.
         """
         parts = [self._select(live.started, wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: event.started_at or 0.0)
 
     def scheduled_after(self, at: float, scopes: VisibleScopes | None = None) -> float | None:
-        """The earliest NotBefore of a scheduled event that is later than this lab time; None if there is none.
+        """Return the earliest NotBefore of a scheduled event that is later than lab time `at`; None: none is.
 
         Only events of `scopes` count; None: all.
         """
@@ -255,9 +256,9 @@ class EventIndex:
         return events if wanted is None else (event for event in events if event.scope_id in wanted)
 
     def failures_since(self, since: float) -> list[FailedAct]:
-        """The failed acts at or after this lab time, the most recently learned first; one per VM.
+        """Return the acts that failed at or after lab time `since`, the most recently learned first.
 
-        It is of the last event with a failed act on the VM. Without VMs on which an act has succeeded since, and
-        without removed VMs. At most the last 1,000 are known.
+        There is at most one per VM: that of the last event with a failed act on it. VMs on which an act has succeeded
+        since, and removed VMs, are left out. At most the last 1,000 are known.
         """
         return [failed for failed in reversed(self._failures.values()) if failed.at >= since]

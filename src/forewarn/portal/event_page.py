@@ -42,30 +42,23 @@ from forewarn.web.views import BaseView, EventView
 
 
 class VersionRendering(BaseView, frozen=True, kw_only=True):
-    """What VMs receive of an event with one api-version, and why nothing if that does not list it.
-
-    `text` is the whole document, or the event alone if it is over; `hidden` says why this version does not list it.
-    """
+    """What VMs that poll with one api-version receive of an event."""
 
     version: str  # the api-version
     text: str  # the document as it is sent; of an event that is over, the event alone, or "" if `hidden`
-    hidden: str  # why this version does not list the event; "" if it does
+    hidden: str  # a sentence: this version does not list such events; "" if it does
 
     @property
     def pretty_json(self) -> str:
-        """`text` with line breaks and indentation; "" if it is empty."""
+        """The JSON of `text` with line breaks and indentation; "" if `text` is empty."""
         return json.dumps(json.loads(self.text), indent=2) if self.text else ""
 
 
 class WireView(BaseView, frozen=True, kw_only=True):
-    """What VMs receive of an event in every api-version.
+    """What VMs receive of an event in every api-version."""
 
-    `is_shown`: the current document has it, or the one of the first poll will. `told` are sentences that introduce
-    `versions`, the newest first.
-    """
-
-    is_shown: bool  # by the document that VMs receive now, or with their first poll
-    told: str  # sentences that introduce `versions`
+    is_shown: bool  # the event is in the document that VMs receive now, or will with their first poll
+    told: str  # sentences that introduce `versions`: who receives them, and when
     versions: tuple[VersionRendering, ...]  # newest first; empty for an event that no document ever showed
 
 
@@ -159,7 +152,7 @@ _VMS_PER_PAGE = 15
 class EventVmView(BaseView, frozen=True, kw_only=True):
     """One VM of an event: when it received the event, and what was done to it. Field names are JSON keys.
 
-    `is_hit`: the event affects it; else it only received it. Times are lab time, None until that happens.
+    Times are lab time.
     """
 
     name: str  # of the VM; its key if the name is not known any more
@@ -171,28 +164,24 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     given_started_at: float | None  # first delivery as Started, in lab time; None: there was none
     verb: str  # of its act, what is done to it; "": it has none, as before the event starts
     ok: bool | None  # whether the act succeeded; None until its outcome is known
-    performed_at: float | None  # lab time of the outcome
+    performed_at: float | None  # lab time of the outcome; None: it is not known yet
     note: str  # while the act is under way: its progress; then of the outcome, such as why it failed
 
     @property
     def outcome(self) -> str:
-        """The state of the act: in progress, performed or failed; "" if there is no act."""
+        """The state of the act on the VM: in progress, performed or failed; "" if there is no act."""
         if not self.verb:
             return ""
         return {None: "in progress", True: "performed", False: "failed"}[self.ok]
 
 
 class EventPage(BaseView, frozen=True, kw_only=True):
-    """The page of one event. Field names are JSON keys.
-
-    `vms` are affected ones, then others that received it: 15 per page, in an export 500. `gate` is "" if there is none,
-    `request_path` also if the user may not see it.
-    """
+    """The page of one event, live or over. Field names are JSON keys."""
 
     now: float  # lab time
     card: EventStatusCard  # its state, what it waits for, and which forms the user may submit
     event: EventView
-    lane: EventRow  # the same event as a row of the chart
+    lane: EventRow  # the same event as the only row of the chart
     faults: tuple[str, ...]  # ids of faults that affected it; empty for users who may not see everything
     gate: str  # describes the gate that starts it together with others; "": none
     request_path: str  # path of the page of its request; "" if there is none, or the user may not see it
@@ -204,15 +193,15 @@ class EventPage(BaseView, frozen=True, kw_only=True):
     wire: WireView  # what VMs receive of it
 
     def chart(self) -> TimelineChart:
-        """The chart that the page shows: the event over time, without a title of its scope."""
+        """Return the chart that the page shows: the event over time, without the title of its scope."""
         return build_chart([self.lane], window_for_rows([self.lane], self.now), self.now, banded=False)
 
     def svg(self) -> str:
-        """The text of the SVG export: the event over time, with the title of its scope."""
+        """Return the text of the SVG export: the event over time, with the title of its scope."""
         return render_standalone_svg(build_chart([self.lane], window_for_rows([self.lane], self.now), self.now))
 
     def table(self) -> ExportTable:
-        """The CSV export: for each VM of `vms`, when it was given the event and what was done to it.
+        """Return the CSV export: for each VM of `vms`, when it was given the event and what was done to it.
 
         Columns are vm (its key), hit (yes or no), given_at, version, given_as_started_at, act, outcome, performed_at
         and note. Times are lab time in ISO 8601.
@@ -221,16 +210,17 @@ class EventPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def legend(self) -> tuple[tuple[str, str], ...]:
-        """Name and text of each symbol of the chart, in order."""
+        """The legend of the chart: pairs of a symbol's name (its CSS class) and its text, in order."""
         return LEGEND
 
 
 async def show_event_page(context: RequestContext, call: HandlerCall, query: PageQuery) -> EventPage:
-    """Shows an event, live or over, by its id or a unique prefix of four characters or more, in any case.
+    """Show an event, live or over.
 
-    The path parameter `id` has it. Its VMs are listed in pages; an export has the first 500. First stores the polls and
-    deliveries observed so far. Raises NotFound, also if the user may see no VM of its scope, Refused if several events
-    match, or UnknownFilter for a page after the last one.
+    The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
+    Its VMs are listed in pages of 15; an export has the first 500. First stores the polls and deliveries observed so
+    far. Raises NotFound, also if the user may see no VM of its scope, Refused if several events match, or UnknownFilter
+    for a page after the last one.
     """
     await context.dependencies.flush_observations()
     event = context.find_event(call.path_params["id"])

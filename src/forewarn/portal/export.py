@@ -16,10 +16,7 @@ MAX_EXPORT_ROWS = 100_000  # VMs or history entries in one file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportTable:
-    """The table that a page exports as a CSV file.
-
-    None is an empty cell. `note` is a last line, such as that rows are missing; "": none.
-    """
+    """The table that a page exports as a CSV file; `encode_csv` writes it."""
 
     columns: Sequence[str]  # their names: the first line
     rows: Sequence[Sequence[Any]]  # cells in the order of the columns; None is an empty cell
@@ -27,38 +24,42 @@ class ExportTable:
 
 
 def truncation_note(is_cut: bool, exported: int, found: int | None = None) -> str:
-    """The last line of a file that holds only `exported` rows; "" unless `is_cut`.
+    """Return the last line of a CSV file that holds only the first `exported` rows; "" unless `is_cut`.
 
-    `found` is how many there are; None if that is not known.
+    `found` is how many rows there are in all; None if that is not known. The line asks for a narrower search.
     """
     return f"cut after {exported}{f' of {found}' if found else ''} rows: use a narrower search" if is_cut else ""
 
 
 @runtime_checkable
 class CsvExportable(Protocol):
-    """A page that can be exported as CSV: its method `table` returns the columns and rows of the file.
+    """A page that can be exported as CSV, because it has a method `table`.
 
-    `encode_csv` makes the file of it.
+    Checked with `isinstance` when a user asks for an export. `encode_csv` makes the file.
     """
 
     def table(self) -> ExportTable:
-        """The columns and rows of the file. May be called in another thread."""
+        """Return the columns and rows of the CSV file. May be called in another thread."""
         ...
 
 
 @runtime_checkable
 class SvgExportable(Protocol):
-    """A page that can be exported as an SVG image."""
+    """A page that can be exported as an SVG image, because it has a method `svg`.
+
+    Checked with `isinstance` when a user asks for an export.
+    """
 
     def svg(self) -> str:
-        """The text of the SVG file: an image of what the page shows."""
+        """Return the text of the SVG file: an image of what the page shows."""
         ...
 
 
 def encode_csv(view: CsvExportable) -> bytes:
-    """The table of a page as a CSV file in UTF-8. Call it in a thread: the whole fleet takes a while.
+    """Return the table of a page as a CSV file in UTF-8, with the column names as the first line.
 
-    A cell whose text a spreadsheet would run as a formula begins with an apostrophe. The table's note is the last line.
+    A cell whose text a spreadsheet would run as a formula gets an apostrophe in front. The table's note, if any, is the
+    last line. Call it in a thread: the whole fleet takes a while.
     """
     table = view.table()
     text = io.StringIO()

@@ -28,29 +28,27 @@ _MIN_BEGINNING = 3  # characters of a name that are searched
 
 
 class FilterChoice(BaseView, frozen=True, kw_only=True):
-    """A value that a filter may have, with its label."""
+    """A value that a filter of a page may have, with its label; pages offer it as a link."""
 
-    value: str  # in the query
+    value: str  # of the query parameter
     label: str  # for people
 
 
 class FilterProblem(BaseView, frozen=True, kw_only=True):
-    """A filter that matches nothing which exists: what is wrong, and which values exist.
+    """A filter of a page whose value matches nothing that exists: what is wrong, and which values exist."""
 
-    `parameter` is that of the query; `nearest` is the choice most like its value, None if none is.
-    """
-
-    parameter: str  # of the query
+    parameter: str  # the name of the query parameter
     sentence: str  # what is wrong, for people
     nearest: FilterChoice | None  # the choice that is most like the value; None: none is
     choices: tuple[FilterChoice, ...]  # values that exist, of VMs and the like at most 8; () if none or only `nearest`
 
 
 class UnknownFilter(Rejected):
-    """The value of a filter does not exist. `reason` is the error in words, `choices` are values that do.
+    """The value of a filter of a page does not exist, or is ambiguous.
 
-    `parameter` is that of the query; `value`, mostly that of the query, is what `problem` compares the choices with.
-    Handlers of pages raise it; `routes` then shows the page without this filter, and an export fails with `reason`.
+    Handlers of pages raise it; the page is then shown without this filter, with the problem, and an export fails with
+    `reason`. `parameter` is the name of the query parameter, `reason` the error in words. `choices` are values that
+    exist; `value`, mostly that of the query, is compared with them to find the nearest one.
     """
 
     def __init__(self, parameter: str, value: str, reason: Rejected, choices: Iterable[FilterChoice] = ()) -> None:
@@ -61,9 +59,9 @@ class UnknownFilter(Rejected):
         self.choices = tuple(choices)
 
     def problem(self) -> tuple[int, FilterProblem]:
-        """The HTTP status of `reason` (400, 404 or 409), and what the page shows in place of results.
+        """Return the HTTP status of `reason` (400, 404 or 409), and what the page shows in place of results.
 
-        With choices, which the page offers as links, the sentence does not repeat them.
+        If there are choices, which the page offers as links, the sentence does not repeat them.
         """
         status, sentence = status_and_message(self.reason, Surface.PORTAL)
         if self.choices:
@@ -78,9 +76,10 @@ class UnknownFilter(Rejected):
 
 
 def require_choice(parameter: str, value: str, labels: Mapping[str, str], what: str) -> None:
-    """Raises UnknownFilter unless `value` is "" or a key of `labels`, which has the label of each.
+    """Raise UnknownFilter unless `value` is "" or a key of `labels`.
 
-    `parameter` is that of the query; `what` says what the values are, such as `a state of a VM`.
+    `labels` maps each allowed value to its label, for the error. `parameter` is the name of the query parameter; `what`
+    says what the values are, such as `a state of a VM`.
     """
     if value and value not in labels:
         reason = Rejected(f"{value!r} is not {what}: use one of {', '.join(labels)}")
@@ -89,9 +88,10 @@ def require_choice(parameter: str, value: str, labels: Mapping[str, str], what: 
 
 
 def require_page(number: int, pages: int) -> None:
-    """Raises UnknownFilter if page `number`, counted from 1, is after the last of these pages.
+    """Raise UnknownFilter if page `number`, counted from 1, is after the last of `pages` pages.
 
-    The error offers the last page. A number below 1 is not checked: the query does not allow it.
+    The error is about the query parameter `page`, and offers the last page. A number below 1 is not checked: the query
+    does not allow it.
     """
     if number > pages:
         reason = Rejected(f"page {number} does not exist: the last one is {pages}")
@@ -105,9 +105,10 @@ def resolve(
     find: Callable[[str], Found],
     offer: Callable[[str], Iterable[FilterChoice]] = lambda value: (),
 ) -> Found | None:
-    """What `find` returns for `value`, that of the query's `parameter`; None, without a call, if it is "".
+    """Return what `find` returns for `value`; None, without calling it, if `value` is "".
 
-    Raises UnknownFilter if `find` raises Rejected, with the choices that `offer` returns for the value.
+    `value` is that of the query parameter `parameter`. If `find` raises Rejected (as NotFound or Refused), raises
+    UnknownFilter with the choices that `offer` returns for the value.
     """
     if not value:
         return None
@@ -125,11 +126,11 @@ def _nearest_choice(value: str, choices: Sequence[FilterChoice]) -> FilterChoice
 
 
 def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
-    """Up to 8 visible VMs whose name contains `value`, in any case; if there are none, similar names.
+    """Return up to 8 visible VMs whose name contains `value`, ignoring letter case, or similar names.
 
-    Of `group/name` only the name counts, and the value of each choice is the VM's name, which need not be unique. If
-    more than 5,000 VMs are visible, similar names are those that contain its first three characters; none for a value
-    of three characters or fewer.
+    Similar names are offered only if no name contains `value`. Of `group/name` only the name counts, and the value of
+    each choice is the VM's name, which need not be unique. If more than 5,000 VMs are visible, similar names are those
+    that contain the first three characters of `value`; none for a value of three characters or fewer.
     """
     wanted = value.strip().casefold().rpartition("/")[2]
     found = context.overview.find_by_name(context.directory, wanted, _MAX_OFFERED)
@@ -146,10 +147,10 @@ def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
 
 
 def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
-    """Up to 8 visible scopes of sets and services: names like `value`, in any case, then others.
+    """Return up to 8 visible scopes of sets and services, those with names most like `value` first.
 
-    The most alike come first. The value of each choice is the scope's name in lower case, each once; standalone VMs are
-    left out. Only about the first 5,000 scopes are searched.
+    Letter case is ignored. If fewer names are like `value`, others follow. The value of each choice is the scope's name
+    in lower case, each once; standalone VMs are left out. Only about the first 5,000 scopes are searched.
     """
     ids = [
         block.id
@@ -167,7 +168,10 @@ def offer_scopes(context: PortalContext, value: str) -> list[FilterChoice]:
 
 
 def offer_rollouts(context: PortalContext, value: str) -> list[FilterChoice]:
-    """The 8 newest rollouts, the newest first, for any `value`; [] if the user may not see everything."""
+    """Return the 8 newest rollouts, the newest first, for any `value`.
+
+    Returns [] if the user may not see everything. The value of each choice is the rollout's id.
+    """
     newest = reversed(context.list_rollouts()[-_MAX_OFFERED:])
     return [
         FilterChoice(value=request.id, label=f"{request.rollout.impact} {request.id[:8]}")
