@@ -32,7 +32,7 @@ class ReceivedEvent:
     """
 
     id: str = ""  # EventId
-    status: str = ""  # EventStatus, such as Scheduled
+    status: str = ""  # EventStatus: Scheduled, Started, or an unknown word
     kind: str = ""  # EventType, such as Reboot
     resource_type: str = ""  # ResourceType, such as VirtualMachine
     resources: tuple[str, ...] = ()  # names of the VMs that the event affects, as the server sent them
@@ -47,10 +47,10 @@ class ReceivedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A scheduled events document as a client received it.
+    """A scheduled events document as a client received it; `decode_document` makes it.
 
-    `unusable` has one text for each element of Events that is not a usable event: its EventId if that is readable,
-    else "". An event that is missing while `unusable` contains its id, or a "", is not known to be over.
+    `unusable` has one text for each element of Events that is not a usable event: its EventId if that is readable, else
+    "". An event that is missing while `unusable` contains its id, or a "", is not known to be over.
     """
 
     incarnation: int  # DocumentIncarnation, at least 0

@@ -7,7 +7,12 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """The event types: what will happen to the VMs (spec §4.2)."""
+    """The event types: what will happen to the VMs, in the spelling of documents (spec §4.2).
+
+    FREEZE: paused for seconds; memory and open files stay. REBOOT: memory is lost, disks stay. REDEPLOY: moved to
+    another host; ephemeral disks are lost. PREEMPT: a Spot VM is evicted. TERMINATE: deleted. SPOT_REBALANCE
+    ("SpotRebalanceRecommendation"): a Spot VM is likely to be evicted; nothing happens to it now.
+    """
 
     FREEZE = "Freeze"  # paused for seconds; memory and open files stay
     REBOOT = "Reboot"  # memory is lost, disks stay
@@ -18,14 +23,18 @@ class Kind(StrEnum):
 
 
 class NoticeStatus(StrEnum):
-    """Whether a listed event has started. A finished or withdrawn event is not listed at all."""
+    """Whether a listed event has started. A finished or withdrawn event is not listed at all.
+
+    SCHEDULED ("Scheduled"): it has not started; it waits for approval, for NotBefore or for something else. STARTED
+    ("Started"): it is happening, or about to.
+    """
 
     SCHEDULED = "Scheduled"  # it has not started: it waits for approval, for NotBefore or for something else
     STARTED = "Started"  # it is happening, or about to
 
 
 class EventSource(StrEnum):
-    """Who caused an event: the platform, or a user of the subscription."""
+    """Who caused an event: PLATFORM ("Platform"), or USER ("User"), a user of the subscription."""
 
     PLATFORM = "Platform"
     USER = "User"
@@ -38,7 +47,7 @@ class EventNotice:
     id: str  # EventId: a GUID in upper case
     status: NoticeStatus
     kind: Kind  # EventType
-    resources: tuple[str, ...]  # names as in compute.name, no underscore
+    resources: tuple[str, ...]  # names of the affected VMs as in compute.name, no underscore
     not_before: float | None  # POSIX seconds; None once started, or if a replayed event had none
     description: str = ""  # Description; "": none
     source: EventSource = EventSource.PLATFORM
@@ -57,9 +66,9 @@ class Document:
     roles: bool = False  # True: the scope is a cloud service; then names have no underscore in 2017-03-01
 
     def narrowed_to(self, vm: str) -> Document:
-        """Return the document with only the events whose resources name this VM, ignoring case (spec §14.6).
+        """Return the document with only the events whose resources name this VM, ignoring letter case.
 
-        The incarnation stays. Returns the document itself if it has no other events.
+        The incarnation stays. Returns the document itself if it has no other events (spec §14.6).
         """
         wanted = vm.casefold()
         own = tuple([one for one in self.notices if any(name.casefold() == wanted for name in one.resources)])

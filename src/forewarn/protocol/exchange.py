@@ -75,7 +75,7 @@ class PollRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
-    """POST that approves events (spec §5); whether they exist is not checked yet."""
+    """POST that approves events (spec §5), checked and parsed; whether they exist is not checked yet."""
 
     version: str  # the api-version that serves it
     event_ids: tuple[str, ...]  # upper case, no duplicates, in the order of the body
@@ -90,11 +90,11 @@ class _UnreadApproval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRequest:
-    """GET of an element below /metadata/instance (spec §2.6)."""
+    """GET of an element below /metadata/instance, checked; whether the element exists is not (spec §2.6)."""
 
     version: str  # the api-version that serves it
-    path: tuple[str, ...] = ()  # below /metadata/instance, in the case of the request
-    as_text: bool = False  # format=text; else JSON
+    path: tuple[str, ...] = ()  # segments below /metadata/instance, in the letter case of the request
+    as_text: bool = False  # True: format=text was requested; else JSON
 
 
 Headers = tuple[tuple[str, str], ...]
@@ -276,9 +276,10 @@ def _read_approval(request: HttpRequest, version: str) -> ApprovalRequest:
 
 
 def client_has_document(poll: PollRequest, tag: str) -> bool:
-    """Whether If-None-Match names this ETag: the client has this document, so it gets 304 or is held.
+    """Return whether the poll's If-None-Match names this ETag, so that it gets a 304 or is held.
 
-    `tag` has its quotes. `*` names none: a client that always sends it would never receive an event.
+    The client has the document then. `tag` has its quotes. `*` names none: a client that always sends it would never
+    receive an event.
     """
     return poll.if_none_match is not None and _matches_etag(poll.if_none_match, tag)
 

@@ -45,17 +45,14 @@ _HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTarget:
-    """The path and the query of a request, decoded."""
+    """The path and the query of a request, decoded; `parse_target` makes it."""
 
-    path: tuple[str, ...]  # segments in the case of the request
+    path: tuple[str, ...]  # percent-decoded segments, in the letter case of the request
     parameters: tuple[tuple[str, str], ...]  # name in lower case and value ("" without `=`), in the order of the query
     authority: str = ""  # host and port of an absolute URL; "": the Host header has them
 
     def lower_path(self) -> tuple[str, ...]:
-        """Return the path segments in lower case, for comparison without case.
-
-        In their order.
-        """
+        """Return the path segments in lower case, in their order, to compare them without letter case."""
         return tuple(segment.lower() for segment in self.path)
 
     def parameter(self, name: str) -> str | None:
@@ -65,7 +62,7 @@ class RequestTarget:
     def duplicate_parameter(self) -> str | None:
         """Return the first parameter name that is repeated, in lower case; None if each occurs once.
 
-        Names are compared without case (spec §2.3).
+        Names are compared ignoring letter case (spec §2.3).
         """
         seen: set[str] = set()
         for name, _ in self.parameters:
@@ -95,10 +92,10 @@ def parse_target(text: str) -> RequestTarget | None:
 
 
 def is_foreign_name(authority: str) -> bool:
-    """Whether an authority (host and port) is a name other than `localhost`, not an address; False for "".
+    """Return whether an authority (host and port) is a host name other than `localhost`, and no address.
 
-    The owner of such a name decides which address it has, also the address of a metadata endpoint: a page of that
-    host could then send requests here as if they were its own (DNS rebinding).
+    False for "". The owner of such a name decides which address it has, also the address of a metadata endpoint: a page
+    of that host could then send requests here as if they were its own (DNS rebinding).
     """
     match = _HOST_AND_PORT.fullmatch(authority)
     host = match[1] if match else authority

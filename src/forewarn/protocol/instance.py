@@ -31,9 +31,9 @@ class InstanceFacts:
     subscription_id: str = ""  # a GUID
     resource_group: str = ""  # its name
 
-    scale_set: str = ""  # its name
-    virtual_machine_scale_set_id: str = ""  # its resource id
-    placement_group: str = ""  # its id
+    scale_set: str = ""  # the name of its scale set; "": none
+    virtual_machine_scale_set_id: str = ""  # the resource id of its scale set; "": none
+    placement_group: str = ""  # the id of its placement group
     update_domain: str = "0"  # a number, as text
     fault_domain: str = "0"  # a number, as text
     zone: str = ""  # such as 1
@@ -49,7 +49,7 @@ class InstanceFacts:
     os_type: str = "Linux"  # Linux or Windows
     admin_username: str = ""  # of the guest
     public_keys: tuple[str, ...] = ()  # as in authorized_keys; with any, passwords count as disabled
-    publisher: str = ""  # of the image, as the next three
+    publisher: str = ""  # of the image, as offer, sku and version
     offer: str = ""
     sku: str = ""
     version: str = ""
@@ -59,8 +59,8 @@ class InstanceFacts:
     prefix: str = "24"  # length of the subnet's prefix, in bits
     mac: str = ""  # hex digits with `:`, `-` or nothing between them; the VM sees them without, in upper case
 
-    environment: str = "AzurePublicCloud"
-    provider: str = "Microsoft.Compute"
+    environment: str = "AzurePublicCloud"  # the name of the cloud
+    provider: str = "Microsoft.Compute"  # the resource provider
 
 
 def metadata_tree(facts: InstanceFacts) -> dict[str, MetadataElement]:
@@ -74,8 +74,8 @@ def metadata_tree(facts: InstanceFacts) -> dict[str, MetadataElement]:
 def instance_response(request: InstanceRequest, facts: InstanceFacts) -> HttpResponse:
     """Build the response with the requested element: JSON, or as text a leaf or the names of the children.
 
-    The names are one per line, with a slash if they have children themselves. The path is compared without case;
-    elements of a list are named by index. 404 if it leads to no element, 400 if a leaf is requested as JSON.
+    The names are one per line, with a slash if they have children themselves. The path is compared ignoring letter
+    case; elements of a list are named by index. 404 if it leads to no element, 400 if a leaf is requested as JSON.
     """
     element = _find_element(metadata_tree(facts), request.path)
     if element is None:

@@ -19,12 +19,15 @@ _MAX_QUOTED_LENGTH = 100  # characters of a request that an error repeats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRequest:
-    """A request for a token for `resource`. The other fields name an identity; "": any that the VM has."""
+    """A VM's request for a managed identity token for `resource`, read by `read_token_request`.
+
+    The other fields name an identity; "": any that the VM has.
+    """
 
     resource: str  # the URI of the service that shall accept the token
     client_id: str = ""  # of the identity, a GUID
     object_id: str = ""  # of the identity, a GUID
-    resource_id: str = ""  # a system-assigned identity has that of its VM
+    resource_id: str = ""  # of the identity; a system-assigned identity has that of its VM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +37,10 @@ class ManagedIdentity:
     A VM that is created again under the same name has another id, and so another identity.
     """
 
-    vm: str  # its key
+    vm: str  # the VM's key: subscription, resource group and name
     vm_id: str  # the GUID from which the ids are derived
-    name: str  # of the VM
-    resource_id: str  # of the VM
+    name: str  # the VM's name
+    resource_id: str  # the VM's Azure resource id, which is the identity's too
 
     @property
     def client_id(self) -> str:
@@ -50,7 +53,10 @@ class ManagedIdentity:
         return self._guid("object")
 
     def matches(self, request: TokenRequest) -> bool:
-        """Whether every id that the request names is this identity's, without case; True if it names none."""
+        """Return whether every id that the request names is this identity's; True if it names none.
+
+        Letter case is ignored.
+        """
         pairs = (
             (request.client_id, self.client_id),
             (request.object_id, self.object_id),
@@ -66,9 +72,9 @@ class ManagedIdentity:
 class ManagedIdentityToken:
     """An access token for a managed identity, and when it is valid (real time, POSIX seconds)."""
 
-    text: str = field(repr=False)  # a secret
-    not_before: float  # valid from then on
-    expires_at: float  # valid before then
+    text: str = field(repr=False)  # the token itself, a secret
+    not_before: float  # it is valid from then on
+    expires_at: float  # it is valid before then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +87,7 @@ class WrongResource:
 def read_token_request(
     target: RequestTarget, *, has_header: bool, has_foreign_host: bool, tokens_allowed: bool
 ) -> TokenRequest | HttpResponse:
-    """Read a token request from its query; returns the error response if it is invalid or not allowed.
+    """Read a token request from its query; return the error response if it is invalid or not allowed.
 
     400 if a part is missing or invalid; 403 if `has_foreign_host` is True or `tokens_allowed` False. Does not check
     that the identity exists. `has_header`: the request has `Metadata: true`. `has_foreign_host`: it was sent to a name
@@ -144,7 +150,7 @@ def token_response(
 
 
 def identity_not_found() -> HttpResponse:
-    """400 with an OAuth error as JSON: the request names an identity that this VM does not have."""
+    """Return a 400 with an OAuth error as JSON: the request names an identity that this VM does not have."""
     return _oauth_error(400, "invalid_request", "Identity not found")
 
 

@@ -37,7 +37,7 @@ def _json_error(status: int, text: str) -> HttpResponse:
 
 
 def bad_request(reason: str) -> HttpResponse:
-    """400 with a JSON body in Azure's form, whose `error` is "Bad request. " and this reason.
+    """Return a 400 with a JSON body in Azure's form, whose `error` is "Bad request. " and this reason.
 
     The reason is plain text, which is escaped here.
     """
@@ -45,61 +45,64 @@ def bad_request(reason: str) -> HttpResponse:
 
 
 def malformed_request() -> HttpResponse:
-    """400 as JSON: the bytes are not an HTTP request."""
+    """Return a 400 as JSON: the bytes are not an HTTP request."""
     return bad_request("The request is not HTTP")
 
 
 def not_found() -> HttpResponse:
-    """404 as JSON, for unknown callers, paths and elements: it does not tell which of them is unknown."""
+    """Return a 404 as JSON, for unknown callers, paths and elements; it does not say which is unknown."""
     return _json_error(404, "Not found")
 
 
 def unsupported_method(method: str) -> HttpResponse:
-    """400 in XML: the path does not support this HTTP method. To HEAD without the body.
+    """Return a 400 in XML: the path does not support this HTTP method.
 
-    The body names the method, which is escaped here.
+    The body names the method, which is escaped here. The response to HEAD is `head_only`: it is sent without the body.
     """
     body = _INVALID_VERB_BODY.format(method=html.escape(method, quote=False)).encode("utf-8", "replace")
     return HttpResponse(status=400, headers=(XML_CONTENT_TYPE,), body=body, head_only=method == "HEAD")
 
 
 def origin_not_allowed() -> HttpResponse:
-    """400 as JSON: the request has an Origin header, so a browser sent it."""
+    """Return a 400 as JSON: the request has an Origin header, so a browser sent it."""
     return bad_request("Origin header not allowed")
 
 
 def cross_site_not_allowed() -> HttpResponse:
-    """400 as JSON: `Sec-Fetch-Site` says that a page of another origin sent the request."""
+    """Return a 400 as JSON: `Sec-Fetch-Site` says that a page of another origin sent the request."""
     return bad_request("Cross-site request not allowed")
 
 
 def host_header_invalid() -> HttpResponse:
-    """400 as JSON: an HTTP/1.1 request has no Host header, or a request has several."""
+    """Return a 400 as JSON: an HTTP/1.1 request has no Host header, or a request has several."""
     return bad_request("Exactly one Host header is required")
 
 
 def transfer_coding_not_supported() -> HttpResponse:
-    """400 as JSON: the body has a transfer coding other than `chunked`, or any in HTTP/1.0."""
+    """Return a 400 as JSON: the body has a transfer coding other than `chunked`, or any in HTTP/1.0."""
     return bad_request("The only supported Transfer-Encoding is chunked")
 
 
 def forwarded_for_not_allowed() -> HttpResponse:
-    """400 as JSON: the request has an X-Forwarded-For header, so a proxy sent it."""
+    """Return a 400 as JSON: the request has an X-Forwarded-For header, so a proxy sent it."""
     return bad_request("X-Forwarded-For header not allowed")
 
 
 def duplicate_parameter(name: str) -> HttpResponse:
-    """400 as JSON: the query has the parameter `name` twice; the reason names it."""
+    """Return a 400 as JSON: the query has the parameter `name` twice; the reason names it."""
     return bad_request(f"Duplicate query parameter: {name}")
 
 
 def metadata_header_missing() -> HttpResponse:
-    """400 as JSON: the request has no `Metadata: true` header."""
+    """Return a 400 as JSON: the request has no `Metadata: true` header."""
     return _json_error(400, "Bad request: . Required metadata header not specified")
 
 
 def unsupported_version(served: Sequence[str]) -> HttpResponse:
-    """400: the api-version is missing or not served; the JSON body lists the newest three of `served`."""
+    """Return a 400 as JSON: the api-version is missing or not served.
+
+    The body lists the newest three of `served`, newest first.
+    """
     text = {"error": _INVALID_VERSION_MESSAGE, "newest-versions": newest_three_versions(served)}
     return HttpResponse(
         status=400, headers=(JSON_CONTENT_TYPE,), body=json.dumps(text, separators=(",", ":")).encode("ascii")
@@ -107,12 +110,12 @@ def unsupported_version(served: Sequence[str]) -> HttpResponse:
 
 
 def version_not_found() -> HttpResponse:
-    """404 as JSON: the api-version is not served, under `UnknownVersionPolicy.NOT_FOUND`."""
+    """Return a 404 as JSON: the api-version is not served, under `UnknownVersionPolicy.NOT_FOUND`."""
     return _json_error(404, "Not found. Invalid version requested")
 
 
 def unknown_event(event_id: str) -> HttpResponse:
-    """400 as JSON: the approval names an id that is not (or no longer) known in the VM's scope.
+    """Return a 400 as JSON: the approval names an id that is not (or no longer) known in the VM's scope.
 
     The reason names the id, as given.
     """
@@ -120,17 +123,17 @@ def unknown_event(event_id: str) -> HttpResponse:
 
 
 def approval_accepted() -> HttpResponse:
-    """200 without a body: the approval is stored."""
+    """Return a 200 without a body: the approval is stored. It stores nothing itself."""
     return _APPROVAL_ACCEPTED
 
 
 def too_many_requests() -> HttpResponse:
-    """429 as plain text, without Retry-After: the VM exceeds its rate limit."""
+    """Return a 429 as plain text, without Retry-After: the VM exceeds its rate limit."""
     return HttpResponse(status=429, headers=(TEXT_CONTENT_TYPE,), body=b"Throttle Result: Too Many Requests")
 
 
 def service_unavailable(retry_after_s: int = 5) -> HttpResponse:
-    """503 as JSON, with a Retry-After of this many seconds: the store is out of reach.
+    """Return a 503 as JSON, with a Retry-After of this many seconds: the store is out of reach.
 
     Nothing was changed, and the body says so.
     """
@@ -139,15 +142,15 @@ def service_unavailable(retry_after_s: int = 5) -> HttpResponse:
 
 
 def body_too_large() -> HttpResponse:
-    """413 as JSON: the body of the request has more than MAX_BODY_BYTES (64 KiB)."""
+    """Return a 413 as JSON: the body of the request has more than MAX_BODY_BYTES (64 KiB)."""
     return _json_error(413, f"Content too large. A body may have at most {MAX_BODY_BYTES} bytes")
 
 
 def header_too_large() -> HttpResponse:
-    """431 as JSON: request line and headers have more than MAX_HEAD_BYTES (16 KiB) together."""
+    """Return a 431 as JSON: request line and headers have more than MAX_HEAD_BYTES (16 KiB) together."""
     return _json_error(431, f"Request header fields too large. They may have at most {MAX_HEAD_BYTES} bytes")
 
 
 def request_timeout() -> HttpResponse:
-    """408 as JSON: the request was not complete within the time limit."""
+    """Return a 408 as JSON: the request was not complete within the time limit."""
     return _json_error(408, "Request timeout. The request was not whole in time")

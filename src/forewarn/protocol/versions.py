@@ -14,7 +14,9 @@ from forewarn.protocol.document import Kind
 class UnknownVersionPolicy(StrEnum):
     """How the service responds to an api-version, of any form, that it does not serve (spec §10).
 
-    A request without an api-version gets 400 in any case.
+    REFUSE ("refuse", the default): 400. LENIENT ("lenient"): as the newest served version before it; 400 if there is
+    none, or if it is not a date. NOT_FOUND ("not-found"): 404, but 400 for `latest`. A request without an api-version
+    always gets 400.
     """
 
     # The values are those of the setting `unknown_version`.
@@ -89,7 +91,10 @@ def version_features(version: str) -> VersionFeatures:
 
 
 def version_lists_kind(version: str, kind: Kind) -> bool:
-    """Whether documents of this api-version list events of this kind; KeyError if not in ALL_VERSIONS."""
+    """Return whether documents of this api-version list events of this kind.
+
+    KeyError if the version is not in ALL_VERSIONS.
+    """
     return kind in _FEATURES_BY_VERSION[version].kinds
 
 
@@ -99,7 +104,7 @@ def event_fields(version: str) -> tuple[str, ...]:
 
 
 def requires_metadata_header(version: str | None) -> bool:
-    """Whether a request for scheduled events in this version must have the header `Metadata: true`.
+    """Return whether a request for scheduled events in this version must have the header `Metadata: true`.
 
     False only for 2017-03-01; True also for unknown versions and for None (no version in the request).
     """
@@ -112,7 +117,7 @@ def newest_three_versions(served: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_version_date(version: str) -> bool:
-    """Whether the text has the form YYYY-MM-DD, of a known version or not; the date need not exist."""
+    """Return whether the text has the form YYYY-MM-DD, of a known version or not; the date need not exist."""
     return _VERSION_DATE.fullmatch(version) is not None
 
 
