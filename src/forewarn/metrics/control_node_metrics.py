@@ -27,22 +27,29 @@ _CLOCK_HELP = "How far this machine's clock is ahead of that of PostgreSQL, in s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlNodeFigures:
-    """What the metrics of a control node show."""
+    """What the metrics of a control node of a cluster show, at one time.
 
-    is_held: bool = False  # it holds the lease, and may act
-    term: int = 0  # of that lease; 0: none
-    margin_s: float = 0.0  # real time for which it may still act without a renewal; shown as 0 if negative
-    takeovers: int = 0  # of this process
-    knows_active: bool = False  # which node is active, itself or another one
+    The record is the state of the cluster in PostgreSQL; the copy is this node's own copy of it, which a standby brings
+    up to date. The node that holds the lease is active.
+    """
+
+    is_held: bool = False  # it holds the lease, and is sure of it, so that it may act
+    term: int = 0  # the number of the lease that it holds; 0: none
+    margin_s: float = 0.0  # real seconds for which it may still act without a renewal; shown as 0 if negative
+    takeovers: int = 0  # how often this process has become active
+    knows_active: bool = False  # it knows which node is active, itself or another one
     record_is_reachable: bool = False  # it has its lease and is sure of it; without one: its last look found the record
-    copy_number: int = 0  # of the last group of writes in its copy
+    copy_number: int = 0  # number of the last group of writes in its copy; 0: none yet
     copy_follows: bool = False  # it has the lease, or its last look at the record and attempt to take it did not fail
     has_lost_commits: bool = False  # the record is known to have lost some
     clock_difference_s: float = 0.0  # how far its clock was ahead of the record's server when it was last not active
 
 
 class ControlNodeMetrics(Collector):
-    """The metrics of a control node; `read` returns its figures at each scrape."""
+    """The Prometheus metrics of a control node; `read` returns its figures at each scrape.
+
+    Creating it makes a registry of its own, with the metrics that every process has.
+    """
 
     def __init__(self, read: Callable[[], ControlNodeFigures]) -> None:
         self._read = read
@@ -50,19 +57,19 @@ class ControlNodeMetrics(Collector):
         self._registry.register(self)
 
     def render(self) -> bytes:
-        """These metrics as Prometheus text, without those that every process has."""
+        """Return the control node's metrics as Prometheus text, without those that every process has."""
         return render_text(self)
 
     def render_process(self) -> bytes:
-        """These metrics, and those that every process has, as Prometheus text."""
+        """Return the control node's metrics, and those that every process has, as Prometheus text."""
         return render_text(self._registry)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that registering this collector reads no figures."""
+        """Return no metrics, so that registering this collector reads no figures."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of one scrape, with the figures of this moment: gauges and a counter."""
+        """Yield the metric families of one scrape, with the figures of this moment: gauges and a counter."""
         figures = self._read()
         yield GaugeMetricFamily("forewarn_lease_held", _HELD_HELP, value=figures.is_held)
         yield GaugeMetricFamily("forewarn_lease_term", _TERM_HELP, value=figures.term)

@@ -80,7 +80,7 @@ class EventMetrics:
 
     @property
     def live_events(self) -> list[Event]:
-        """A new list, in no order, of the events that are not over as of the last commit, listed or not."""
+        """The events that are not over as of the last commit, listed or not: a new list, in no order."""
         return list(self._events.values())
 
     def refresh(self, now: float) -> None:

@@ -26,10 +26,10 @@ _REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
-    """Listen on `port` for the owner and on one port after it per worker; returns the sockets, in order.
+    """Listen on `port` for the owner process and on one port after it per worker; return the sockets.
 
-    `host` is an IP address, `workers` their number. The sockets do not block; the caller closes them. Raises Rejected
-    if a port cannot be bound, such as if it is in use; then none stays bound.
+    The owner's comes first. `host` is an IP address, `workers` the number of workers. The sockets do not block; the
+    caller closes them. Raises Rejected if a port cannot be bound, such as if it is in use; then none stays bound.
     """
     sockets: list[socket.socket] = []
     try:

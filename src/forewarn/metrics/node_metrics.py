@@ -16,31 +16,38 @@ _SILENT_S = 3.0
 
 
 class MeasuredNode(Protocol):
-    """What the metrics read of a host node."""
+    """What the metrics read of a host node, the process that answers the VMs of one host.
+
+    `forewarn.cluster` implements it.
+    """
 
     def request_totals(self) -> RequestTotals:
-        """The counts of requests of VMs since the start."""
+        """Return the counts of VMs' requests since the node began to serve; zeros before."""
 
     def silent_s(self) -> float:
-        """For how long the service was not heard, in seconds; infinite if never."""
+        """Return for how many seconds of real time the node has not heard the service; infinite if never."""
 
     @property
     def joins(self) -> Mapping[str, int]:
-        """How often the node asked for the complete state, by reason."""
+        """How often the node had to ask the service for the complete state, by reason, such as `gap`.
+
+        A reason that did not occur has 0.
+        """
 
     @property
     def vm_count(self) -> int:
-        """How many VMs it serves."""
+        """How many VMs the node knows; 0 before its first complete state."""
 
     @property
     def orders_refused(self) -> int:
-        """How many orders it refused because their sender was deposed."""
+        """How many orders the node refused because a deposed control node sent them (of an older term)."""
 
 
 class NodeMetrics:
-    """The metrics of a host node and of every process. `node` returns it; None: it is starting.
+    """The metrics of a host node's process: the node's own, its requests, and those of every process.
 
-    Until then all counts of requests are 0, and the metrics of the node itself are missing.
+    `node` returns the host node, None while it is starting. Until then all counts of requests are 0, and the metrics of
+    the node itself are missing.
     """
 
     def __init__(self, node: Callable[[], MeasuredNode | None]) -> None:
@@ -51,22 +58,25 @@ class NodeMetrics:
         self._registry.register(_NodeCollector(node))
 
     async def render(self) -> bytes:
-        """The metrics of this node as Prometheus text, read now."""
+        """Return the metrics of this host node as Prometheus text, read now."""
         return render_text(self._registry)
 
 
 class HostNodesCollector(Collector):
-    """What a service knows about its host nodes, which `nodes` returns: see `NodeRegistry.describe`."""
+    """The metrics that a service has of all its host nodes, read at each scrape.
+
+    `nodes` returns a dictionary for each of them, as `NodeRegistry.describe` makes it. Register it in a registry.
+    """
 
     def __init__(self, nodes: Callable[[], list[dict[str, Any]]]) -> None:
         self._nodes = nodes
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that registering this collector asks for no nodes."""
+        """Return no metrics, so that registering this collector asks for no nodes."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges of one scrape: the nodes by state, and for how long one has been silent at most.
+        """Yield the gauges of one scrape: the nodes by state, and for how long one has been silent at most.
 
         A node is answering, silent (not heard for over 3 s of real time) or stopped (it left in order). Stopped nodes
         do not count for the silence, which is 0 s if none is silent.

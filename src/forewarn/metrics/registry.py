@@ -18,7 +18,7 @@ from forewarn.metrics.requests import RequestMetrics
 
 
 def new_registry() -> CollectorRegistry:
-    """A new registry with the metrics that every process has: CPU, memory, open files, version."""
+    """Return a new registry with the metrics that every process has: CPU, memory, open files, version."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = {"version": __version__, "python": platform.python_version()}
@@ -29,12 +29,12 @@ def new_registry() -> CollectorRegistry:
 
 
 def render_text(registry: Collector) -> bytes:
-    """The current metrics of a registry or collector as Prometheus text, without `_created` series."""
+    """Return the current metrics of a registry or collector as Prometheus text, without `_created` series."""
     return generate_latest(_WithoutCreatedSeries(registry))
 
 
 class WorkerMetrics:
-    """The metrics of a worker: the requests it answered, and how long its owner has been silent.
+    """The metrics of a worker process: the requests it answered, and how long its owner has been silent.
 
     `request_totals` returns the former, `silent_s` the seconds (real time) since the last message of the owner; both
     are called at each scrape. The metrics of `new_registry`, which every process has, are among them.
@@ -51,7 +51,7 @@ class WorkerMetrics:
         silence.set_function(silent_s)
 
     async def render(self) -> bytes:
-        """The metrics of this worker as Prometheus text, read now."""
+        """Return the metrics of this worker as Prometheus text, read now."""
         return render_text(self._registry)
 
 

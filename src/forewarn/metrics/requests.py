@@ -61,14 +61,14 @@ class RequestMetrics(Collector):
         self._request_totals = totals
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that registering this collector reads no counters."""
+        """Return no metrics, so that registering this collector reads no counters."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of one scrape, with the totals of this moment.
+        """Yield the metric families of one scrape, with the totals of this moment.
 
-        Counters of polls, other requests, opened connections and lost deliveries; gauges of waiting requests and open
-        connections.
+        They are counters of polls, other requests, opened connections and lost deliveries, and gauges of waiting
+        requests and open connections.
         """
         totals = self._request_totals()
         polls: Counter[tuple[str, ...]] = Counter()

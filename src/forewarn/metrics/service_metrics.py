@@ -89,14 +89,15 @@ class ServiceMetrics:
         self._event_metrics.close()
 
     async def render_all(self) -> bytes:
-        """All metrics as Prometheus text, with the requests that all processes answered, workers included.
+        """Return all metrics as Prometheus text, with the requests that all processes answered.
 
-        Counts over the whole fleet are at most FLEET_COUNT_MAX_AGE_S (5 s of real time) old.
+        Those of workers are included. Counts over the whole fleet are at most FLEET_COUNT_MAX_AGE_S (5 s of real time)
+        old.
         """
         return await self._render() + render_text(self._request_metrics)
 
     async def render_own(self) -> bytes:
-        """The metrics of this process as Prometheus text: the same as `render_all` if there are no workers.
+        """Return the metrics of this process as Prometheus text; without workers those of `render_all`.
 
         With workers, the metrics of requests of VMs are left out, because each worker serves those of its own.
         """

@@ -26,34 +26,58 @@ from forewarn.http_client import HttpClient, HttpLimits, HttpRequestFailed
 
 
 class WebhookStore(Protocol):
-    """The part of `forewarn.store.Store` that webhooks need; every store has it."""
+    """The part of `forewarn.store.Store` that webhooks need; every store has it.
+
+    All reading methods raise Unavailable if the store cannot be read.
+    """
 
     def webhooks(self) -> list[WebhookSubscription]:
-        """All webhooks, with their cursors, in the order in which they were added."""
+        """Return all webhooks, with their cursors (positions in the history), in the order they were added.
+
+        Raises Unavailable.
+        """
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
-        """The first `limit` history entries, or fewer, with a higher sequence number than `seq`, oldest first."""
+        """Return the first `limit` history entries with a sequence number above `seq`, oldest first.
+
+        Fewer, or [], if there are not as many. Raises Unavailable.
+        """
 
     def event(self, event_id: str) -> Event | None:
-        """The event with this id, live or over; None if there is none (any more)."""
+        """Return the event with this id, live or over; None if there is none or it was pruned.
+
+        Raises Unavailable.
+        """
 
     def vm(self, key: str) -> Vm | None:
-        """The VM with this key, present or removed, or None."""
+        """Return the VM with this key, present or removed; None if there is none or it was pruned.
+
+        Raises Unavailable.
+        """
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
-        """The request with exactly this id, or None if there is none (any more)."""
+        """Return the maintenance request with exactly this id; None if there is none or it was pruned.
+
+        Raises Unavailable.
+        """
 
     async def commit(self, commit: Commit) -> int:
-        """Applies the commit durably; returns the last sequence number of the history. Raises ForewarnError."""
+        """Write the commit durably, all of it or nothing; return the last sequence number of the history.
+
+        Raises ForewarnError (Conflict or Unavailable) if it cannot be written.
+        """
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Calls the listener with each `AppliedCommit`, until the returned function is called."""
+        """Call the listener with each later `AppliedCommit`, on the event loop.
+
+        Returns a function that ends this.
+        """
 
 
 class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An HTTP request to a receiver, signed already."""
 
-    url: str  # of the receiver
+    url: str  # the address of the receiver
     headers: dict[str, str]  # by name; the signature is among them
     body: bytes = b""  # JSON; b"": none
     method: str = "POST"  # POST, or OPTIONS for the handshake of CloudEvents
@@ -73,7 +97,7 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiverUnreachable(Unavailable):
-    """The receiver gave no HTTP response, or may not be called. Raised by a SendRequest.
+    """The receiver gave no HTTP response, or may not be called. A `SendRequest` function raises it.
 
     The message is a clause that says why, and calls the receiver `it`.
     """
@@ -110,10 +134,10 @@ _CONTENT_TYPES = {
 def build_request(
     webhook: WebhookSubscription, message: NotificationMessage, now: float, *, aeg_type: str = "Notification"
 ) -> WebhookRequest:
-    """The signed POST request that delivers a message in the webhook's schema; `now` is real time (POSIX).
+    """Build the signed POST request that delivers a message in the webhook's schema. Sends nothing.
 
-    Its header X-Forewarn-Delivery has the message's id. `aeg_type` is the value of the header aeg-event-type, which
-    only Event Grid receivers get. Sends nothing.
+    `now` is real time in POSIX seconds. The header X-Forewarn-Delivery has the message's id. `aeg_type` is the value of
+    the header aeg-event-type, which only Event Grid receivers get.
     """
     body = render_message(message, webhook.schema)
     headers = {"Content-Type": _CONTENT_TYPES[webhook.schema], "X-Forewarn-Delivery": message.id}
@@ -125,7 +149,7 @@ def build_request(
 
 
 def signature_headers(secret: str, body: bytes, now: float) -> dict[str, str]:
-    """The headers, by name, that prove origin, integrity and age; `now` is real time.
+    """Return the headers, by name, that prove origin, integrity and age of a body; `now` is real time.
 
     X-Forewarn-Timestamp has `now` in whole seconds. X-Forewarn-Signature has `sha256=` and the hexadecimal HMAC-SHA256,
     with the secret as key, of that timestamp, a dot and the body. User-Agent is among them too.

@@ -35,7 +35,7 @@ _MAX_COUNTED_ENTRIES = 1000  # history entries scanned to count pending messages
 
 
 def retry_delay_s(failures: int, random: float) -> float:
-    """The delay before the next try, in seconds, after this many failures in a row (1 or more).
+    """Return the delay before the next try, in seconds, after this many failures in a row (1 or more).
 
     Doubles from 1 s to 5 min; `random` (0 to 1) takes off up to half, but never below 1 s.
     """
@@ -45,9 +45,9 @@ def retry_delay_s(failures: int, random: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderDependencies:
-    """What all senders share: the store, the HTTP client, real time, sleep and randomness."""
+    """What the senders of all webhooks share: the store, the HTTP client, real time, sleep and randomness."""
 
-    store: WebhookStore
+    store: WebhookStore  # has the history and the cursors
     send: SendRequest  # sends one request, and raises ReceiverUnreachable
     real_time: Callable[[], float]  # POSIX seconds
     sleep: Callable[[float], Awaitable[None]]  # waits this many seconds of real time
@@ -55,10 +55,13 @@ class SenderDependencies:
 
 
 class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The delivery state of one webhook since its sender was created; times are real time."""
+    """The delivery state of one webhook since its sender was created; times are real, in POSIX seconds.
 
-    last_success_at: float | None = None  # None: none yet
-    failures: int = 0  # in a row, since the last success
+    A sender is created when the dispatcher starts, or when its webhook is added.
+    """
+
+    last_success_at: float | None = None  # when the receiver last accepted a message; None: none yet
+    failures: int = 0  # tries that failed in a row, since the last success
     error: str = ""  # of the last failure, for people; "" after a success
     next_try_at: float | None = None  # None: the last delivery succeeded, or there was none
     pending: int = 0  # messages that wait for delivery, among the next 1000 history entries
@@ -82,11 +85,14 @@ class WebhookSender:
         self._last_report = DeliveryReport()
 
     def wake(self) -> None:
-        """Tells `run` that the history has new entries. It does not shorten the delay after a failure."""
+        """Tell `run` that the history has new entries. It does not shorten the delay after a failure."""
         self._new_entries.set()
 
     async def run(self) -> None:
-        """Delivers until it is cancelled; failures are logged and retried, never raised."""
+        """Deliver the webhook's messages until it is cancelled; failures are logged and retried, never raised.
+
+        It saves the webhook's cursor in the store after each delivered message.
+        """
         while True:
             self._new_entries.clear()
             wait = await self._try_batch()
@@ -117,7 +123,7 @@ class WebhookSender:
         return 0 if len(entries) == _BATCH_ENTRIES else None
 
     def delivery_report(self) -> DeliveryReport:
-        """The current delivery state, with the messages pending among the next 1000 history entries.
+        """Return the current delivery state, with the messages pending among the next 1000 history entries.
 
         Reads them from the store at each call; raises ForewarnError if that fails.
         """
@@ -189,7 +195,7 @@ class WebhookSender:
 
 
 def describe_refusal(response: WebhookResponse) -> str:
-    """Why a response other than 2xx is a failure: a clause about the receiver, such as `it answered 500`.
+    """Return why a response other than 2xx is a failure: a clause for people, such as `it answered 500`.
 
     For a redirect and for 410 it also says what to do.
     """

@@ -25,11 +25,11 @@ _SOURCE = "/forewarn"
 
 
 class DeliveryTestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a test message; `text` is a clause for people, such as `it answered 200`."""
+    """The result of a test message to a webhook's receiver, from `ReceiverVerification.send_test`."""
 
     ok: bool  # whether the receiver answered 2xx
-    status: int | None  # of its answer; None if there was no response
-    text: str  # a clause for people
+    status: int | None  # the HTTP status of its answer; None if there was no response
+    text: str  # a clause for people, such as `it answered 200`
 
 
 class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class ReceiverVerification:
         self._real_time = real_time
 
     async def send_test(self, webhook: WebhookSubscription) -> DeliveryTestResult:
-        """Sends one signed test message in the webhook's schema, and returns how the receiver answered.
+        """Send one signed test message in the webhook's schema, and return how the receiver answered.
 
         No answer, or another one than 2xx, is a result and not an error.
         """
@@ -65,7 +65,7 @@ class ReceiverVerification:
         return DeliveryTestResult(ok=response.is_success, status=response.status, text=text)
 
     async def validate(self, webhook: WebhookSubscription) -> None:
-        """Asks the receiver whether it agrees to receive messages; raises Refused, with what to do, if not.
+        """Ask the receiver whether it agrees to receive messages; raise Refused, with what to do, if not.
 
         It agrees with 2xx: in the schema Event Grid by returning the validation code of the message, in CloudEvents by
         answering OPTIONS with the allowed origin `forewarn` or `*`. Refused also if it gives no response.
