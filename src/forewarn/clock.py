@@ -36,7 +36,7 @@ class Clock(Protocol):
 class ClockSetting:
     """A lab clock's setting: it showed `lab_at` at real time `real_at`, and has run at `speed` since then.
 
-    `LabClock` makes new ones; its owner stores them.
+    Immutable. `LabClock` makes new ones; its owner stores them.
     """
 
     lab_at: float  # POSIX seconds of lab time
@@ -74,9 +74,9 @@ class SystemClock:
 class FlooredClock:
     """The system's clock, but never behind `floor`, and never moving back.
 
-    For a control node that takes over: its clock may be behind that of the node before, whose times are in the record.
-    It stands still until it has caught up. `now` may be called from any thread. `real` returns real time, `floor` is in
-    POSIX seconds.
+    For a control node that takes over: its clock may be behind that of the node before, whose times are in the record
+    (the cluster's state in PostgreSQL). It stands still until it has caught up. `now` may be called from any thread.
+    `real` returns real time, `floor` is in POSIX seconds.
     """
 
     def __init__(self, floor: float, *, real: Callable[[], float] = read_real_time) -> None:

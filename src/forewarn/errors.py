@@ -22,8 +22,9 @@ from enum import StrEnum
 class Remedy(StrEnum):
     """What the user can do instead of a failed request. `forewarn.web.remedies` words it for each surface.
 
-    `LIST_…` says where to look up names that exist. The fields in the comments are the keyword arguments that a
-    ForewarnError with this remedy must be given, because the words contain them.
+    A `LIST_…` code says where to look up names that exist; others say what to do, such as REPAIR_HOST or
+    GIVE_MORE_NOTICE. The fields in the comments are the keyword arguments that a ForewarnError with this remedy must be
+    given, because the words contain them, such as `host` for REPAIR_HOST.
     """
 
     LIST_VMS = "list-vms"
@@ -76,7 +77,10 @@ class ForewarnError(Exception):
 
 
 class Rejected(ForewarnError):
-    """The request is wrong or not allowed; it fails again unless something else changes first."""
+    """The request is wrong or not allowed; it fails again unless something else changes first.
+
+    It is the base of NotFound, Refused, Unauthenticated and Forbidden.
+    """
 
 
 class NotFound(Rejected):

@@ -35,7 +35,9 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # host name and port â
 class LocalTargets(StrEnum):
     """The local addresses that the service's HTTP client may call: loopback and link-local ones.
 
-    All other addresses are always allowed, also those of private networks.
+    NONE: no local address. LOOPBACK: the loopback addresses of this machine. LINK_LOCAL: loopback and link-local
+    addresses, such as the metadata service of a cloud. All other addresses are always allowed, also those of private
+    networks.
     """
 
     NONE = "none"  # no local address
@@ -43,7 +45,7 @@ class LocalTargets(StrEnum):
     LINK_LOCAL = "link-local"  # loopback and link-local addresses, such as the metadata service of a cloud
 
     def allows(self, address: IpAddress) -> bool:
-        """Return True if the client may connect to this address; always so for one that is not local.
+        """Return whether the client may connect to this address; always so for one that is not local.
 
         The unspecified address counts as loopback, and an IPv6 address that maps an IPv4 one as that one.
         """
@@ -93,7 +95,7 @@ class HttpClient:
     closed, and may be used from any event loop.
     """
 
-    local_targets: LocalTargets = LocalTargets.NONE
+    local_targets: LocalTargets = LocalTargets.NONE  # local addresses it may call; default: none
     resolve: Resolve = field(default=_resolve_name)  # finds the addresses of a host name
 
     def require_allowed(self, url: str) -> None:

@@ -14,7 +14,8 @@ _NETLINK_READ_BYTES = 65536
 class LinkMonitor:
     """Waits for changes of devices and addresses in the network namespace of this process, by netlink.
 
-    Where netlink does not exist or is forbidden it notices nothing. Create it inside a running event loop.
+    Where netlink does not exist or is forbidden it notices nothing. Create it inside a running event loop, and close
+    it.
     """
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ def first_names(names: Sequence[str], most: int = 3, *, total: int = 0) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `: did you mean 'host-1'?` with the known name most like `name`, in any case; "" without one.
+    """Return `: did you mean 'host-1'?` with the known name most like `name`; "" if none is similar.
 
-    Also "" for more than 5,000 known names, or for a very long `name`.
+    Letter case is ignored. Also "" for more than 5,000 known names, or for a `name` of more than 200 characters.
     """
     names = list(islice(known, _MAX_NAMES_TO_COMPARE + 1))
     if len(names) > _MAX_NAMES_TO_COMPARE or len(name) > _MAX_NAME_LENGTH:
