@@ -75,7 +75,7 @@ def vm_on_arrival(scope: Scope, vm: Vm, host: str) -> Vm | None:
 
 
 def move_in_progress(scope: Scope, event: Event) -> Act | None:
-    """Return an unfinished act of another event that brings a VM of this event to a host; None without one.
+    """Return an unfinished act of another event that brings a VM of this event to a host, or None.
 
     The other event is a started one of the scope, and the act migrates or redeploys the VM, or starts it on a host. Of
     several such acts it is one of the oldest event.
@@ -159,7 +159,7 @@ def _moving_vms(scope: Scope, planned: Sequence[PlannedEvent], now: float) -> It
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
-    """Return the VM as it is after an act on it succeeded at lab time `at`; `act.outcome` is not looked at.
+    """Return the VM as it is after an act on it succeeded at lab time `at`; `act.outcome` is ignored.
 
     A migration or redeploy changes its host. A delete, or an eviction with policy Delete, sets `removed_at`; another
     eviction and a deallocation make it deallocated; all four leave it without a host. A power-off stops it. A start

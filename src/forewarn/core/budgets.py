@@ -30,7 +30,7 @@ _VERBS_WITHOUT_OUTAGE = frozenset({Verb.START, Verb.REAPPLY})
 
 
 class BudgetGrouping(StrEnum):
-    """Which VMs a budget counts together, as a group with a limit of its own. Users type the values; stored.
+    """Which VMs a budget counts together, as a group with a limit of its own. Users type the values.
 
     The groups are all VMs (`everything`), the VMs of each `location`, of each `fault-domain` of a scope, of each
     `scope`, or with the same value of a `tag`.
@@ -288,7 +288,7 @@ def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
 
 
 class BudgetLedger:
-    """Which VMs are out of service in each group of the budgets, and which one decision reserves in addition.
+    """Which VMs are out of service in each group of the budgets, and which ones a decision reserves.
 
     Made for one decision about a rollout, and used once. `sizes` counts the present VMs of each group; `out` has for
     each group the names of its VMs out of service, by VM key; `down_hosts` are names of hosts whose VMs do not run.

@@ -52,7 +52,7 @@ class HostSilence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class DecisionContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Inputs of a decision about one scope that come from outside the scope, read before the decision begins.
+    """Inputs of a decision about one scope from outside the scope, all read before the decision begins.
 
     Nothing here changes while a decision uses it, so a decision can be repeated or discarded. By default no gate (which
     starts the events of one host together) is released, no host has failed, no VM can move, and no fault is active.

@@ -53,7 +53,7 @@ class _SeededRandom:
 
 
 def plan_storm(seed: int, targets: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
-    """Return the faults of a storm that begin within `for_s` seconds, in order of time, each on one target.
+    """Return the faults of a storm that begin within `for_s` seconds, by time, each on one target.
 
     Only plans: the caller sets the faults. The first begins at once, the others 5 to 30 seconds (lab time) after the
     one before. VM, kind and parameter of each are pseudorandom, from `seed`, and so are count (1 to 8) and duration (5

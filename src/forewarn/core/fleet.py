@@ -41,7 +41,7 @@ class VmCondition(StrEnum):
 
 
 class LastSeen(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What is kept of the last report of hosts about a VM, to compare the next one with. Stored with the VM.
+    """What is kept of the last report of hosts about a VM, to compare the next one with. Stored.
 
     An act that succeeds replaces it by what its VM should be afterwards; one that fails marks it as uncertain.
     """
@@ -107,10 +107,10 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which operations of users on a VM are approved in advance, so that they start without notice (spec §9).
+    """Which operations of users on a VM are approved in advance, so that they start without notice.
 
-    By default none. It is the policy of one VM (`Vm.auto_approve`). `Vm.approves_all_down` may exclude what stops the
-    last running VM of the scope. Maintenance of the platform is never approved this way.
+    By default none (spec §9). It is the policy of one VM (`Vm.auto_approve`). `Vm.approves_all_down` may exclude what
+    stops the last running VM of the scope. Maintenance of the platform is never approved this way.
     """
 
     restart: bool = False  # True: restarts by users are approved

@@ -33,23 +33,24 @@ class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
 class VmChange(msgspec.Struct, frozen=True, kw_only=True):
     """A VM that a fleet file would change: before, after, and the fields that differ."""
 
-    old: Vm
-    new: Vm
-    fields: tuple[FieldChange, ...]
+    old: Vm  # as it is
+    new: Vm  # as it would be
+    fields: tuple[FieldChange, ...]  # at least one, in the order of the fields of Vm
 
 
 class HostChange(msgspec.Struct, frozen=True, kw_only=True):
     """A host that a fleet file would change: before, after, and the fields that differ."""
 
-    old: Host
-    new: Host
-    fields: tuple[FieldChange, ...]
+    old: Host  # as it is
+    new: Host  # as it would be
+    fields: tuple[FieldChange, ...]  # at least one, in the order of the fields of Host
 
 
 class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What applying a fleet file would change, and the problems that forbid it.
+    """What applying a fleet file would change, and the problems that forbid it. `diff_fleet` makes it.
 
-    Added and resurrected VMs have no vm_id yet. They have a host, unless a problem says why not.
+    Nothing is changed by it. Added and resurrected VMs have no vm_id yet. They have a host, unless a problem says why
+    not.
     """
 
     source: str  # the name of the file, for messages
@@ -68,13 +69,13 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file asks for no change; problems do not count."""
+        """Whether applying the file would add, change and remove no host and no VM; problems do not count."""
         hosts = self.hosts_added or self.hosts_changed or self.hosts_removed
         return not (hosts or self.added or self.resurrected or self.changed or self.removed)
 
     @property
     def vms_to_set(self) -> tuple[Vm, ...]:
-        """The VMs that applying writes: added, resurrected (both without vm_id), then changed ones.
+        """The VMs that applying the file writes: added, resurrected (both without vm_id), then changed ones.
 
         Changed ones are as they would be after the change.
         """
@@ -82,7 +83,7 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts_to_set(self) -> tuple[Host, ...]:
-        """The hosts that applying writes: added ones, then changed ones as they would be."""
+        """The hosts that applying the file writes: added ones, then changed ones as they would be."""
         return (*self.hosts_added, *(change.new for change in self.hosts_changed))
 
     def to_lines(self, limit: int | None = 20) -> list[str]:
@@ -129,11 +130,12 @@ def diff_fleet(
     resurrect: bool = False,
     remove_missing: bool = True,
 ) -> FleetDiff:
-    """Return what applying the declared fleet would do to the running one. Problems are in the result.
+    """Return what applying the declared fleet would do to the running one. Stores nothing.
 
-    `vms` includes removed VMs; `live_events` are the events that are not over, which may forbid changes. `resurrect`
-    adds deleted VMs again, which else stay deleted. `remove_missing` removes what the file lacks, which else is kept.
-    Stores nothing.
+    `hosts` and `vms` are all of the running fleet, `vms` with the removed ones; `live_events` are the events that are
+    not over, which may forbid changes. `resurrect` adds deleted VMs again, which otherwise stay deleted.
+    `remove_missing` removes what the file lacks, which otherwise is kept. Raises nothing: what forbids the change is in
+    `problems` of the result.
     """
     merge = merge_fleet(
         declared,

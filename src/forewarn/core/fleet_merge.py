@@ -46,15 +46,18 @@ class FleetMerge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts_after(self) -> tuple[Host, ...]:
-        """All hosts that the fleet would have after the merge: known, new, then missing ones that are kept."""
+        """All hosts that the fleet would have after the merge, as they would be then.
+
+        Known ones come first, then new ones, then missing ones if these are kept.
+        """
         kept = () if self.remove_missing else self.missing_hosts
         return (*(new for _, new in self.hosts), *self.new_hosts, *kept)
 
     @property
     def vms_after(self) -> tuple[Vm, ...]:
-        """All present VMs that the fleet would have after the merge.
+        """All present VMs that the fleet would have after the merge, as they would be then.
 
-        Known ones come first, then new, resurrected, and missing ones that are kept.
+        Known ones come first, then new and resurrected ones, then missing ones if these are kept.
         """
         kept = () if self.remove_missing else self.missing_vms
         return (*(new for _, new in self.vms), *self.new_vms, *self.resurrected_vms, *kept)
@@ -71,10 +74,13 @@ def merge_fleet(
 ) -> FleetMerge:
     """Match a declared fleet with the running one, and choose hosts for added VMs that name none.
 
-    `vms` includes removed VMs; `live_events` say which VMs are moving: these count on their new hosts. `resurrect` adds
-    deleted VMs again, with their old address if it is free and the file gives none; without it they stay deleted.
-    `remove_missing` removes what the file lacks. An added VM that names no host and that no healthy host can take has
-    no host in the result. Raises nothing: `FleetDiff.problems` says what forbids the result.
+    `hosts` and `vms` are all of the running fleet, `vms` with the removed ones; `live_events` say which VMs are moving:
+    these count on their new hosts. Hosts and VMs are matched by name or key, ignoring letter case. A VM in both fleets
+    keeps its host, power state and vm_id, and the fields that the file leaves open. `resurrect` adds deleted VMs again,
+    with their old address if it is free and the file gives none; without it they stay deleted. `remove_missing`, which
+    only the result repeats, says whether what the file lacks is removed. An added VM that names no host and that no
+    healthy host can take has no host in the result. Nothing is stored, and nothing is raised: `diff_fleet` reports what
+    forbids the result.
     """
     known_hosts = {host.name.casefold(): host for host in hosts}
     named_hosts = {host.name.casefold(): host for host in declared.hosts}

@@ -48,9 +48,12 @@ class CheckKind(StrEnum):
 
 
 class OwnFigure(StrEnum):
-    """A figure that the service knows about the VMs of a rollout. Users type the values; they are stored.
+    """A number that the service itself knows about the VMs of a rollout. Users type the values; stored.
 
-    What happened to its events before the current wave, or before a person last resumed it, does not count.
+    `vms-without-handler`: running VMs that do not poll. `undelivered-notices`: VMs whose event started although no VM
+    of their scope was given it before. `failed-acts`: acts of its events that failed. `vms-not-back`: VMs that polled
+    before their maintenance and not since, for over 300 s of lab time. What happened to events before the current wave,
+    or before a person last resumed the rollout, does not count.
     """
 
     WITHOUT_HANDLER = "vms-without-handler"  # running VMs that do not poll
@@ -60,7 +63,10 @@ class OwnFigure(StrEnum):
 
 
 class CheckOutcome(StrEnum):
-    """The result of one measurement. The values are stored, and users see them."""
+    """The result of one measurement of a health check. The values are stored, and users see them.
+
+    Good; bad; unclear: there is no data, or it cannot be compared; error: the measurement itself failed.
+    """
 
     GOOD = "good"
     BAD = "bad"
@@ -92,15 +98,15 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     @property
     def stale_after_s(self) -> float:
-        """The age in seconds of lab time above which its latest measurement is too old: the check is unclear.
+        """The age in seconds of lab time above which the check's latest measurement is too old to count.
 
-        Bad measurements count at any age. It is two intervals and the timeout.
+        Then the check is unclear. The age is two intervals and the timeout. Bad measurements count at any age.
         """
         return 2 * self.interval_s + self.timeout_s
 
     @property
     def what(self) -> str:
-        """What it demands, in a few words for people, such as `failed-acts == 0`."""
+        """What the check demands, in a few words for people, such as `failed-acts == 0`."""
         match self.kind:
             case CheckKind.PROMETHEUS:
                 return f"{self.query} {self.condition}"
@@ -126,7 +132,7 @@ class Measurement(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
 
 class CheckResult(NamedTuple):
-    """What one try of a health check found, without its time."""
+    """What one try of a health check found; `measurement_of` makes a stored Measurement of it."""
 
     outcome: CheckOutcome
     text: str = ""  # for people: what was seen
@@ -145,11 +151,11 @@ class InvalidCheck(ValueError):
 
 
 def make_check(fields: HealthCheck) -> HealthCheck:
-    """Return this check with its defaults filled in; raises InvalidCheck if it cannot be used.
+    """Return the check if it can be used, else raise InvalidCheck with a sentence for people.
 
-    The message is a sentence for people. It is wrong if a field of its kind is missing or one of another kind is set,
-    or if its name, condition, address, interval or another value is not allowed. A figure without a condition must be
-    0. Addresses are not called.
+    A figure without a condition gets `== 0`; nothing else is changed. The check is invalid if a field that its kind
+    needs is missing or one of another kind is set, or if its name, condition, address, status, interval, timeout or a
+    limit is not allowed. Addresses are not called, and commands are not run.
     """
     title = f"check {fields.name!r}"
     if not fields.name.strip() or len(fields.name) > 60 or not fields.name.isprintable():
@@ -231,7 +237,7 @@ _DEFAULTS: dict[str, object] = {
 def require_distinct_checks(checks: Sequence[HealthCheck]) -> None:
     """Raise ValueError if there are more than MAX_CHECKS (20) checks, InvalidCheck for two of one name.
 
-    Names are compared without case.
+    Names are compared ignoring letter case. Otherwise it does nothing.
     """
     if len(checks) > MAX_CHECKS:
         raise ValueError(f"a rollout has at most {MAX_CHECKS} checks, and {len(checks)} are given: leave some out")
@@ -243,18 +249,21 @@ def require_distinct_checks(checks: Sequence[HealthCheck]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckCondition:
-    """A comparison with a number, such as `< 0.01`."""
+    """A comparison with a number, such as `< 0.01`, that the values of a health check must meet."""
 
     comparison: str  # one of < <= > >= == !=
     bound: float  # the number on the right side
 
     def is_met(self, value: float) -> bool:
-        """Return whether the value compares so with the bound; a NaN never does."""
+        """Return whether `value` meets the condition, such as being less than the bound; a NaN never does."""
         return not math.isnan(value) and _OPERATORS[self.comparison](value, self.bound)
 
 
 def parse_condition(text: str) -> CheckCondition:
-    """Parse a condition (< <= > >= == != and a number); raises ValueError with a sentence if it is none."""
+    """Return the condition that a text such as `< 0.01` means: one of < <= > >= == != and a number.
+
+    Raises ValueError with a sentence for people if the text is not a condition.
+    """
     found = _CONDITION.fullmatch(text)
     try:
         bound = float(found[2]) if found else math.nan
@@ -266,11 +275,12 @@ def parse_condition(text: str) -> CheckCondition:
 
 
 def judge_values(condition: str, values: Sequence[tuple[str, float]]) -> CheckResult:
-    """Return what these values, each with its title ("": none), mean for a check with this condition.
+    """Return the result of a health check with this condition for these pairs of (title, value).
 
-    Good if every value meets it, bad if one does not; without values, or with one that is not a number, unclear: bad
-    ones come first. The value of the result is the first bad one, else the first; None if it is unclear. Raises
-    ValueError if the condition is none.
+    BAD if a value does not meet the condition, even if another is not a number; else UNCLEAR without values or with one
+    that is not a number; else GOOD. The value of the result is the first bad one, else the first; None if UNCLEAR. A
+    title may be ""; titles are only shown in the text of the result. Raises ValueError if `condition` is not a
+    condition.
     """
     wanted = parse_condition(condition)
     numbers = [(title, value) for title, value in values if not math.isnan(value)]
@@ -319,7 +329,11 @@ def measurement_of(
 
 
 class HealthDecision(StrEnum):
-    """What a rollout does because of its health checks."""
+    """What a rollout does because of its health checks.
+
+    GO_ON; MEASURE: publish nothing until each check was measured; WAIT: publish nothing until the checks are clear;
+    PAUSE: pause, and withdraw the events that have not started.
+    """
 
     GO_ON = "go on"
     MEASURE = "measure"  # publish nothing until each check was measured
@@ -328,7 +342,7 @@ class HealthDecision(StrEnum):
 
 
 class HealthVerdict(NamedTuple):
-    """What a rollout does because of its health checks, and why."""
+    """What a rollout does because of its health checks, and why. `health_verdict` returns it."""
 
     decision: HealthDecision
     why: str = ""  # for people; "" if it goes on
@@ -341,15 +355,17 @@ def health_verdict(
     *,
     good_since: float | None = None,
 ) -> HealthVerdict:
-    """Return what a rollout with these checks does at lab time `now`.
+    """Return what a rollout with these checks does at lab time `now`; only decides, and changes nothing.
 
     `measurements` are those that count, oldest first: of the current wave, since the rollout was last resumed.
     `good_since` is set before a wave and at the end of its settling time: then the latest measurement of each check
-    must be good, and from that time or later; None: within a wave, where single errors do not stop it. The worst of all
-    checks decides: PAUSE, WAIT, MEASURE, GO_ON. As many bad measurements as the check's limit pause it, also if good
-    ones follow; a latest one that is too old makes it wait; a check without one, or with a good one from before
-    `good_since`, is to be measured. A rollout without checks goes on. The reasons of all checks with that decision are
-    joined.
+    must be good, and from that time or later; None: within a wave, where single errors do not stop it.
+
+    The worst of all checks decides, in the order PAUSE, WAIT, MEASURE, GO_ON, and the reasons of all checks with that
+    decision are joined. A check pauses the rollout with as many bad measurements as its limit, also if good ones
+    follow. It makes it wait if its latest measurement is too old, or if it is unclear: the limit of unclear
+    measurements or of errors in a row is reached. A check without a measurement, or with a good one from before
+    `good_since`, is to be measured. A rollout without checks goes on.
     """
     by_name: dict[str, list[Measurement]] = {check.name: [] for check in checks}
     for measurement in measurements:
@@ -411,9 +427,10 @@ def _ordinal(number: int) -> str:
 
 
 def next_measurement_at(check: HealthCheck, measurements: Iterable[Measurement]) -> float:
-    """Return the lab time at which the check is due: an interval after its latest of these measurements.
+    """Return the lab time at which the check is to be measured next, perhaps past.
 
-    0, which is at once, if there is none. `measurements` may be of several checks, in any order.
+    That is an interval after its latest of these measurements, which may be of several checks, in any order; 0, which
+    means at once, if it has none.
     """
     times = [m.at for m in measurements if m.check == check.name]
     return max(times) + check.interval_s if times else 0.0

@@ -8,7 +8,13 @@ import msgspec
 
 
 class EntryKind(StrEnum):
-    """What a history entry is about. The values are stored, and `forewarn history` shows them."""
+    """What a history entry is about. The values are stored, and `forewarn history` shows them.
+
+    A request (requested, skipped), an event (published, at once, approved, released, started, finished, withdrawn, not
+    needed), an act (performed, failed, retried), a scope (enabled, disabled), a rollout or replay (paused, resumed,
+    wave, stopped, completed, replayed), or the fleet, a host, an unannounced change, the clock, a fault, access, a
+    webhook, the service, upkeep, a budget, a standing order or a program in a VM.
+    """
 
     REQUESTED = "requested"  # a maintenance request was accepted
     PUBLISHED = "published"  # an event was, with notice
@@ -65,7 +71,10 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 
 
 class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The first poll in which a VM (by its key) was given an event with this status."""
+    """The first poll in which a VM was given an event in a state (scheduled or started).
+
+    There is at most one per event, VM and state.
+    """
 
     event_id: str  # GUID, upper case
     scope_id: str  # of the VM when it polled

@@ -40,8 +40,8 @@ def end_acts_on_failed_hosts(scope: Scope, context: DecisionContext, *, names: C
 def needs_failed_host(act: Act, vm_host: str, failed_hosts: Set[str]) -> bool:
     """Return whether an unfinished act cannot continue, or begin, because it needs a host that has failed.
 
-    It needs its destination, and the host that its VM is on now (`vm_host`, "" for none). An abrupt act does not need
-    the latter: it takes the VM away from a failed host.
+    An act needs its destination (`act.to_host`), and the host that its VM is on now (`vm_host`, "" for none). An abrupt
+    act does not need the latter: it takes the VM away from a failed host. `failed_hosts` are names.
     """
     return act.to_host in failed_hosts or (vm_host in failed_hosts and not act.abrupt)
 
@@ -49,7 +49,7 @@ def needs_failed_host(act: Act, vm_host: str, failed_hosts: Set[str]) -> bool:
 def has_act_on_failed_host(scope: Scope, event: Event, context: DecisionContext) -> bool:
     """Return whether an unfinished act of this event cannot continue because a host has failed.
 
-    `end_acts_on_failed_hosts` would end it, by `context.failed_hosts`.
+    The failed hosts are `context.failed_hosts`. Only checks: `end_acts_on_failed_hosts` ends such acts.
     """
     return any(_host_problem(scope, act, context) is not None for act in event.unfinished_acts)
 
@@ -74,8 +74,9 @@ def needs_recovery(scope: Scope, vm: Vm, host: str, failed_hosts: Set[str] = fro
 def outcome_on_failed_host(act: Act, outcome: ActOutcome, context: DecisionContext) -> ActOutcome:
     """Return the outcome to record for an act that the hypervisor has performed: in general the given one.
 
-    A success that brought a VM to one of `context.failed_hosts` becomes a failure: the host's failure has no event for
-    this VM, so it would stay there. A redeployed VM arrives, because that failure moves it on.
+    A success that brought a VM to one of `context.failed_hosts` becomes a failure with a note that names the host: no
+    event of that host's failure exists for this VM, so it would stay there. A redeployed VM arrives all the same,
+    because the failure of the host moves it on.
     """
     if not outcome.ok or act.verb is Verb.REDEPLOY or act.to_host not in context.failed_hosts:
         return outcome

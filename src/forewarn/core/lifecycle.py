@@ -21,7 +21,11 @@ from forewarn.wording import first_names
 
 
 class Transition(StrEnum):
-    """What can happen to an event; TRANSITIONS says in which states."""
+    """What can happen to an event; TRANSITIONS says in which states.
+
+    It is announced (published with notice), started without notice, approved, released (a scheduled event starts),
+    performed (the outcome of one act is known), finished, or withdrawn (it ends without having started).
+    """
 
     ANNOUNCED = "announced"  # published with notice
     STARTED_WITHOUT_NOTICE = "struck"  # a host failed, a policy or a fault starts it, or it is performed at once
@@ -33,7 +37,7 @@ class Transition(StrEnum):
 
 
 class InitialState(StrEnum):
-    """The state of an event that is not published yet: a row of TRANSITIONS, never stored."""
+    """The state NONEXISTENT of an event that is not published yet: a row of TRANSITIONS, never stored."""
 
     NONEXISTENT = "nothing"
 
@@ -59,14 +63,15 @@ TRANSITIONS: dict[tuple[LifecycleState, Transition], EventState | None] = {
 
 
 def is_allowed(state: LifecycleState, transition: Transition) -> bool:
-    """Return whether TRANSITIONS has this transition from this state, also one that keeps the state."""
+    """Return whether TRANSITIONS allows the transition in this state, also one that keeps the state."""
     return (state, transition) in TRANSITIONS
 
 
 def announce(scope: Scope, event: Event) -> Scope:
     """Return the scope with this new event Scheduled, its incarnation greater by 1, and a history entry.
 
-    The event must be listed, with an id that the scope does not have; it gets the scope's next number as `seq`.
+    The event must be listed, with an id that the scope does not have; it gets the scope's next number as `seq`. The
+    entry is at `event.published_at`. Nothing is stored: the caller commits the scope.
     """
     text = f"{_event_title(event)} scheduled{_note_suffix(event)}"
     return _apply_transition(
@@ -99,9 +104,9 @@ def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now:
 
 
 def awaits_approval(event: Event) -> bool:
-    """Return whether the event is scheduled and not approved.
+    """Return whether the event is scheduled and not approved, so that an approval would start it earlier.
 
-    False for one without impact, which never starts.
+    False for an event without impact, which never starts.
     """
     return event.status is SCHEDULED and event.approved_at is None and event.rules.has_impact
 

@@ -22,11 +22,14 @@ _MAX_NAMED_CONFIGURATIONS = 3  # more of them are counted instead of named
 
 
 class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A maintenance configuration: when the resources that it is assigned to may be maintained. Stored."""
+    """A maintenance configuration: when the resources that it is assigned to may be maintained. Stored.
+
+    Only one of scope Host has an effect: rollouts start events of the VMs that it is assigned to in its windows.
+    """
 
     id: str  # its resource id, as its creator spelled it
     location: str  # shown to Azure's clients, without effect
-    maintenance_scope: MaintenanceScope
+    maintenance_scope: MaintenanceScope  # Host, or another one that is stored without effect
     azure_window: AzureWindow  # as its creator wrote it
     window: MaintenanceWindow  # the same, as decisions use it, with the openings that were canceled
     tags: dict[str, str] = {}  # name → value
@@ -52,7 +55,7 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
 class AssignmentFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Which VMs of a group or subscription an assignment is for; an empty field allows all. Stored.
 
-    Names are compared without case, values of tags with it.
+    Names of types, groups, locations and tags are compared ignoring letter case, values of tags exactly.
     """
 
     resource_types: tuple[str, ...] = ()  # `Microsoft.Compute/virtualMachines` or `…/virtualMachineScaleSets`
@@ -119,10 +122,12 @@ class ConfigurationAssignment(msgspec.Struct, frozen=True, gc=False, kw_only=Tru
 
 
 class HostConfigurations:
-    """The configurations of scope Host that are assigned to anything, to be looked up by VM.
+    """The maintenance configurations of scope Host that are assigned to anything, to be looked up by VM.
 
-    Assignments of configurations that are not among `configurations` count as none. `closing_times` has when assigned
-    windows that end for good are over, in any order. It is false if none is assigned.
+    It is an index of the given configurations and assignments, and never changes. Configurations of another scope, and
+    assignments of configurations that are not among `configurations`, are ignored. The attribute `closing_times` has
+    the times (seconds since 1970, in any order) from which assigned windows are closed for good. As a truth value it is
+    False if no configuration is assigned.
     """
 
     def __init__(
@@ -144,7 +149,7 @@ class HostConfigurations:
         return bool(self._by_target)
 
     def of_vm(self, vm: Vm) -> tuple[MaintenanceConfiguration, ...]:
-        """Return the configurations for this VM, each once, sorted by key; () without any.
+        """Return the maintenance configurations for this VM, each once, sorted by key; () without any.
 
         They are assigned to the VM, its scale set, its resource group or its subscription, with a filter that allows
         the VM, if there is one. Those whose windows never open again are among them.
@@ -166,16 +171,19 @@ class HostConfigurations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCalendar:
-    """When events of several VMs may start together without an approval, and by whose configurations."""
+    """When events of several VMs may start together without an approval, and by whose configurations.
 
-    common: MaintenanceCalendar | None  # without a source; None: at any time
+    The VMs may be in several scopes. `TargetWindows.calendar_for` makes it.
+    """
+
+    common: MaintenanceCalendar | None  # for all of them, without names in `source`; None: at any time
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # scope id → key → name of its configurations
 
     def for_scope(self, scope_id: str) -> MaintenanceCalendar | None:
         """Return the calendar for the events of one scope; None: they may start at any time.
 
-        Its source names only the configurations of VMs in that scope, because its users read it; that VMs of other
-        scopes have some is said without names.
+        The windows are those of the whole group. The calendar's `source` names only the configurations of VMs in that
+        scope, because the scope's users read it; that VMs of other scopes have some is said without names.
         """
         if self.common is None or not self.names:
             return self.common
@@ -190,10 +198,10 @@ class GroupCalendar:
 
 
 class TargetWindows:
-    """Says when events may start whose notice ends at one time, by the configurations of their VMs.
+    """Says when events of VMs may start, by the maintenance configurations that are assigned to the VMs.
 
-    `configurations` are those assigned now, `at` is that time (lab time). It remembers what it has computed, so make a
-    new one when either changes.
+    `configurations` are those assigned now; `at` is the lab time at which the notice of the events ends, so the
+    earliest start. Results are cached in the instance, so make a new one when either changes.
     """
 
     def __init__(self, configurations: HostConfigurations, at: float) -> None:
@@ -206,8 +214,8 @@ class TargetWindows:
         """Return when events of these VMs may start together without an approval.
 
         `own` is the calendar of the rollout; None: at any time. A VM with configurations has the windows of those that
-        open again, if any, instead of the rollout's; blackout dates and the deadline of the rollout hold for it too.
-        Windows of several VMs must be open at the same time.
+        open after the end of the notice, if any, instead of the rollout's; blackout dates and the deadline of the
+        rollout hold for it too. Windows of several VMs must be open at the same time.
         """
         sets: set[tuple[MaintenanceWindow, ...]] = set()
         names: defaultdict[str, dict[str, str]] = defaultdict(dict)
@@ -236,9 +244,9 @@ class TargetWindows:
         return self._openings[configuration.key]
 
     def can_start(self, calendar: MaintenanceCalendar | None) -> bool:
-        """Return whether an event with this calendar could start without an approval, at `at` or later.
+        """Return whether an event with this calendar could ever start without an approval after its notice.
 
-        True for None, which is a calendar without windows, and for a calendar with a deadline.
+        True for None, which means at any time, and for a calendar with a deadline.
         """
         if calendar is None:
             return True

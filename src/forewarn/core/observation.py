@@ -12,7 +12,11 @@ import msgspec
 
 
 class ObservedState(StrEnum):
-    """The state in which a host lists a VM."""
+    """The state in which a host lists a VM: running, paused, off or changing.
+
+    Off: the host knows the VM, and it does not run. Changing: a migration, start or save is not over, or the host
+    cannot say.
+    """
 
     RUNNING = "running"
     PAUSED = "paused"  # in memory, and its CPUs are stopped
@@ -21,7 +25,12 @@ class ObservedState(StrEnum):
 
 
 class StateCause(StrEnum):
-    """Why a VM is in its state, as far as its host can say it."""
+    """Why a VM is in its state, as far as its host can say it.
+
+    GUEST: the guest shut down, by itself or on request. OPERATOR: a person or program ended or paused it. CRASH: its
+    process ended unexpectedly, or its guest panicked. DISK_ERROR. WATCHDOG: the guest's watchdog stopped it. MIGRATED:
+    it has left this host. UNKNOWN: the host cannot say.
+    """
 
     UNKNOWN = "unknown"
     GUEST = "guest"  # the guest shut down, by itself or because it was asked to
@@ -33,20 +42,23 @@ class StateCause(StrEnum):
 
 
 class ObservedMachine(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One VM, as one host lists it."""
+    """One VM, as one host lists it in an answer; a report that decides nothing."""
 
     state: ObservedState
     cause: StateCause = StateCause.UNKNOWN
-    instance: str = ""  # differs after every start on the host; "": not known, or it is off
+    instance: str = ""  # an id that differs after every start on the host; "": not known, or it is off
 
     @property
     def is_active(self) -> bool:
-        """Whether it is running or paused: in memory, so that it uses its disks. False while it is changing."""
+        """Whether the VM is running or paused: in memory, so that it uses its disks.
+
+        False while it is off or changing.
+        """
         return self.state in (ObservedState.RUNNING, ObservedState.PAUSED)
 
 
 class HostObservation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """All VMs of one host, as it listed them in one answer; or that it did not answer."""
+    """All VMs of one host, as it listed them in one answer; or that it did not answer (`problem`)."""
 
     host: str  # its name in the hypervisor's settings
     machines: dict[str, ObservedMachine] = {}  # by the VM's name; also VMs that the fleet does not know

@@ -27,8 +27,8 @@ class HostAllocator:
 
     Only healthy hosts in the location and zone of a VM that are not confirmed down are possible. The one with the
     fewest VMs wins, of several the first by name. A host with another update domain of the VM's scope is the last
-    choice. `placed_vms` count on their hosts from the beginning. Counts only grow; an outdated heap entry is put back
-    with its new count when it reaches the top.
+    choice. `placed_vms` count on their hosts from the beginning; `choose_host` chooses, and `assign` counts. Nothing is
+    stored. Counts only grow; an outdated heap entry is put back with its new count when it reaches the top.
     """
 
     def __init__(self, hosts: Iterable[Host], placed_vms: Iterable[Vm] = ()) -> None:
@@ -119,9 +119,9 @@ def _has_own_scope(vm: Vm) -> bool:
 
 
 class HostOccupancy(Protocol):
-    """Which VMs and which maintenance a host has: what choosing a destination for one VM depends on.
+    """Which VMs and which maintenance each host has: what `choose_destination` must know of the fleet.
 
-    Hosts are given by their exact name; an unknown one has no VMs and no maintenance.
+    An implementation is given hosts by their exact name; an unknown one has no VMs and no maintenance.
     """
 
     def has_announced_work(self, host: str) -> bool:
@@ -131,16 +131,16 @@ class HostOccupancy(Protocol):
         """Return how many VMs are on the host or moving to it, without those moving away; 0 if it is unknown."""
 
     def domains_on(self, host: str, scope_id: str) -> Collection[Domains]:
-        """Return the domains of the scope's VMs that are on the host or moving to it, each pair once.
+        """Return (update domain, fault domain) of the scope's VMs on the host or moving to it, each pair once.
 
-        Empty if the host is unknown. A scope of a single VM may be left out, because no other VM can share a host with
-        it.
+        Empty if the host is unknown. A scope of a single VM may be left out, because no other VM of it can be on a
+        host.
         """
 
     def arriving_vms(self, host: str) -> Iterable[tuple[str, str]]:
-        """Return name and size of each VM that moves to the host and is not there yet; empty if it is unknown.
+        """Return (name, size) of each VM that is being moved to the host and is not there yet.
 
-        A size is one such as Standard_D2s_v5.
+        A size is one such as Standard_D2s_v5. Empty if the host is unknown.
         """
 
 
@@ -178,13 +178,16 @@ def choose_destination(
 ) -> str | None:
     """Return the name of the host that a VM moves to (spec §6.4); None if no host is possible.
 
-    Only healthy hosts in its location and zone are possible that are not confirmed down, other than the one it is on (a
+    Possible are healthy hosts in the VM's location and zone that are not confirmed down, other than the one it is on (a
     deallocated VM is on none). With `is_live`, it is migrated with its memory: hosts that cannot run its CPU, as
-    `hints` say, are not possible. It prefers hosts that answer, and those with enough free memory, if `hints` say so;
-    then hosts without announced maintenance, which would soon affect the VM again; then hosts without another update
-    domain of the VM's scope, so that later work on a host stays within one update domain; then hosts without another
-    fault domain of it. Of these it takes the host with the most free memory, if that is known of all possible ones,
-    else with the fewest VMs; then the first by name. `occupancy` knows the VMs and the maintenance of the hosts.
+    `hints` say, are not possible.
+
+    Of the possible hosts it prefers those that answer; then those with enough free memory, if `hints` know it; then
+    hosts without announced maintenance, which would soon affect the VM again; then hosts without another update domain
+    of the VM's scope, so that later work on a host stays within one update domain; then hosts without another fault
+    domain of it. Of these it takes the host with the most free memory, if that is known of all possible ones, else with
+    the fewest VMs; then the first by name. `occupancy` knows the VMs and the maintenance of the hosts. Only chooses:
+    nothing is reserved.
     """
     unfit = hints.incompatible.get(vm.name, frozenset()) if is_live else frozenset()
     possible = [host.name for host in hosts if is_destination(host, vm) and host.name not in unfit]

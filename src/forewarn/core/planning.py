@@ -58,12 +58,14 @@ NewId = Callable[[], str]  # returns a new event id
 def plan_events_for_vms(
     request: MaintenanceRequest, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
 ) -> tuple[PlannedEvent, ...]:
-    """Return one planned event per VM, in order; KeyError for an operation not in OPERATION_CAUSES.
+    """Return one planned event per VM, in the order of `vms`, for an operation that a request asks for.
 
     `new_id` makes the ids of the events; `host` is the name of the host that the request is about, if any. Nothing is
-    published: `apply_planned_event` does that. If the request has a notice or `short_notice`: Rejected if the notice is
-    below the minimum without `short_notice`, or if the operation never gives notice; Refused if a VM to be deleted has
-    no terminate notification.
+    published: `apply_planned_event` does that. Each gets the notice of the request, else the minimum of its cause or,
+    for a delete or an announced reimage, the VM's setting. If the request has a notice or `short_notice`: raises
+    Rejected if the notice is below the minimum without `short_notice`, or if the operation never gives notice, and
+    Refused if a VM to be deleted has no terminate notification. KeyError for an operation that is not in
+    OPERATION_CAUSES, such as a rollout.
     """
     operation_cause = OPERATION_CAUSES[request.ask]
     return tuple(
@@ -114,9 +116,9 @@ def _notice_seconds(request: MaintenanceRequest, cause: Cause, vm: Vm) -> float:
 def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, short_notice: bool) -> float:
     """Return the notice to give in seconds: the requested one, else the minimum (spec §6.3).
 
-    `notice_s` is 0 if none was requested; a negative one is not checked. With `short_notice` the result is `notice_s`,
-    even 0. Otherwise Rejected if it is above 0 and shorter than the minimum; `rules` only name the event type in that
-    message.
+    `notice_s` is the requested notice, 0 for none; a negative one is not checked. With `short_notice` the result is
+    `notice_s`, even 0. Otherwise raises Rejected if it is above 0 and shorter than `minimum_s`; `rules` only name the
+    event type in that message.
     """
     if short_notice:
         return notice_s
@@ -131,16 +133,18 @@ def allowed_notice(rules: CauseRules, minimum_s: float, *, notice_s: float, shor
 
 
 def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> Scope:
-    """Return the scope with the planned event published, started or performed at once.
+    """Return the scope with the planned event published, started or performed at once. Stores nothing.
 
     It starts, without notice, if its cause is a failed host, a policy approves it or a fault says so; it is performed
     at once if no document would show it; else it is published. A policy may exclude what stops the last running VM of
-    the scope (`Vm.approves_all_down`). One that a policy approves is published too, approved, if its VM is being moved.
-    A failed host also ends acts in progress on its VMs. Withdraws the events that it replaces, and leaves out VMs that
-    are gone, that have left the host which it is about, or, unless it crosses update domains, that are in another one
-    than the first of the others by now. A scope that has the event already is returned unchanged. Refused if no VM is
-    left, if their state or another operation on them forbids it, if the scope has too many user operations scheduled,
-    or if it is a rebalance recommendation and the policy has these switched off.
+    the scope (`Vm.approves_all_down`). An event that a policy approves is only published, approved, while its VM is
+    being moved. A failed host also ends acts in progress on its VMs.
+
+    Pending events that it replaces are withdrawn. Left out are VMs that are gone, that have left the host which it is
+    about, or, unless it crosses update domains, that are in another one than the first of the others by now. A scope
+    that has the event already is returned unchanged. Raises Refused if no VM is left, if their state or another
+    operation on them forbids it, if the scope has too many user operations scheduled, or if it is a rebalance
+    recommendation and `context.policy` has these switched off.
     """
     if scope.event(planned.event_id) is not None:
         return scope
@@ -172,11 +176,11 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionCo
 
 
 def may_start_at_once(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> bool:
-    """Return whether `apply_planned_event` could start this event at once.
+    """Return whether `apply_planned_event` could start this event at once, so that VMs may move.
 
-    It could if its cause is a failed host, if no document would show the event, if a policy approves it, or if any
-    fault on events is active. If not, it only publishes the event, and no VM moves yet. True
-    does not mean that it will, and errors that applying it would raise are not considered.
+    It could if its cause is a failed host, if no document would show the event, if a policy approves it for one of its
+    VMs, or if any fault on events is active. False means that the event would only be published. True does not mean
+    that it will start, and errors that applying it would raise are not considered. Changes nothing.
     """
     rules = CAUSE_RULES[planned.cause]
     if context.faults or planned.cause is Cause.HOST_FAILED or rules.kind is None:
@@ -362,10 +366,10 @@ _ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.
 
 
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
-    """Return the scheduled events of planned maintenance that list a VM, oldest first (spec §6.4).
+    """Return the scheduled events of planned platform maintenance that list a VM, oldest first.
 
-    Its user may start them now; those approved already are among them. The name may be in any case. Refused if there
-    is none, also for a name that no VM has.
+    The user of the VM may start them now (spec §6.4); those approved already are among them. The letter case of `name`
+    does not matter. Raises Refused if there is none, also for a name that no VM has.
     """
     wanted = name.casefold()
     pending = tuple(

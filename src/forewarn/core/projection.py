@@ -13,7 +13,10 @@ _AT_DEADLINE = " It can start outside of its maintenance windows, because its de
 
 
 def document_for(scope: Scope) -> wire.Document:
-    """Return the scope's document: its incarnation, and its live, listed events in order of publication."""
+    """Return the scope's document: its incarnation, and its live, listed events in order of publication.
+
+    It has the events of all VMs, also in a scope with narrow delivery, where each VM is shown only its own of them.
+    """
     listed = [event for event in scope.live_events() if event.listed]
     listed.sort(key=lambda event: event.seq)
     return wire.Document(
@@ -26,7 +29,8 @@ def document_for(scope: Scope) -> wire.Document:
 def wire_notice(event: Event) -> wire.EventNotice:
     """Return a live event as documents show it, without NotBefore once it has started.
 
-    Its cause must have an event type: other events are never listed.
+    The description says so if the event may start outside of its maintenance windows. The cause of the event must have
+    an event type: other events are never listed.
     """
     rules = event.rules
     assert rules.kind is not None
@@ -46,9 +50,9 @@ def wire_notice(event: Event) -> wire.EventNotice:
 def instance_facts(vm: Vm) -> InstanceFacts:
     """Return what the instance metadata endpoint tells a VM about itself.
 
-    The id of its scale set is "" unless that is flexible, priority and eviction policy unless it is a Spot VM. The
-    hostname is its name if it has no other, the address its lab address if it has no other; the MAC address is derived
-    from its vm_id.
+    The resource id of its scale set is given only if that is flexible, priority and eviction policy only for a Spot VM;
+    otherwise they are "". Without a hostname of its own the VM's name is used, without an address its lab address. The
+    MAC address is derived from its vm_id.
     """
     spot = vm.priority is Priority.SPOT
     return InstanceFacts(

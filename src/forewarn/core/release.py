@@ -21,7 +21,13 @@ _MAX_NAMED_VMS = 4  # more VMs are counted instead of named
 
 
 class WaitReason(StrEnum):
-    """Why a scheduled event does not start yet: what `StartWait` waits for."""
+    """Why a scheduled event does not start yet.
+
+    NOTICE: neither approved nor at its NotBefore. MOVE: another event moves one of its VMs. WINDOW: no maintenance
+    window is open. HOLD: all rollouts are on hold. GRACE: the service was down when its notice ended. SILENCE: the node
+    of a VM's host was. GATE: other VMs on its host are not ready. UPDATE_DOMAIN: another update domain is being
+    maintained. TERMINATES: other Terminates of its placement group are not approved.
+    """
 
     NOTICE = "notice"  # neither approved nor at its NotBefore; or it has no impact, and never starts
     MOVE = "move"  # another event is moving one of its VMs to a host, or starting it there
@@ -44,7 +50,7 @@ class StartWait:
 
 
 def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
-    """Return the first thing that a scheduled event waits for; None: it starts now.
+    """Return the first thing that a scheduled event waits for; None: it may start now. Changes nothing.
 
     An event without impact always waits, until it ends. For others, in this order: move, notice, maintenance window,
     hold, grace, silent hosts, Terminates of its placement group, update domain, gate. The move is first because no

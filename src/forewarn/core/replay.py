@@ -23,7 +23,10 @@ KNOWN_EVENT_IDS_S = 24 * 3600.0  # after a replay, approvals of its event ids ar
 
 
 class ReplayEnding(StrEnum):
-    """How a replay ended: finished, stopped by a user, or interrupted by a real event or a removed VM."""
+    """How a replay ended: finished, stopped by a user, or interrupted by a real event or a removed VM.
+
+    The values are stored.
+    """
 
     FINISHED = "finished"  # all loops were shown
     STOPPED = "stopped"  # by a user
@@ -31,7 +34,10 @@ class ReplayEnding(StrEnum):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of a replay of a recording in the scope of one VM, stored with its request."""
+    """The state of a replay, which shows a recording to the scope of one VM. Stored with its request.
+
+    A loop shows all steps of the recording once.
+    """
 
     vm: str  # the VM's key
     name: str  # the VM's name
@@ -44,12 +50,12 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loop: int = 0  # index of the current loop, from 0; after the end, of the last one
     done: int = 0  # steps of the current loop that were shown
     ended: ReplayEnding | None = None  # None: it goes on
-    ended_at: float | None = None  # lab time
+    ended_at: float | None = None  # lab time; None: it goes on
     reason: str = ""  # for people: why it ended early; "": it did not
 
     @property
     def ends_at(self) -> float:
-        """When its last loop ends as planned, in lab time; `ended_at` says when it has ended."""
+        """The lab time at which the last loop of the replay ends as planned; `ended_at` is its actual end."""
         return self.begun_at + (self.loops - self.loop) * self.length_s / self.speed
 
 
@@ -62,7 +68,7 @@ class ReplayedAnswer:
 
 
 def next_step_at(replay: Replay, script: ReplayScript) -> float | None:
-    """Return when the next step is due, in lab time, maybe in the past; None after the replay's end."""
+    """Return the lab time, maybe past, at which the next step of the replay is due; None after its end."""
     return None if replay.ended else replay.begun_at + script.steps[replay.done].at_s / replay.speed
 
 
@@ -74,8 +80,8 @@ def next_step(replay: Replay, script: ReplayScript) -> ReplayStep:
 def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
     """Return the replay after its next step was shown: one step further, in the next loop, or finished.
 
-    The next loop begins when this one was due to end. After the last step of the last loop it has ended, at lab time
-    `now`.
+    The next loop begins when this one was due to end. After the last step of the last loop the replay has ended, at lab
+    time `now`. Whether the step is due is not checked, and nothing is stored.
     """
     if replay.done + 1 < len(script.steps):
         return msgspec.structs.replace(replay, done=replay.done + 1)
@@ -137,10 +143,10 @@ def _replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
 
 
 def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, only_now: bool = False) -> Iterator[str]:
-    """Yield the event ids that VMs were shown so far, or with `only_now` in the current loop, unordered.
+    """Yield the ids of the replayed events that VMs were shown so far, in no particular order, each once.
 
-    Each loop shows the recorded events with new ids, each yielded once. `replay_id`, the id of the request, must be a
-    GUID.
+    Each loop shows the recorded events with new ids (GUIDs in upper case). With `only_now`, only those of the current
+    loop are yielded. `replay_id`, the id of the replay's request, must be a GUID.
     """
     for loop in range(replay.loop if only_now else 0, replay.loop + 1):
         steps = script.steps if loop < replay.loop else script.steps[: replay.done]

@@ -28,7 +28,7 @@ HeaderText = Annotated[str, Meta(pattern=r"^[ -~]*\Z", max_length=1000)]
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One recorded answer of the metadata endpoint: when it came, and what it was; no status: no answer."""
 
-    at_s: Seconds  # since the start, by the recorder's clock
+    at_s: Seconds  # since the start of the recording, by the recorder's clock
     date: Seconds | None = None  # its Date header: POSIX time by the server's clock; None: it had none
     status: int | None = None  # None: the connection broke
     content_type: HeaderText = ""  # header; "": it had none
@@ -37,12 +37,15 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recording as a client uploads it for a replay: the answers that one VM got."""
+    """A recording as a client uploads it for a replay: the answers that one VM got.
+
+    There are 1 to 100,000 answers. `build_replay_script` turns it into what a replay shows.
+    """
 
     vm: str  # the name of the VM it was made in; "": not known
     api_version: str  # of the recorded polls
     started_at: Seconds  # POSIX time by the recorder's clock
-    ended_s: Seconds | None = None  # since the start; None: it ends with its last answer
+    ended_s: Seconds | None = None  # the end, since the start; None: it ends with its last answer
     ended_date: Seconds | None = None  # the end as POSIX time by the server's clock; None: not known
     answers: Annotated[tuple[RecordedAnswer, ...], Meta(min_length=1, max_length=100_000)]  # in the order they came
 
@@ -59,12 +62,12 @@ class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What polls get from `at_s` on until the next step: a list of event notices, or the answer `instead`.
 
-    `grows` is how much the incarnation grows with it.
+    A replay shows it in every loop, with new event ids and times.
     """
 
     at_s: float  # seconds since the start of the loop, at the recorded speed
     notices: tuple[wire.EventNotice, ...] = ()  # NotBefore counts like `at_s`; with `instead`, as in the step before
-    grows: int = 0  # how much the incarnation grows
+    grows: int = 0  # by how much the scope's incarnation grows when the step is shown
     instead: SubstituteAnswer | None = None  # None: a document with the notices
 
 
@@ -80,11 +83,13 @@ class ReplayScript(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_replay_script(recording: UploadedRecording, *, name: str, names: Mapping[str, str]) -> ReplayScript:
-    """Build the script that replays a recording in the VM called `name`.
+    """Return the script that replays a recording in the VM called `name`: one step per answer, and an end.
 
-    `names` maps recorded VM names, in any case, to those of the lab; else the recorded VM itself becomes `name`, and
-    others keep theirs. Rejected if an answer cannot be replayed, if the api-version is unknown, or if a name in `names`
-    is neither the recorded VM nor occurs in a recorded event.
+    The last step lists no events, and is at least one second after the start. An answer that is not a usable document
+    is replayed as it is, a broken connection as a reset. `names` maps recorded VM names, ignoring letter case, to those
+    of the lab; without an entry the recorded VM itself becomes `name`, and others keep theirs. Raises Rejected if the
+    api-version is unknown, if an answer has a status or an event type or status that does not exist, or if a name in
+    `names` is neither the recorded VM nor occurs in a recorded event.
     """
     if recording.api_version not in ALL_VERSIONS:
         raise Rejected(

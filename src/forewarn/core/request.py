@@ -17,7 +17,12 @@ from forewarn.core.windows import MaintenanceCalendar
 
 
 class RequestedOperation(StrEnum):
-    """What a maintenance request asks for. The values are stored, and users type them."""
+    """What a maintenance request asks for. The values are stored, and users type them.
+
+    Of VMs: restart, redeploy (boot on another host), evict or recommend-rebalance (Spot VMs), delete, scale-in, power
+    off, start, deallocate, reapply, reimage, or perform-maintenance, which approves their pending platform maintenance.
+    Of hosts: degrade (predicted to fail) or fail. Also a rollout, and a replay of a recording.
+    """
 
     RESTART = "restart"
     REDEPLOY = "redeploy"  # boot the VM on another host
@@ -38,7 +43,10 @@ class RequestedOperation(StrEnum):
 
 
 class RolloutImpact(StrEnum):
-    """What a rollout does to its VMs: freezes them (a host update), migrates them live, or reboots them."""
+    """What a rollout does to its VMs: update (of the host, which freezes them), migrate (live) or reboot.
+
+    The values are stored, and users type them.
+    """
 
     UPDATE = "update"  # of the host, which freezes them
     MIGRATE = "migrate"  # live, to other hosts
@@ -57,7 +65,11 @@ ROLLOUT_CAUSES = frozenset(IMPACT_CAUSES.values())
 
 
 class RolloutState(StrEnum):
-    """The state of a rollout: running, paused, stopped (by itself), aborted (by a user) or completed."""
+    """The state of a rollout: running, paused, stopped (by itself), aborted (by a user) or completed.
+
+    A paused one, by a user or a health check, publishes nothing until it is resumed, but may stop or complete. It stops
+    if too many VMs failed or no maintenance window is left. It is completed when no VM is left and all events are over.
+    """
 
     RUNNING = "running"
     PAUSED = "paused"  # by a user or a health check; until it is resumed it publishes nothing, but may stop or complete
@@ -67,9 +79,10 @@ class RolloutState(StrEnum):
 
 
 class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a rollout in VMs, each counted once; computed from its events while it is open.
+    """How many VMs of a rollout are in which state, each VM counted once.
 
-    VMs on which another rollout does the same work count by the events of that one.
+    It is computed from the events while the rollout is open, and stored when it closes. VMs on which another rollout
+    does the same work count by the events of that one.
     """
 
     total: int  # the sum of the others
@@ -96,7 +109,7 @@ class WaveSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
 
     @property
     def is_rest(self) -> bool:
-        """Whether the wave takes all VMs that no earlier wave took."""
+        """Whether the wave takes all VMs that no earlier wave took: it has no number, share or tag."""
         return not self.vms and not self.share and not self.tag
 
 
@@ -134,17 +147,23 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
     @property
     def has_paused_itself(self) -> bool:
-        """Whether a health check paused it; then its events that have not started are withdrawn."""
+        """Whether a health check paused the rollout; then its events that have not started are withdrawn.
+
+        False if it is not paused, or if a user paused it.
+        """
         return self.progress is RolloutState.PAUSED and bool(self.why)
 
     @property
     def cause(self) -> Cause:
-        """The cause of its events, by its impact."""
+        """The cause of the rollout's events, by its impact: host update, live migration or platform reboot."""
         return IMPACT_CAUSES[self.impact]
 
 
 class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """The hold on all rollouts of the fleet (spec §13.5). Stored; at most one at a time."""
+    """A hold, which keeps all rollouts from publishing and starting events (spec §13.5). Stored.
+
+    There is at most one. It lasts until somebody lifts it.
+    """
 
     reason: str  # for people
     who: str  # the name of who set it
@@ -155,7 +174,7 @@ class RolloutHold(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One request for maintenance, as it was accepted. Stored before it is answered.
 
-    Later only its `rollout` or `replay` changes.
+    Later only its `rollout` or `replay` (and `version`) changes; how far other requests are follows from their events.
     """
 
     id: str  # GUID, lower case
@@ -175,41 +194,48 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
 
     @property
     def is_open(self) -> bool:
-        """Whether the reconciler must work on it: a replay that has not ended, or a rollout not yet closed."""
+        """Whether the reconciler must still work on the request itself.
+
+        That is so for a replay that has not ended and a rollout that is not closed; False for any other request, also
+        if its events are not over.
+        """
         if self.replay is not None:
             return self.replay.ended is None
         return self.rollout is not None and not self.rollout.closed
 
 
 class RequestKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A caller's key for one call: the id of its request, and the digest of what the call asks for.
+    """An idempotency key of a caller for one call, so that a repeated call leads to the same request.
 
-    Two calls with the same id ask for one request; if their digests differ, one of them is a mistake. After
-    `lifetime_s` seconds of real time the same key means another request; None: never. `make_request_key` makes it.
+    It has the id of the request, and the digest of what the call asks for. Two calls with the same id ask for one
+    request; if their digests differ, one of them is a mistake. `make_request_key` makes it.
     """
 
     request_id: str  # GUID, lower case, which follows from the caller and the key
     digest: str  # SHA-256 of what the call asks for, in hexadecimal
     at: float  # real time of the call, in seconds since 1970
-    lifetime_s: float | None = None
+    lifetime_s: float | None = None  # seconds of real time after which the key means another request; None: never
 
     def has_expired(self, called_at: float) -> bool:
-        """Whether an earlier call with this key, at `called_at` (real time), is too old to be the same.
+        """Return whether an earlier call with this key, at `called_at`, is too old to be the same request.
 
-        Always False if `lifetime_s` is None.
+        `called_at` is real time in seconds since 1970. Always False if `lifetime_s` is None.
         """
         return self.lifetime_s is not None and self.at - called_at > self.lifetime_s
 
 
 def with_request_key(request: MaintenanceRequest, key: RequestKey | None) -> MaintenanceRequest:
-    """Return the new request with the id, digest and time of this key; as it is if the key is None."""
+    """Return the new request with the id, digest and call time of this key; unchanged if the key is None."""
     if key is None:
         return request
     return msgspec.structs.replace(request, id=key.request_id, call_digest=key.digest, called_at=key.at)
 
 
 class PlannedEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """An event that a request will publish in one scope: decided, but not yet applied to the scope."""
+    """An event that a request will publish in one scope: decided, but not yet applied to the scope.
+
+    `apply_planned_event` turns it into an event; those of requests are stored until then.
+    """
 
     event_id: str  # the id that the event will have: GUID, upper case
     request_id: str  # of the request, or the id of the fault that makes it

@@ -22,18 +22,18 @@ _UUID_VERSION, _UUID_VARIANT = 0x80, 0x80  # bits of RFC 9562: version 8, whose 
 def make_request_key(
     caller: str, key: str, call: Mapping[str, Any], *, at: float, lifetime_s: float | None = None
 ) -> RequestKey:
-    """Return the request key of a call by this caller (the id of a principal), who gave it this key.
+    """Return the request key of a call by `caller` (the id of a principal), who gave it the text `key`.
 
-    `call` is what the call asks for, of values that can be encoded as JSON; the order of its members does not matter.
-    Only the digest depends on it. `at` is the real time of the call in POSIX seconds; after `lifetime_s` seconds the
-    key is free again (None: never).
+    The request id follows from caller and key alone. `call` is what the call asks for, of values that can be encoded as
+    JSON; the order of its members does not matter, and only the digest depends on it. `at` is the real time of the call
+    in seconds since 1970; after `lifetime_s` seconds the key is free again (None: never). Nothing is stored.
     """
     digest = hashlib.sha256(msgspec.json.encode(call, order="deterministic")).hexdigest()
     return RequestKey(request_id=_derived_guid(caller, key), digest=digest, at=at, lifetime_s=lifetime_s)
 
 
 def next_request_key(key: RequestKey) -> RequestKey:
-    """Return the same key with another request id, for a new call after its request has expired.
+    """Return the same key with the next request id, for a new call after the old request has expired.
 
     The new id follows from the old one, so that each call finds the same sequence of ids.
     """
@@ -41,9 +41,9 @@ def next_request_key(key: RequestKey) -> RequestKey:
 
 
 def canonical_body(body: bytes) -> Any:
-    """Return the decoded JSON of a body, so that blanks do not matter; {} for an empty body.
+    """Return the decoded JSON of a request body, so that blanks do not matter; {} for an empty body.
 
-    If it is not valid JSON, its SHA-256 in hexadecimal is returned.
+    If the body is not valid JSON, its SHA-256 in hexadecimal is returned; nothing is raised.
     """
     try:
         return msgspec.json.decode(body or b"{}")

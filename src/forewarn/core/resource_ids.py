@@ -39,22 +39,23 @@ def group_resource_id(subscription_id: str, resource_group: str) -> str:
 
 
 def scale_set_resource_id(vm: Vm) -> str:
-    """Return the resource id of the scale set that this VM is an instance of; it must be one."""
+    """Return the Azure resource id of the scale set that this VM belongs to; it must belong to one."""
     return (
         f"{group_resource_id(vm.subscription_id, vm.resource_group)}/{_PROVIDER}/virtualMachineScaleSets/{vm.scale_set}"
     )
 
 
 def availability_set_resource_id(vm: Vm) -> str:
-    """Return the resource id of the availability set that this VM is in; it must be in one."""
+    """Return the Azure resource id of the availability set that this VM is in; it must be in one."""
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     return f"{group}/{_PROVIDER}/availabilitySets/{vm.availability_set}"
 
 
 def scale_set_instance_id(vm: Vm) -> str:
-    """Return the id of an instance within its scale set: `3` for `workers_3`, else the whole name.
+    """Return the id of an instance within its scale set: `3` for the VM `workers_3` of the set `workers`.
 
-    In a flexible scale set it is always the whole name.
+    For a VM whose name does not begin with the set's name and `_`, and always in a flexible scale set, it is the whole
+    name.
     """
     if vm.is_flexible:
         return vm.name
@@ -64,9 +65,9 @@ def scale_set_instance_id(vm: Vm) -> str:
 
 
 def is_within_resource(over: str, resource: str) -> bool:
-    """Return whether the resource id `resource` is `over` or below it, ignoring case as Azure does.
+    """Return whether the resource id `resource` is `over` or below it, ignoring letter case as Azure does.
 
-    Every resource is below ROOT_RESOURCE.
+    Every resource is below ROOT_RESOURCE (`/`).
     """
     if over == ROOT_RESOURCE:
         return True
@@ -75,10 +76,11 @@ def is_within_resource(over: str, resource: str) -> bool:
 
 
 def parse_resource_id(text: str) -> str:
-    """Return a typed resource id without blanks around it and slashes at its end; its case stays.
+    """Return a resource id as a user typed it, without blanks around it and slashes at its end.
 
-    `/`, everything, is returned as it is. Rejected if it has not the form of an id that roles can be granted over;
-    whether the resource exists is not checked.
+    Its letter case stays. `/`, which means everything, is returned as it is. Raises Rejected if it has not the form of
+    an id that roles can be granted over: of a subscription, resource group, VM, set, cloud service or role instance.
+    Whether the resource exists is not checked.
     """
     given = text.strip()
     if given == ROOT_RESOURCE:

@@ -45,7 +45,8 @@ class InvalidRollout(Rejected):
 class RolloutBatch:
     """The events that a rollout publishes together, and their gates, new or not yet released.
 
-    A gate starts the events of one host together, when all of them are ready.
+    `next_batch` makes it; the caller commits it. A gate starts the events of one host together, when all of them are
+    ready.
     """
 
     planned: tuple[PlannedEvent, ...] = ()  # (): there is nothing to publish now
@@ -65,19 +66,20 @@ def next_batch(
     budgets: BudgetLedger | None = None,
     windows: TargetWindows | None = None,
 ) -> RolloutBatch:
-    """Return what a rollout publishes next: events, their gates, and what other VMs lack in budgets.
+    """Return what a rollout publishes next: planned events, their gates, and which budgets hold VMs back.
 
-    `planned` is () if all VMs must wait or none is left. `request` must carry a rollout. `vms` are the VMs that it
-    covers now, also those that it has done; `events` and `planned` all its events so far; `new_id` makes ids of events
-    and gates. `closed_gates` are its gates that are not released, by host name: a VM that arrived on such a host starts
-    together with the others (spec §6.4). `among` are the remaining VMs of its current wave (`wave_phase`); None: all
-    remaining ones. `budgets` get a reservation for each VM that is published; what does not fit is left out, and all
-    VMs that wait for one gate go together or not at all (spec §13.2). None: there are no budgets. `windows` are those
-    of maintenance configurations; VMs that could never start in them together are left out. None: only the rollout's
-    own windows count. VMs wait while another update domain of their scope has an event of the rollout that is planned
-    or not over. Work on whole hosts takes, of each scope on a host, only the lowest update domain; if one scope must
-    wait, all of that host do. The result is ordered by host: by the lowest update domain on it, then its name. Whether
-    the rollout is paused or has ended is not checked.
+    Stores nothing. `request` must carry a rollout. `vms` are the VMs that it covers now, also those that it has done;
+    `events` and `planned` all its events so far; `new_id` makes ids of events and gates. `closed_gates` are its gates
+    that are not released, by host name: a VM that arrived on such a host starts together with the others (spec §6.4).
+    `among` are the remaining VMs of its current wave (`wave_phase`); None: all remaining ones. `budgets` get a
+    reservation for each VM in the result; what does not fit is left out, and all VMs that wait for one gate go together
+    or not at all (spec §13.2). None: there are no budgets. `windows` are those of maintenance configurations; VMs that
+    could never start in them together are left out. None: only the rollout's own windows count.
+
+    VMs wait while another update domain of their scope has an event of the rollout that is planned or not over. Work on
+    whole hosts takes, of each scope on a host, only the lowest update domain; if one scope must wait, all of that host
+    do. The result is ordered by host: by the lowest update domain on it, then its name; it has no events if all VMs
+    must wait or none is left. Whether the rollout is paused or has ended is not checked.
     """
     rollout = _rollout_of(request)
     remaining = remaining_vms(rollout, vms, events, planned) if among is None else among
@@ -124,11 +126,12 @@ def _take_within_budgets(
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """Return those of `vms` that the rollout can affect and that no event handles, published or planned.
+    """Return those of `vms` that the rollout has still to plan events for, in their order.
 
-    They keep their order. `vms` are the VMs that it covers now, `events` and `planned` all its events so far. In a
-    rollout over hosts, an event no longer handles a VM that it did not act on when it started, as one that had left
-    the host, so one that came back remains.
+    `vms` are the VMs that the rollout covers now, `events` and `planned` all its events so far. Left out are VMs that
+    an event, published or planned, handles (`handled_vms`), and those whose power state does not allow the rollout's
+    work. In a rollout over hosts, an event no longer handles a VM that it did not act on when it started, as one that
+    had left the host, so one that came back remains.
     """
     handled = handled_vms(rollout, events, planned)
     verb = CAUSE_RULES[rollout.cause].verb
@@ -136,9 +139,10 @@ def remaining_vms(
 
 
 def handled_vms(rollout: Rollout, events: Sequence[Event], planned: Sequence[PlannedEvent]) -> set[tuple[str, str]]:
-    """Return scope id and name of each VM that an event of the rollout handles, published or planned.
+    """Return (scope id, name) of each VM that an event of the rollout handles, published or planned.
 
-    Not one whose event a health check withdrew, nor, in a rollout over hosts, one that its event did not act on when it
+    A handled VM gets no other event from the rollout. Events that are over count too, also withdrawn ones. Not handled
+    is a VM whose event a health check withdrew, and, in a rollout over hosts, one that its event did not act on when it
     started or was not needed for, such as a VM that had left the host.
     """
     handled = {(e.scope_id, name) for e in events for name in _handled_vms(rollout, e)}
@@ -159,9 +163,10 @@ def _rollout_of(request: MaintenanceRequest) -> Rollout:
 
 
 def hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
-    """Return each host with its VMs, the hosts ordered by the lowest update domain on them, then by name.
+    """Return (name of a host, its VMs) for each host that `vms` are on.
 
-    The VMs of a host keep their order; VMs on no host are under "".
+    The hosts are ordered by the lowest update domain on them, then by name. The VMs of a host keep their order; VMs on
+    no host are under "".
     """
     by_host: dict[str, list[Vm]] = defaultdict(list)
     for vm in vms:
@@ -225,17 +230,18 @@ def _planned_events(
 
 
 def has_window_left(rollout: Rollout, at: float) -> bool:
-    """Return whether an event whose notice ends at `at` (lab time) could start without an approval.
+    """Return whether an event whose notice ends at `at` (lab time) could ever start without an approval.
 
-    Always, if the rollout has no maintenance windows, or a deadline.
+    That depends on the rollout's windows; those of maintenance configurations are not considered. Always True if the
+    rollout has no windows, or has a deadline.
     """
     return rollout.calendar is None or next_start(rollout.calendar, at) is not None
 
 
 def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: TargetWindows) -> bool:
-    """Return whether configurations let any of the remaining VMs start without an approval.
+    """Return whether maintenance configurations let any of the remaining VMs start without an approval.
 
-    `windows` are those for the end of their notice; VMs without configurations have the rollout's own. VMs that
+    `windows` are made for the end of their notice; VMs without configurations have the rollout's own. VMs that
     are published next together must have a window together: in work on whole hosts, those of a host in the lowest
     update domain of each scope there, and the others are not looked at. VMs that are migrated go alone. False without
     VMs.
@@ -248,9 +254,9 @@ def can_any_group_start(rollout: Rollout, remaining: Iterable[Vm], windows: Targ
 
 
 def require_usable_calendar(rollout: Rollout, now: float, notice_s: float) -> None:
-    """Raise InvalidRollout if the deadline is over, or no maintenance window follows the notice.
+    """Raise InvalidRollout if the rollout's deadline is over, or no maintenance window follows the notice.
 
-    `now` is lab time, the notice in seconds. A rollout without windows is fine.
+    `now` is lab time, the notice in seconds. Does nothing for a rollout without windows.
     """
     calendar = rollout.calendar
     if calendar is None:
@@ -328,12 +334,12 @@ def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: Roll
 def count_rollout_vms(
     vms: Iterable[Vm], events: Sequence[Event], shared: Mapping[tuple[str, str], str] = MappingProxyType({})
 ) -> RolloutTally:
-    """Count the VMs of a rollout by what happened to them.
+    """Return how many VMs of a rollout are done, failed, started, scheduled, waiting and so on.
 
-    `vms` are the VMs that it covers now, `events` all its events, oldest first; VMs of either are counted. A VM counts
-    once, by its newest event: a VM that came back to a host has several. `shared` has the states of VMs, by scope id
-    and name, on which another rollout does the work (`shared_work`); they go before its own events, which do not handle
-    these VMs (`handled_vms`).
+    `vms` are the VMs that the rollout covers now, `events` all its events, oldest first; VMs of either are counted. A
+    VM counts once, by its newest event: a VM that came back to a host has several. One without an event is waiting.
+    `shared` has, by (scope id, name), the states of VMs on which another rollout does the work (`SharedWork.states`);
+    they win over the rollout's own events, which do not handle these VMs (`handled_vms`).
     """
     states = {(vm.scope_id, vm.name): "waiting" for vm in vms}
     for event in events:
@@ -347,10 +353,10 @@ _TALLY_STATES = ("done", "failed", "withdrawn", "not_needed", "started", "schedu
 
 
 def rollout_vm_states(event: Event) -> Iterator[tuple[str, str]]:
-    """Yield the name of each VM of a rollout's event with the field of RolloutTally that counts it.
+    """Yield, for each VM of a rollout's event in its order, (name, field of RolloutTally that counts it).
 
-    That is done, failed, withdrawn, not_needed, started or scheduled, or waiting if a health check withdrew the event.
-    In the event's order.
+    The field is done, failed, withdrawn, not_needed, started or scheduled, or waiting if a health check withdrew the
+    event. A VM whose act failed is failed also while the event is not over.
     """
     failed = {act.name for act in event.failed_acts}
     acted = {act.name for act in event.acts}

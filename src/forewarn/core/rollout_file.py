@@ -77,9 +77,10 @@ _LIST_TABLES = frozenset({"waves", "checks"})
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A rollout file whose keys and kinds of values are right; durations are seconds.
+    """A parsed rollout file whose keys and kinds of values are right. `read_rollout_file` makes it.
 
-    Only given keys are in the tables; a table that the file does not have is empty. FILE_KEYS lists the keys.
+    Only given keys are in the tables, with durations as seconds; a table that the file does not have is empty.
+    FILE_KEYS lists the keys. Whether the values make sense is not checked yet.
     """
 
     rollout: Mapping[str, Any]  # the table [rollout]
@@ -90,10 +91,11 @@ class RolloutFile:
 
     @contextmanager
     def located(self, *path: str | int) -> Iterator[None]:
-        """Return a context manager that adds the line of `path` to the message of a Rejected of its block.
+        """Return a context manager that adds the line of `path` to the message of a Rejected from its block.
 
-        `path` leads to a table or key of the file, such as `"checks", 0, "query"`. The error propagates. An
-        InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that.
+        `path` leads to a table or key of the file, such as `"checks", 0, "query"`. The error goes on to the caller. An
+        InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that. A remedy that allows a
+        short notice is changed to the one for files.
         """
         try:
             yield
@@ -120,10 +122,10 @@ def _at_line(line: int, message: str) -> Rejected:
 
 
 def read_rollout_file(text: str) -> RolloutFile:
-    """Return the rollout that a TOML text describes.
+    """Return the tables of a rollout file, given as TOML text; no file is opened.
 
-    Raises Rejected with one sentence and, if known, its line for wrong TOML, an unknown table or key, a value of a
-    wrong kind, and without the table [rollout]. Names, tags and windows are not checked.
+    Raises Rejected, with one sentence and, if known, the line, for wrong TOML, an unknown table or key, a value of a
+    wrong kind, a wrong duration, and if the table [rollout] is missing. Names, tags and windows are not checked.
     """
     try:
         data = tomllib.loads(text)
@@ -193,9 +195,10 @@ def _seconds(text: str, key: str, line: int) -> float:
 
 
 def parse_deadline(text: str, now: float) -> float:
-    """Return the lab time of a date and time, or of a duration from `now`; Rejected for another text.
+    """Return the lab time that a text means: a date and time, or a duration from `now` such as `30d`.
 
-    `now` is lab time. A date without a time zone is in UTC.
+    `now` is lab time. A date without a time zone is in UTC. Raises Rejected for another text. A deadline in the past is
+    returned as it is.
     """
     at = parse_date(text)
     if at is not None:

@@ -32,7 +32,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One scope with its VMs and live events, as a decision reads and returns it. Times are lab time.
 
     A scope is the VMs that share one document: an availability set, a placement group, a flexible scale set, a cloud
-    service, or a single VM.
+    service, or a single VM. The value never changes: methods return a changed copy, which counts once it is committed.
     """
 
     id: str  # such as `set:SUBSCRIPTION/GROUP/NAME`, in lower case; `scope_id_for` makes it
@@ -49,31 +49,31 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether scheduled events are enabled for it."""
+        """Whether scheduled events are enabled for the scope, because a VM of it polls or the policy says so."""
         return self.enabled_at is not None
 
     @property
     def is_cloud_service(self) -> bool:
-        """Whether it is a cloud service; its names have no underscore prefix in api-version 2017-03-01."""
+        """Whether the scope is a cloud service; its VM names have no underscore in api-version 2017-03-01."""
         return self.id.startswith("service:")
 
     @property
     def is_placement_group(self) -> bool:
-        """Whether it is a placement group of a scale set; a flexible scale set has none."""
+        """Whether the scope is a placement group of a uniform scale set; a flexible scale set has none."""
         return self.id.startswith("placement:")
 
     @property
     def is_narrow(self) -> bool:
-        """Whether each of its VMs sees only the events that affect that VM (spec §14.6)."""
+        """Whether each VM of the scope sees only the events that affect that VM (spec §14.6)."""
         return any(vm.narrow_delivery for vm in self.vms if vm.removed_at is None)
 
     @property
     def present_vms(self) -> tuple[Vm, ...]:
-        """Its VMs that were not removed, in the order they were added."""
+        """The VMs of the scope that were not removed, in the order they were added."""
         return tuple([vm for vm in self.vms if vm.removed_at is None])
 
     def vm(self, name: str) -> Vm | None:
-        """Return the present VM with this name, ignoring case, or None."""
+        """Return the VM of the scope with this name, ignoring letter case; None if it has none or was removed."""
         wanted = name.casefold()
         for vm in self.vms:
             if vm.removed_at is None and vm.name.casefold() == wanted:
@@ -81,23 +81,29 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return None
 
     def event(self, event_id: str) -> Event | None:
-        """Return the event with exactly this id, also one that ended since the scope was loaded, or None."""
+        """Return the event of the scope with exactly this id, or None.
+
+        One that ended since the scope was loaded is found too; older ones that are over are not.
+        """
         for event in self.events:
             if event.id == event_id:
                 return event
         return None
 
     def live_events(self, status: EventState | None = None) -> tuple[Event, ...]:
-        """Return the events that are not over, or only those in this state, in order of publication.
+        """Return the events of the scope that are not over, or only those in this state, oldest first.
 
-        None means scheduled and started; OVER gives ().
+        `status` None means scheduled and started; OVER gives (). The order is that of publication.
         """
         if status is None:
             return tuple([e for e in self.events if e.is_live])
         return tuple([e for e in self.events if e.status is status and e.is_live])
 
     def with_event(self, event: Event) -> Scope:
-        """Return the scope with this event in place of the one with its id, or added with the next `seq`."""
+        """Return the scope with this event in place of the one with its id, or added with the next `seq`.
+
+        Neither the incarnation nor the history changes.
+        """
         if self.event(event.id) is None:
             numbered = msgspec.structs.replace(event, seq=self.next_seq)
             return msgspec.structs.replace(self, events=(*self.events, numbered), next_seq=self.next_seq + 1)
@@ -117,7 +123,10 @@ class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return msgspec.structs.replace(self, incarnation=self.incarnation + by)
 
     def with_entries(self, *entries: HistoryEntry) -> Scope:
-        """Return the scope with these history entries added, each with this scope's id in place of its own."""
+        """Return the scope with these history entries added to `new_entries`, to be committed with it.
+
+        Each gets this scope's id in place of its own `scope_id`.
+        """
         placed = tuple(msgspec.structs.replace(entry, scope_id=self.id) for entry in entries)
         return msgspec.structs.replace(self, new_entries=(*self.new_entries, *placed))
 
@@ -148,8 +157,8 @@ def scope_title(scope: Scope) -> str:
 def scope_title_from_id(scope_id: str) -> str:
     """Return what people call the scope with this id, such as `VM db`; names are in lower case.
 
-    That is how ids spell them. Unlike `scope_title`, it needs no VM of the scope. An unknown kind of scope stands for
-    itself.
+    That is how ids spell them. Unlike `scope_title`, it needs no VM of the scope. The word before the colon of an
+    unknown kind of id is used as it is; nothing is raised.
     """
     kind, _, path = scope_id.partition(":")
     match kind, path.split("/")[2:]:
@@ -185,9 +194,10 @@ def hours_text(seconds: float) -> str:
 
 
 def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
-    """Return the lab time, perhaps past, when the scope is disabled if no VM polls until then.
+    """Return the lab time, perhaps past, at which the scope is disabled if no VM polls until then.
 
-    None if that never happens: the policy enables scopes always, or this one is disabled.
+    That is `policy.idle_s` after the latest poll or the enabling. None if it never happens: the policy enables scopes
+    always, or this one is disabled already.
     """
     if policy.enablement is EnablementMode.ALWAYS or scope.enabled_at is None:
         return None

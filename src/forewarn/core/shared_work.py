@@ -20,18 +20,24 @@ VmInScope = tuple[str, str]  # scope id and name of a VM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWork:
-    """What other rollouts do, or have done, to VMs of a rollout in its place."""
+    """Which VMs of a rollout other rollouts maintain, or have maintained, in its place (spec §13.6).
 
-    states: dict[VmInScope, str] = field(default_factory=dict)  # (scope id, name) → the field of RolloutTally
+    `shared_work` makes it. The rollout leaves these VMs to the others.
+    """
+
+    states: dict[VmInScope, str] = field(default_factory=dict)  # (scope id, name) → `scheduled`, `started` or `done`
     request_ids: frozenset[str] = frozenset()  # of the other rollouts whose work is not over
 
     @property
     def pending(self) -> int:
-        """How many VMs another rollout works on, or has planned to."""
+        """How many of the shared VMs another rollout works on, or has planned to; those done do not count."""
         return sum(state != "done" for state in self.states.values())
 
     def without(self, vms: Iterable[Vm]) -> list[Vm]:
-        """Return those of `vms` that no other rollout serves, in their order."""
+        """Return those of `vms` that no other rollout maintains or has maintained in place of this one.
+
+        They keep their order.
+        """
         if not self.states:
             return list(vms)
         return [vm for vm in vms if (vm.scope_id, vm.name) not in self.states]
@@ -41,10 +47,11 @@ NO_SHARED_WORK = SharedWork()
 
 
 def may_share_work(request: MaintenanceRequest, other: MaintenanceRequest) -> bool:
-    """Return whether events of another rollout could serve the rollout of `request`.
+    """Return whether events of `other`, another rollout, could do the work of the rollout of `request`.
 
-    They have the same impact, the other one is open or closed only after this one was requested, and, if both are over
-    hosts, they have one in common. False if one of the two is not a rollout, or if they are the same request.
+    True if they have the same impact, `other` is open or was closed only after `request` was made, and, if both are
+    over hosts, they have a host in common. False if one of the two is not a rollout, or if they are the same request.
+    Whether they cover the same VMs is not checked: `shared_work` does that.
     """
     mine, others = request.rollout, other.rollout
     if mine is None or others is None or request.id == other.id or mine.cause is not others.cause:
@@ -62,13 +69,13 @@ def shared_work(
     events: Iterable[Event],
     planned: Iterable[PlannedEvent],
 ) -> SharedWork:
-    """Return which of `vms`, the VMs of a rollout, other rollouts serve, in which state, and by whom.
+    """Return which of `vms`, the VMs of a rollout, other rollouts maintain in its place, and their states.
 
-    `events` and `planned` are those of other rollouts that may share work with it. Only those of the same cause count,
-    on the host that the VM is on; of events, those that are live or have ended since `request` was made, unless they
-    were withdrawn or the act on the VM failed. A VM that an event in `own_events` handles (`handled_vms`) is not among
-    them: the rollout has seen to it itself. One whose event a health check withdrew is, so that a rollout that resumes
-    does not repeat what another did meanwhile.
+    `request` is the rollout's, `own_events` are its own events, `events` and `planned` those of other rollouts that may
+    share work with it (`may_share_work`). Only those of the same cause count, on the host that the VM is on; of events,
+    those that are live or have ended since `request` was made, unless they were withdrawn or the act on the VM failed.
+    A VM that an event in `own_events` handles (`handled_vms`) is left out: the rollout has seen to it itself. One whose
+    own event a health check withdrew is not, so that a rollout that resumes does not repeat what another did meanwhile.
     """
     own = handled_vms(rollout, own_events, ())
     hosts = {(vm.scope_id, vm.name): vm.host for vm in vms if (vm.scope_id, vm.name) not in own}

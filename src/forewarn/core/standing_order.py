@@ -29,12 +29,15 @@ _MAX_RETRY_S = 86_400.0  # after a visit that failed, and until one that publish
 
 
 class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What a standing order knows about one host. Times are lab time."""
+    """What a standing order knows about its visits of one host; a visit is a rollout over that host.
+
+    Stored as part of the order. Times are lab time.
+    """
 
     visited_at: float | None = None  # when the last visit that succeeded ended; None: there was none
     impact: RolloutImpact | None = None  # of that visit; None: there was none, or an earlier release stored it
-    asked_at: float | None = None  # when the last visit was requested, or resumed after a pause
-    request_id: str = ""  # of the visit under way; "": none is
+    asked_at: float | None = None  # when the last visit was requested, or resumed after a pause; None: never
+    request_id: str = ""  # of the visit that is not over; "": there is none
     is_paused: bool = False  # somebody paused the visit under way, and it has no live event: it does not count as one
     problem: str = ""  # for people: why the last visit did not succeed; "": it did, or is under way
     failed_at: float | None = None  # when the last failed visit ended; None: none since the last success
@@ -46,13 +49,16 @@ class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """An order to visit every host within `within_s`. Stored; there is at most one. Times are lab time."""
+    """An order to visit every host of the fleet at least once within a time, again and again.
 
-    within_s: float  # each host is visited at least once in this time
+    A visit is a rollout over one host. There is at most one order; it is stored. Times are lab time.
+    """
+
+    within_s: float  # seconds; each host is visited at least once in this time
     impact: RolloutImpact  # what a visit does to the VMs of the host
     who: str  # the name of who gave it
     at: float  # when it was given
-    notice_s: float = 0  # of its events; 0: the minimum
+    notice_s: float = 0  # of its events, in seconds; 0: the minimum
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
     at_once: int = 1  # how many hosts may be visited at the same time
     visits: dict[str, HostVisit] = {}  # by host name; a host that is missing was never visited
@@ -60,13 +66,14 @@ class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
     held_until: float = 0  # when the last hold on all rollouts was lifted: until then, a visit could publish nothing
 
     def visit(self, host: str) -> HostVisit:
-        """Return what is known about the host of this name; an empty one if nothing is."""
+        """Return what the order knows about the host of exactly this name; an empty HostVisit if nothing."""
         return self.visits.get(host, HostVisit())
 
     def visited_at(self, host: str) -> float | None:
-        """Return the lab time at which the host's last successful visit ended; None if that does not count.
+        """Return the lab time at which the host's last successful visit ended; None if none counts.
 
-        It counts if it had the impact of this order, or one that is not known. Only the last success is known.
+        A visit counts if it had the impact of this order, or one that is not known. Only the last success is stored, so
+        an earlier one with the right impact does not count.
         """
         visit = self.visit(host)
         return visit.visited_at if visit.impact in (None, self.impact) else None
@@ -90,7 +97,10 @@ def _visit_notice_s(order: StandingOrder) -> float:
 
 
 def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
-    """Return whether a visit, the rollout of `request`, has the impact, windows and notice of the order."""
+    """Return whether a visit, the rollout of `request`, has the impact, windows and notice of the order.
+
+    `request` must carry a rollout. Without a notice of its own the order has the minimum of its impact.
+    """
     rollout = request.rollout
     assert rollout is not None
     wanted = (order.impact, order.calendar, _visit_notice_s(order))
@@ -100,9 +110,9 @@ def has_rules_of(order: StandingOrder, request: MaintenanceRequest) -> bool:
 def order_warning(order: StandingOrder, domains: Sequence[int], now: float) -> str:
     """Return a sentence on why the order cannot visit all hosts within its interval; "" if it can.
 
-    `domains` has for each host with VMs how many update domains follow one another there. It counts from lab time
-    `now`, without approvals, budgets and failures, and looks at the windows of the first 10,000 starts in a row only,
-    so more hosts than it says may be late.
+    `domains` has for each host with VMs how many update domains follow one another there. The estimate begins at lab
+    time `now`, assumes no approvals, budgets or failures, and looks at the windows of the first 10,000 starts in a row
+    only, so more hosts than it says may be late.
     """
     notice_s, work_s = _visit_notice_s(order), _visit_work_s(order)
     needed = math.ceil(sum(domains) / order.at_once)
@@ -158,16 +168,16 @@ def due_at(order: StandingOrder, host: str) -> float:
 def retry_after_s(order: StandingOrder) -> float:
     """Return how many seconds of lab time must pass after a failed visit before the host is visited again.
 
-    That is a tenth of the interval, at most a day. A visit that publishes no event for so long, and has none that is
-    live, is given up.
+    That is a tenth of the interval, at most a day. It is also how long a visit without a live event may publish nothing
+    before it is given up.
     """
     return min(_MAX_RETRY_S, order.within_s / 10)
 
 
 def late_at(order: StandingOrder, host: str) -> float:
-    """Return the lab time, perhaps past, from which the host lags: the interval after its last visit.
+    """Return the lab time, perhaps past, from which the host is late: the interval after its last visit.
 
-    That is the one of `StandingOrder.visited_at`; if none counts, the time of the order counts instead.
+    The visit is the one of `StandingOrder.visited_at`; if none counts, it is the interval after the order was given.
     """
     visited_at = order.visited_at(host)
     return (order.at if visited_at is None else visited_at) + order.within_s
@@ -176,8 +186,10 @@ def late_at(order: StandingOrder, host: str) -> float:
 def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[str]:
     """Return the hosts (names) to visit next at lab time `now`, the longest waiting first; [] if none.
 
-    `hosts` are all hosts of the fleet. At most `at_once` visits are under way. Hosts whose last visit did not succeed
-    come after the others, so that those which cannot be maintained do not keep the others waiting.
+    `hosts` are the names of all hosts of the fleet. Only hosts that are due (`due_at`) and have no visit, not even a
+    paused one, are returned, and only as many as `at_once` allows beside the visits under way. Hosts whose last visit
+    did not succeed come after the others, so that those which cannot be maintained do not keep the others waiting. The
+    caller requests the visits.
     """
     names = list(hosts)
     free = order.at_once - sum(order.visit(host).is_under_way for host in names)
@@ -187,9 +199,10 @@ def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[
 
 
 def next_order_time(order: StandingOrder, hosts: Iterable[str]) -> float | None:
-    """Return the lab time, perhaps past, at which the next host is due; None if no more may be visited.
+    """Return the lab time, perhaps past, at which the next host is to be visited; None if no more may be.
 
-    `hosts` are the names of all hosts of the fleet. None if `at_once` visits are under way, or each host has a visit.
+    `hosts` are the names of all hosts of the fleet. None if `at_once` visits are under way, or if each host has a visit
+    that is not over.
     """
     names = list(hosts)
     if sum(order.visit(host).is_under_way for host in names) >= order.at_once:
@@ -198,9 +211,10 @@ def next_order_time(order: StandingOrder, hosts: Iterable[str]) -> float | None:
 
 
 def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
-    """Return what is known about a host after the rollout of `request`, its visit, has closed.
+    """Return `visit`, what is known about a host, after the rollout of `request`, its visit, has closed.
 
-    A visit succeeds if its rollout completed without a failed VM; else the host is visited again later.
+    A visit succeeds if its rollout completed without a failed VM; otherwise the reason is noted as the problem, and the
+    host is visited again later. `request` must carry a rollout. Nothing is stored.
     """
     rollout = request.rollout
     assert rollout is not None
@@ -212,8 +226,9 @@ def after_visit(visit: HostVisit, request: MaintenanceRequest) -> HostVisit:
 
 
 def given_up(visit: HostVisit, problem: str, at: float | None) -> HostVisit:
-    """Return what is known about a host whose visit ended without success, at lab time `at`.
+    """Return `visit`, what is known about a host, after its visit ended without success at lab time `at`.
 
-    `problem` says why, for people.
+    `problem` says why, for people. `at` None: the time is not known. Nothing is stored, and the rollout is not stopped
+    here.
     """
     return replace(visit, request_id="", is_paused=False, problem=problem, failed_at=at)

@@ -21,7 +21,12 @@ _MAX_FINDINGS = 4  # of one comparison: place, power and condition; a bound in c
 
 
 class UnannouncedKind(StrEnum):
-    """What changed without an act. The values are labels of a metric."""
+    """What changed about a VM or host without an act of the service. The values are labels of a metric.
+
+    A VM was moved, started, restarted, shut down (by its guest), powered off, crashed, stopped (for an unknown reason),
+    paused, resumed, removed (no host has it) or duplicated (several hosts have it in memory); a host was lost (does not
+    answer) or found (answers again).
+    """
 
     MOVED = "moved"  # to another host
     STARTED = "started"
@@ -39,35 +44,38 @@ class UnannouncedKind(StrEnum):
 
 
 class PlacedVm(Protocol):
-    """The facts about a VM that are compared with its hosts; a `Vm` has them."""
+    """The facts about a VM in the fleet that `compare_vm` compares with its hosts; a `Vm` has them."""
 
     @property
     def name(self) -> str:
-        """Its name, as the history shows it."""
+        """The VM's name, as the history shows it."""
 
     @property
     def host(self) -> str:
-        """The name of its host in the fleet; "" if it is on none."""
+        """The name of the VM's host in the fleet; "" if it is on none."""
 
     @property
     def power(self) -> PowerState:
-        """Its power state in the fleet."""
+        """The VM's power state in the fleet."""
 
     @property
     def seen(self) -> LastSeen | None:
-        """What its hosts reported when they were last compared with the fleet; None: not compared so far."""
+        """What hosts reported about the VM when they were last compared with the fleet.
+
+        None if they were not compared so far.
+        """
 
 
 class VmReports(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What hosts report about one VM."""
+    """What all hosts report about one VM: those that list it, and whether all have answered."""
 
-    found: dict[str, ObservedMachine]  # by the fleet's name of the host: those that list the VM
+    found: dict[str, ObservedMachine]  # name of a host in the fleet → the VM as that host lists it; others do not
     own_host_answered: bool = True  # whether the VM's host in the fleet has answered; True if it has none
     all_hosts_answered: bool = True  # whether every host of the fleet has; False too if another VM has its name
 
 
 class VmFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The facts about a VM that a comparison with its hosts may change."""
+    """The facts about a VM that a comparison with its hosts may change: host, power and last report."""
 
     name: str  # of the VM
     host: str  # the name of its host; "": on none
@@ -76,18 +84,21 @@ class VmFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One difference between the fleet and the hosts, and the facts about the VM with which it is gone."""
+    """One difference between a VM in the fleet and what hosts report, and the facts that remove it.
 
-    vm: VmFacts
+    `compare_vm` makes it; the caller records it.
+    """
+
+    vm: VmFacts  # the facts with which the difference is gone
     kind: UnannouncedKind | None = None  # None: nobody is to blame, as at the first comparison
     text: str = ""  # for the history; "": not worth an entry
     compares_hosts: bool = False  # it follows from the answers of several hosts, which were not given at one moment
     needs_all_hosts: bool = False  # it follows from the answers of all hosts
 
     def entry(self, now: float) -> HistoryEntry | None:
-        """Return the history entry about it, at lab time `now`; None if it is not worth one (no `text`).
+        """Return the history entry about the finding, at lab time `now`; None if it has no text for one.
 
-        Its kind is UNANNOUNCED, or FLEET if nobody is to blame.
+        The entry's kind is UNANNOUNCED, or FLEET if nobody is to blame (the finding has no kind). Nothing is stored.
         """
         if not self.text:
             return None
@@ -98,10 +109,12 @@ class VmFinding(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 def compare_vm(vm: PlacedVm, reports: VmReports) -> tuple[VmFinding, ...]:
     """Return the differences between a VM in the fleet and what hosts report, in the order to apply them.
 
-    () if there is none, while the VM is changing on a host, and where the silence of a host, or several hosts on which
-    it is off, leave the matter open. The facts of the last one are those of the VM now. Nobody is blamed for what is
-    found by the first comparison of a VM, or after an act on it has failed: the fleet follows the hosts. Only
-    DUPLICATED keeps its kind then.
+    Each has the facts of the VM after it; those of the last one are how the VM is now. A finding without a text only
+    updates what was last seen. The result is () if there is no difference, while the VM is changing on a host, and
+    where the silence of a host, or several hosts on which it is off, leave the matter open.
+
+    Nobody is blamed for what is found by the first comparison of a VM, or after an act on it has failed: such findings
+    have no kind (only DUPLICATED keeps its own), and the fleet follows the hosts.
     """
     is_adopted = vm.seen is None or vm.seen.is_uncertain
     facts = VmFacts(name=vm.name, host=vm.host, power=vm.power, seen=vm.seen)

@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change of VM settings. None leaves a setting unchanged; a notice of 0 switches it off.
+    """A change of VM settings: those that an owner may change on existing VMs.
 
-    `untagged` names tags to remove; () removes none.
+    None leaves a setting unchanged; a notice of 0 switches it off. `untagged` names tags to remove; () removes none.
     """
 
     terminate_notice_min: int | None = None  # minutes: 0, or 5 to 15 (not checked here)
@@ -39,7 +39,10 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def is_empty(self) -> bool:
-        """Whether it names no setting and no tag to remove; one equal to the current setting counts as named."""
+        """Whether the change names no setting and no tag to remove.
+
+        It does not know the VMs: a setting that equals their current one counts as named.
+        """
         return self == VmSettingsChange()
 
     @property
@@ -84,9 +87,9 @@ def _apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
 def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> Scope:
     """Return the scope with the change applied to its present VMs with these keys; other keys are ignored.
 
-    Tags are removed first, then added. Refused if a Spot VM would get a terminate notification, or if only part of a
-    set or cloud service would get another policy (approval or publishing). Whether notices have allowed lengths is
-    not checked.
+    Tags are removed first, then added. Raises Refused if a Spot VM would get a terminate notification, or if the change
+    names a policy (approval or publishing) and only some VMs of the scope are among `keys`. Whether notices have
+    allowed lengths is not checked. Adds no history entry, and stores nothing.
     """
     _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:
@@ -97,7 +100,7 @@ def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSetti
 
 
 def describe_settings(change: VmSettingsChange, called: str) -> str:
-    """Return what was done: `set the terminate notice of workers to 10 min, the tags to team=shop`.
+    """Return a change in words: `set the terminate notice of workers to 10 min, the tags to team=shop`.
 
     `called` is the name of the VM or set. A change that only removes tags is `removed the tag team of workers`. Removed
     tags are left out if tags are set too. The change must not be empty.

@@ -34,7 +34,12 @@ _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
 class WaveStep(StrEnum):
-    """What a rollout does next about its waves."""
+    """What a rollout does next about its waves.
+
+    BEGIN: publish the first events of a wave. WORK: publish its other events, or wait until they are over. SETTLE:
+    wait, because the wave is over and its settling time is not. DONE: the last wave has settled, or there was nothing
+    to do.
+    """
 
     BEGIN = "begin"  # publish the first events of a wave
     WORK = "work"  # on a wave: publish its other events, or wait until they are over
@@ -44,14 +49,14 @@ class WaveStep(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WavePhase:
-    """How far a rollout is with its waves."""
+    """How far a rollout is with its waves, and which VMs are left. `wave_phase` computes it."""
 
-    step: WaveStep
+    step: WaveStep  # what the rollout does next
     wave: int  # index of the wave that the step is about; for DONE, of the last one
     members: list[Vm] = field(default_factory=list)  # BEGIN, WORK: its VMs without an event, published or planned
     remaining: list[Vm] = field(default_factory=list)  # VMs of all waves without an event; `remaining_vms`
-    over_at: float | None = None  # SETTLE, and DONE after a wave: lab time of the wave's last end; else None
-    settles_until: float | None = None  # SETTLE: lab time
+    over_at: float | None = None  # SETTLE, and DONE after a wave: lab time at which the wave's last event ended
+    settles_until: float | None = None  # SETTLE: lab time at which the settling time ends; None: another step
 
 
 def wave_specs(rollout: Rollout) -> tuple[WaveSpec, ...]:
@@ -66,10 +71,12 @@ def wave_specs(rollout: Rollout) -> tuple[WaveSpec, ...]:
 def wave_phase(
     rollout: Rollout, vms: Sequence[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
 ) -> WavePhase:
-    """Return what the rollout does next about its waves, at lab time `now`.
+    """Return what the rollout does next about its waves, at lab time `now`: begin, work, settle or done.
 
     `vms` are the VMs that it covers now, also those that it has done; `events` and `planned` all its events so far. A
-    wave without VMs is passed over. Whether the rollout is paused, held or has ended is not checked. Changes nothing.
+    wave is over when it has no VM without an event and none of the rollout's events is planned or live; it settles for
+    `rollout.settle_s` after the last end. A wave without VMs is passed over. Whether the rollout is paused, held or has
+    ended is not checked. Changes nothing.
     """
     remaining = remaining_vms(rollout, vms, events, planned)
     specs = wave_specs(rollout)
@@ -101,9 +108,10 @@ def _has_begun(rollout: Rollout, events: Sequence[Event], planned: Sequence[Plan
 def begin_wave(
     rollout: Rollout, phase: WavePhase, events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
 ) -> Rollout:
-    """Return the rollout with the wave of this phase, a BEGIN, as its current wave.
+    """Return the rollout with the wave of this phase, whose step is BEGIN, as its current wave.
 
-    `events` and `planned` are all its events so far, `now` is lab time. A rollout without `waves` stays as it is.
+    It notes the size of the wave and how many VMs were handled before. `events` and `planned` are all its events so
+    far, `now` is lab time. A rollout without `waves` is returned as it is. Nothing is stored or published.
     """
     if not rollout.waves:
         return rollout
@@ -138,11 +146,11 @@ def divide_into_waves(rollout: Rollout, vms: Sequence[Vm]) -> list[list[Vm]]:
 def following_waves(
     rollout: Rollout, vms: Sequence[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent], now: float
 ) -> dict[int, int]:
-    """Return how many VMs each wave after the current one will have, by index; the fleet may change.
+    """Return how many VMs each wave after the current one would have now, by the index of the wave.
 
     `vms` are the VMs that the rollout covers, `events` and `planned` all its events so far. A wave that is about to
-    begin is among them. Index 0 is the first wave of the rollout; `now` is lab time. Without a following wave the
-    result is empty.
+    begin is among them. Index 0 is the first wave of the rollout; `now` is lab time. A wave may have 0 VMs. Without a
+    following wave the result is empty. It is an estimate, because the fleet may change.
     """
     phase = wave_phase(rollout, vms, events, planned, now)
     taken = {vm.key for vm in phase.members} if phase.step is WaveStep.WORK else set()
@@ -232,15 +240,19 @@ def _wave_order(vm: Vm) -> tuple[int, list[tuple[int, int, str]], str]:
 
 
 def has_tag(vm: Vm, tag: str) -> bool:
-    """Return whether the VM has the tag `name`, with any value, or `name=value`; only names in any case."""
+    """Return whether the VM has a tag, given as `name` (with any value) or `name=value`.
+
+    The letter case of the name is ignored; the value must match exactly.
+    """
     name, equals, value = tag.partition("=")
     return any(name.casefold() == known.casefold() and (not equals or value == text) for known, text in vm.tags.items())
 
 
 def covers_vm(rollout: Rollout, vm: Vm) -> bool:
-    """Return whether the rollout covers the VM where it is now; whether it is present is not checked.
+    """Return whether the rollout covers the VM, by the host, scope, tag or location that the VM has now.
 
-    Names of hosts, and the scope id, must match exactly; the location, and the name of a tag, in any case.
+    Names of hosts, the scope id and the value of a tag must match exactly; the location and the name of a tag ignore
+    letter case. Whether the VM was removed is not checked.
     """
     if rollout.hosts:
         return vm.host in rollout.hosts
@@ -254,8 +266,9 @@ def covers_vm(rollout: Rollout, vm: Vm) -> bool:
 def require_valid_waves(rollout: Rollout, vms: Sequence[Vm]) -> None:
     """Raise InvalidRollout unless the waves and settling time of a rollout over these VMs make sense.
 
-    There are at most 100 waves. A wave must have a name of its own and be one of a number, a share and a tag of one of
-    `vms`; shares make at most 100 %, and the rest is the last wave. The settling time is at most 30 days.
+    There are at most 100 waves. Each has a name of its own (1 to 100 characters, ignoring letter case) and at most one
+    of a number, a share and a tag, which one of `vms` must have; the shares add up to at most 100 %, and only the last
+    wave may be the rest. The settling time is 0 to 30 days.
     """
     if not 0 <= rollout.settle_s <= MAX_SETTLE_S:
         raise InvalidRollout(
@@ -308,11 +321,11 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
 
 
 def make_wave(index: int, name: str, vms: int | None, share: float | None, tag: str | None) -> WaveSpec:
-    """Return a wave as a user describes it, with None for what is not given.
+    """Return a wave as a user describes it: a number of VMs, a share, a tag, or without these the rest.
 
-    Raises InvalidRollout for a number or share of 0 and an empty tag, which would mean the rest otherwise. `name` is
-    the wave's name, `vms` a number of VMs, `share` percent of all, `tag` `NAME` or `NAME=VALUE`; `index` is its place
-    from 0, for the path of the error. With none of the three it is the rest.
+    `vms` is a number of VMs, `share` percent of all, `tag` `NAME` or `NAME=VALUE`, each None if it is not given. Raises
+    InvalidRollout for a number or share of 0 and an empty tag, which would mean the rest otherwise; `index` is the
+    place of the wave from 0, for the path of that error. `require_valid_waves` checks everything else.
     """
     for key, value, least in (("vms", vms, 1), ("share", share, "more than 0"), ("tag", tag, "a name")):
         if value is not None and not value:
@@ -324,11 +337,11 @@ def make_wave(index: int, name: str, vms: int | None, share: float | None, tag: 
 
 
 def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
-    """Return the waves of a canary, shares in percent, and the rest; () without a canary and shares.
+    """Return the waves of a rollout: a canary, one per share (in percent), and the rest.
 
-    `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. Raises InvalidRollout for
-    another text, a number with more than 9 digits, a canary of 0 VMs and a share of 0. `require_valid_waves` checks
-    the rest.
+    `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. Without a canary and shares
+    the result is (). Raises InvalidRollout for another text, a number with more than 9 digits, a canary of 0 VMs and a
+    share of 0. `require_valid_waves` checks everything else.
     """
     waves: list[WaveSpec] = []
     if canary.startswith("tag=") and canary != "tag=":
@@ -360,7 +373,8 @@ def _share_name(shares: Sequence[float], index: int) -> str:
 def require_target(rollout: Rollout, vms: Sequence[Vm]) -> None:
     """Raise InvalidRollout unless the rollout has exactly one target, and a tag or location has VMs.
 
-    `vms` are the VMs that it covers now.
+    The targets are hosts, a scope, a tag, a location and everything. `vms` are the VMs that the rollout covers now;
+    they may be none for hosts, a scope and everything. Whether hosts and scope exist is not checked.
     """
     targets = (rollout.hosts, rollout.scope_id, rollout.tag, rollout.location, rollout.everything)
     if sum(map(bool, targets)) != 1:
@@ -413,7 +427,7 @@ def wave_end_text(rollout: Rollout, phase: WavePhase) -> str:
 def settles_until(rollout: Rollout, now: float) -> float | None:
     """Return the lab time until which the current wave of a rollout settles; None if none does at `now`.
 
-    None also for a rollout that has ended.
+    None also for a rollout that has ended. It goes by `rollout.wave_over_at`, which is set when the wave settles.
     """
     if rollout.closed or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return None

@@ -10,14 +10,18 @@ from forewarn.core.resource_ids import ROOT_RESOURCE
 
 
 class WebhookSchema(StrEnum):
-    """The message format of a webhook: Event Grid or CloudEvents 1.0."""
+    """The message format of a webhook: `eventgrid` (Event Grid) or `cloudevents` (CloudEvents 1.0)."""
 
     EVENT_GRID = "eventgrid"
     CLOUD_EVENTS = "cloudevents"
 
 
 class EventGridStatus(StrEnum):
-    """The status of an event in webhook messages, in Event Grid's words; Completed even if acts failed."""
+    """The status of an event in webhook messages, in Event Grid's words.
+
+    Scheduled, Started, Completed (it had started and is over, even if acts failed) or Canceled (it ended without a
+    start).
+    """
 
     SCHEDULED = "Scheduled"
     STARTED = "Started"
@@ -28,14 +32,14 @@ class EventGridStatus(StrEnum):
 class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A webhook: the receiver's address, which events it receives, and its position in the history.
 
-    It receives the statuses in `happenings` of events that affect a VM within the resource `over`; with
+    Stored. It receives the statuses in `happenings` of events that affect a VM within the resource `over`; with
     `opted_in_only`, only VMs with `publish_outside` (whose owners publish their events) count. With `rollouts` it also
     receives what happens to rollouts.
     """
 
     id: str  # a GUID, lower case
     url: str  # of the receiver, http or https
-    secret: str  # signs messages
+    secret: str  # with which messages are signed
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
     over: str = ROOT_RESOURCE  # only events of VMs within this resource
     happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # statuses to notify about; by default all
@@ -47,7 +51,10 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
 
 class WebhookCursor(msgspec.Struct, frozen=True, kw_only=True):
-    """The new position of a webhook in the history. Committing it for a removed webhook changes nothing."""
+    """The new position of a webhook in the history, as a commit stores it.
+
+    A commit never moves a webhook back. For a removed webhook it changes nothing.
+    """
 
     webhook_id: str  # of the subscription, lower case
     seq: int  # the new value of `WebhookSubscription.cursor`

@@ -53,9 +53,9 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     first: str = ""  # opens from this date on; "": always did, which only `every` 1 allows
     month_days: tuple[int, ...] = ()  # days of a month on which it opens, from 1; a month without that day has none
     week_of_month: int = 0  # opens on this one of the weekday `days` of a month: 1 to 4, or -1 for the last; 0: unset
-    offset_days: int = 0  # and that many days later, or earlier if negative; only with `week_of_month`
-    until: str = ""  # closed from this local time on, such as `2027-01-01T00:00`; "": never ends; not with `on`
-    skipped: tuple[float, ...] = ()  # openings that are left out, in seconds since 1970
+    offset_days: int = 0  # opens that many days after that weekday, or before if negative; only with `week_of_month`
+    until: str = ""  # closed from this local time on, such as `2027-01-01T00:00`; "": never; no effect with `on`
+    skipped: tuple[float, ...] = ()  # beginnings of openings that are left out, in seconds since 1970
 
 
 class BlackoutDates(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -420,10 +420,10 @@ def check_count(texts: Sequence[str], noun: str) -> None:
 def make_calendar(
     windows: Iterable[str], blackouts: Iterable[str], deadline: float | None
 ) -> MaintenanceCalendar | None:
-    """Return the calendar of these texts, or None without any.
+    """Return the calendar of these texts of windows and blackout dates; None if all three are missing.
 
     `parse_window` and `parse_blackout` read them. `deadline` is lab time. Raises ValueError with a sentence, also for
-    blackouts or a deadline without a window, and for more than 100 windows or blackouts.
+    blackouts or a deadline without a window, a deadline that is no time, and more than 100 windows or blackouts.
     """
     windows, blackouts = tuple(windows), tuple(blackouts)
     check_count(windows, "maintenance windows")
@@ -443,7 +443,7 @@ def make_calendar(
 def calendar_text(calendar: MaintenanceCalendar) -> str:
     """Return the calendar for people: `sat 02:00 4h UTC; not on 2026-12-24; at the latest Thu …`.
 
-    Sets of windows that must be open at the same time are joined by `and`.
+    The deadline is in the zone of the first window. Sets that must be open at the same time are joined by `and`.
     """
     sets = (calendar.windows, *calendar.other_sets)
     parts = [" and ".join(", ".join(map(window_text, windows)) for windows in sets)]
@@ -455,7 +455,7 @@ def calendar_text(calendar: MaintenanceCalendar) -> str:
 
 
 def window_source(calendar: MaintenanceCalendar) -> str:
-    """Return ` of configuration nightly` for windows of configurations, "" for those of a rollout."""
+    """Return whose windows these are, to follow a noun: ` of configuration nightly`; "": a rollout's own."""
     return f" of {calendar.source}" if calendar.source else ""
 
 

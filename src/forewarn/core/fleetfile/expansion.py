@@ -45,7 +45,10 @@ _LOCATION_KEYS = PARENT_KEYS | {"location", "zone", "zones", "host"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmBatch:
-    """The VMs that one table declares, with the facts that later checks need."""
+    """The VMs that one table of a fleet file declares, with the facts that later checks need.
+
+    `expand_vms` makes it.
+    """
 
     table: ParsedTable[Any]  # the table that declares them: of a scale set, a role or [[vms]]
     vms: list[Vm]  # without vm_id, and with a host only if the table names one
@@ -58,8 +61,8 @@ def expand_hosts(
 ) -> list[tuple[Host, ParsedTable[tables.HostsTable]]]:
     """Return the hosts of all [[hosts]] tables in the order of the file, each with its table.
 
-    A table with a count gives several. A table with an invalid name is reported to `problems` and left out; one with
-    both zone and zones is reported and kept.
+    A table with a count gives several, numbered and in its zones in turn. A table with an invalid name is reported to
+    `problems` and left out; one with both zone and zones is reported and kept. Raises nothing.
     """
     found: list[tuple[Host, ParsedTable[tables.HostsTable]]] = []
     for table in file.hosts:
@@ -78,10 +81,12 @@ def _numbered_hosts(table: ParsedTable[tables.HostsTable], location: str) -> Ite
 
 
 def expand_vms(file: ParsedFleetFile, inherited: InheritedValues, problems: ProblemCollector) -> list[VmBatch]:
-    """Return the VMs of all tables, one batch per table in file order. No host is chosen for them yet.
+    """Return the VMs that all tables declare, one batch per table in file order, without chosen hosts.
 
-    A scale set has a batch if it has a count, a cloud service one per role. Reports the problems of single tables to
-    `problems`. Left out are roles with an invalid name, and [[vms]] with an invalid name or pattern with {n}.
+    A scale set has a batch if it has a count, a cloud service one per role. VMs of a set get update and fault domains,
+    zones and placement groups in turn, where the table does not name them. Reports to `problems` what is wrong in
+    single tables, also in those of subscriptions, groups and sets, and scale sets and cloud services without VMs. Left
+    out are roles with an invalid name, and [[vms]] with an invalid name or pattern with {n}. Raises nothing.
     """
     parents = read_parents(file, inherited)
     check_groups(file, problems)

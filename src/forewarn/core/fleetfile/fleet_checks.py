@@ -14,7 +14,7 @@ from forewarn.core.fleetfile.problems import ProblemCollector
 
 
 def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], problems: ProblemCollector) -> None:
-    """Report hosts whose names occur twice, ignoring case, to `problems`."""
+    """Report hosts whose names occur twice, ignoring letter case, to `problems`; raises nothing."""
     seen: dict[str, int] = {}
     for host, table in hosts:
         first = seen.get(host.name.casefold())

@@ -28,9 +28,10 @@ def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Return why the braces of a pattern are invalid, to follow it in a sentence, or None.
+    """Return why the braces of a name pattern are invalid, to follow the pattern in a sentence, or None.
 
-    None if it has no braces, or only {n} or such as {n:03}. `name_error` checks the rest.
+    None means valid: it has no braces, or only {n} or {n:0W} with a width W from 1 to 9, such as {n:03}. Nothing else
+    is checked here; `name_error` checks a name.
     """
     rest = _NUMBER_PLACEHOLDER.sub("", pattern)
     return "has braces other than {n}" if "{" in rest or "}" in rest else None
@@ -46,7 +47,7 @@ def plain_name_error(name: str, *, limit: int) -> str | None:
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether the text contains a placeholder for the number, valid or not."""
+    """Return whether the text contains `{n`, the beginning of a placeholder for the number, valid or not."""
     return "{n" in text
 
 
@@ -60,7 +61,10 @@ def numbered_pattern(text: str, *, counted: bool) -> str:
 
 
 def fill_pattern(pattern: str, n: int) -> str:
-    """Return the pattern with the number in place of each {n}; without {n}, as it is. It must be valid."""
+    """Return the pattern with the number in place of each {n}; {n:03} pads it with zeros to three digits.
+
+    Without {n} the pattern is returned as it is. It must be valid (`pattern_error`).
+    """
     return pattern.format(n=n)
 
 

@@ -27,32 +27,33 @@ _COPIED_KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentResource:
-    """A declared availability set, scale set or cloud service."""
+    """An availability set, scale set or cloud service that a fleet file declares. `read_parents` makes it."""
 
     label: str  # for people: "availability set"
     key: str  # the key by which a VM names it: "availability_set"
     table: ParsedTable[tables.CommonVmTable]
     template: Vm  # a nameless VM with the values that its VMs inherit
-    update_domains: int  # their number
-    fault_domains: int  # their number
+    update_domains: int  # how many it has
+    fault_domains: int  # how many it has
     zones: tuple[str, ...] = ()  # given to its VMs in turn; (): the zone of the template
 
     @property
     def name(self) -> str:
-        """Its name as the file writes it."""
+        """The name of the set or service, as the file writes it."""
         return self.table.content.name
 
     @property
     def group_key(self) -> tuple[str, str]:
-        """Its (subscription id, resource group), both in lower case."""
+        """The (subscription id, resource group) of the set or service, both in lower case."""
         return (self.template.subscription_id.casefold(), self.template.resource_group.casefold())
 
 
 class InheritedValues:
-    """The values that tables of one file inherit from subscriptions, resource groups and defaults.
+    """The values that tables of one fleet file inherit from subscriptions, resource groups and [defaults].
 
     The constructor and both methods report subscriptions that are not declared to `problems`, unless a table of
-    subscriptions is invalid; `template` reports invalid resource groups too. Names and ids ignore case.
+    subscriptions is invalid; `template` reports invalid resource groups too. Names and ids are compared ignoring letter
+    case.
     """
 
     def __init__(self, file: ParsedFleetFile, problems: ProblemCollector) -> None:
@@ -66,8 +67,8 @@ class InheritedValues:
     def subscription_id(self, table: ParsedTable[Any]) -> str:
         """Return the id of the subscription that a table names by name or id, else of the default one.
 
-        Ignores case. A GUID need not be declared. Any other unknown name is returned as it is, and reported, unless a
-        table of subscriptions is invalid.
+        Letter case is ignored. A GUID need not be declared. Any other unknown name is returned as it is, and reported
+        as a problem, unless a table of subscriptions is invalid.
         """
         named = table.content.subscription or self._defaults.content.subscription
         known = self._subscriptions.get(named.casefold()) or self._subscription_ids.get(named.casefold())
@@ -78,9 +79,11 @@ class InheritedValues:
         return known or named
 
     def template(self, table: ParsedTable[tables.CommonVmTable]) -> Vm:
-        """Return a nameless VM with the values of the table, else of its group or the defaults; in no set.
+        """Return a VM without a name, in no set, with the values of the table, else those that it inherits.
 
-        A resource group gives only its location. Reports an invalid resource group or an unknown subscription.
+        The location comes from the table, else from its resource group, else from [defaults]; other values come from
+        the table, else from [defaults], and tags from both. Reports an invalid resource group or an unknown
+        subscription as a problem.
         """
         content, defaults = table.content, self._defaults.content
         group = content.resource_group or defaults.resource_group
@@ -110,10 +113,10 @@ class InheritedValues:
 
 
 def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
-    """Return `base` with the values that the table gives; tags and environment are added to its own.
+    """Return `base` with the values that the table gives; what the table leaves out stays as in `base`.
 
-    A tag or variable replaces one of the same name. Copied are the values that VMs inherit, such as size, location and
-    priority; names, sets, hosts and addresses are not.
+    Tags and environment variables are added, and replace those of the same name. Copied are the values that VMs
+    inherit, such as size, location, zone, priority and approvals; names, sets, hosts and addresses are not.
     """
     content = table.content
     values: dict[str, Any] = {key: getattr(content, key) for key in _COPIED_KEYS if table.has(key)}
@@ -138,9 +141,10 @@ def _notice_minutes(value: bool | int) -> int:
 
 
 def read_parents(file: ParsedFleetFile, inherited: InheritedValues) -> list[ParentResource]:
-    """Return all parents of the file: availability sets, then scale sets, then cloud services, in order.
+    """Return the sets and services of the file: availability sets, then scale sets, then cloud services.
 
-    `inherited` reports their unknown subscriptions and invalid resource groups to its problems.
+    Those of a kind are in the order of the file. `inherited` reports their unknown subscriptions and invalid resource
+    groups to the problems that it was made with.
     """
     sets = [_read_parent("availability set", table, inherited) for table in file.availability_sets]
     scale_sets = [_read_parent("scale set", table, inherited) for table in file.scale_sets]
@@ -179,9 +183,10 @@ def find_parent(
 ) -> ParentResource | None:
     """Return the set or service that a [[vms]] table names; None unless it is exactly one, and declared.
 
-    It is one of `parents`, those of `file`, searched by name, ignoring case, in the resource group of `template`, then,
-    if the table names no group or subscription and only one has that name, in all groups. Reports a table that names
-    several to `problems`, and an unknown one unless a table of that kind is invalid.
+    It is one of `parents`, the sets and services of `file`, searched by name, ignoring letter case, in the resource
+    group of `template`; then, if the table names no group or subscription and only one has that name, in all groups.
+    Reports a table that names several sets or services to `problems`, and one that names an unknown one, unless a table
+    of that kind is invalid.
     """
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:

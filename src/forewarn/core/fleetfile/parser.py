@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedTable(Generic[T_co]):
-    """One table of the file, with the line numbers of its keys."""
+    """One table of a fleet file, with its values and the line numbers of its keys."""
 
     content: T_co  # its values; a key that is missing or invalid has its default
     title: str  # as the file writes it: "[[vms]]"
@@ -31,7 +31,10 @@ class ParsedTable(Generic[T_co]):
     invalid_keys: frozenset[str]  # keys with invalid values; checks that depend on them are left out
 
     def line(self, *keys: str) -> int:
-        """Return the line (from 1) of the first of these keys that the table has, valid or not, else its own."""
+        """Return the line, from 1, of the first of these keys that the table has, with a valid value or not.
+
+        Without such a key it is the line of the table itself.
+        """
         written = (key for key in keys if key in self.given_keys or key in self.invalid_keys)
         return self.lines.line_of((*self.path, next(written, "")))
 
@@ -64,10 +67,11 @@ class ParsedFleetFile:
 
 
 def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile | None:
-    """Parse the text, and report its problems to `problems`; None if it is not TOML, or nested too deeply.
+    """Return the tables of a fleet file (TOML text), and report what is wrong in them to `problems`.
 
-    A table that lacks a valid required key is left out; any other invalid value is replaced by the default; unknown
-    keys are reported and ignored. References between tables are not checked.
+    None if the text is not TOML, or nested too deeply; that is reported too, and nothing is raised. A table that lacks
+    a valid required key is left out; any other invalid value is replaced by the default; unknown keys are ignored. All
+    three are reported. References between tables are not checked.
     """
     try:
         data = tomli.loads(text)

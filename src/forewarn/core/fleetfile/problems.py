@@ -10,14 +10,20 @@ from forewarn.errors import Rejected
 
 
 class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One problem of a fleet file: its line, what is wrong, and what to write instead. Shown as JSON too."""
+    """One problem of a fleet file, or of applying it: its line, what is wrong, and what to do instead.
+
+    Shown to people, and as JSON to clients.
+    """
 
     line: int  # 0: the problem is in the running fleet, not in a line of the file
     what: str  # a clause that says what is wrong
     remedy: str  # a clause that says what to write or do instead
 
     def sentence(self, source: str) -> str:
-        """Return the problem in one line: `source:line: what: remedy`, without a line number if it has none."""
+        """Return the problem in one line: `source:line: what: remedy`, where `source` is the file's name.
+
+        Without a line number, if the problem has none, it is `source: what: remedy`.
+        """
         place = f"{source}:{self.line}: " if self.line else f"{source}: "
         return f"{place}{self.what}: {self.remedy}"
 
@@ -35,16 +41,20 @@ class InvalidFleetFile(Rejected):
 
 
 class ProblemCollector:
-    """Collects problems while a file is read; empty at first. The same problem of a line is reported once."""
+    """Collects the problems of a fleet file while it is read; empty at first.
+
+    The functions that check the file add to it instead of raising. The same problem of a line is kept once.
+    """
 
     def __init__(self) -> None:
         self._problems: list[FleetFileProblem] = []
         self._reported: set[tuple[int, str]] = set()
 
     def add(self, line: int, what: str, remedy: str, *, rule: str = "") -> None:
-        """Add a problem, unless that line has one with the same `rule`, or without a rule the same `what`.
+        """Add a problem, unless the line has one of the same `rule` (without a rule: the same `what`) already.
 
-        `line` is from 1, 0 for none; `what` says what is wrong, `remedy` what to write instead, each as a clause.
+        `line` counts from 1, 0 means none. `what` says what is wrong, `remedy` what to write instead, each as a clause.
+        `rule` is any name for one kind of problem, of which a line shows only the first.
         """
         key = (line, rule or what)
         if key not in self._reported:

@@ -17,14 +17,14 @@ from forewarn.core.placement import HostAllocator
 
 
 class DeclaredSubscription(msgspec.Struct, frozen=True, kw_only=True):
-    """A [[subscriptions]] table: the name that a fleet file gives to a subscription id."""
+    """A subscription that a fleet file declares in a [[subscriptions]] table: its id and its name."""
 
     id: str  # a GUID, or another text
     name: str  # by which tables of the file refer to it
 
 
 class DeclaredResourceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A [[resource_groups]] table, with the subscription and location that it inherits."""
+    """A resource group that a fleet file declares, with the subscription and location that it inherits."""
 
     name: str  # as the file writes it
     subscription_id: str  # its own, else that of [defaults]
@@ -33,22 +33,22 @@ class DeclaredResourceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defa
 
 
 class VmDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """The line of the file that declares a VM, and the fields that the file does not set."""
+    """Where a fleet file declares a VM, and which fields of the VM the file leaves open."""
 
     line: int  # of the name in the table that declares it
     unspecified_fields: frozenset[str]  # fields of Vm: chosen when the VM is added, and kept from then on
 
 
 class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
-    """The hosts and VMs that a fleet file declares, in its order.
+    """The hosts and VMs that a valid fleet file declares, in its order. `read_fleet_file` makes it.
 
-    VMs have no vm_id yet. They have a host (named in the file, or chosen as if the fleet were empty), and an address
-    only if the file gives one.
+    It says nothing about the running fleet: `core.fleet_diff` compares the two. VMs have no vm_id yet. They have a host
+    (named in the file, or chosen as if the fleet were empty), and an address only if the file gives one.
     """
 
     source: str  # the name of the file, for messages
-    hosts: tuple[Host, ...]
-    vms: tuple[Vm, ...]
+    hosts: tuple[Host, ...]  # all healthy
+    vms: tuple[Vm, ...]  # a table with a count gives several
     origins: dict[str, VmDeclaration]  # where each VM is declared, by its key
     subscriptions: tuple[DeclaredSubscription, ...] = ()
     resource_groups: tuple[DeclaredResourceGroup, ...] = ()

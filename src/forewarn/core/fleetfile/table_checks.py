@@ -16,8 +16,8 @@ from forewarn.core.fleetfile.problems import ProblemCollector
 def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
     """Report subscriptions and resource groups with bad names, and those declared twice, to `problems`.
 
-    Names, and ids of subscriptions, are compared without regard to case, resource groups with their subscription as
-    the file names it.
+    Names, and ids of subscriptions, are compared ignoring letter case. Two resource groups are the same if their tables
+    also give the same text as subscription.
     """
     duplicates = _DuplicateCheck(problems)
     for subscription in file.subscriptions:
@@ -83,9 +83,9 @@ class _DuplicateCheck:
 
 
 def check_role(role: ParsedTable[tables.RoleTable], problems: ProblemCollector) -> bool:
-    """Return whether the role's name is valid; report it to `problems` if it is not.
+    """Return whether the name of a cloud service's role is valid; report it to `problems` if it is not.
 
-    It has 1 to 53 characters, and otherwise the form that `plain_name_error` demands.
+    A valid name has 1 to 53 characters, and otherwise the form that `plain_name_error` demands.
     """
     return _check_plain_name(role, role.content.name, problems, limit=53)  # leaves 11 characters for _IN_1000000
 
@@ -100,9 +100,10 @@ def _check_plain_name(table: ParsedTable[Any], name: str, problems: ProblemColle
 def check_names(
     table: ParsedTable[tables.VmsTable] | ParsedTable[tables.HostsTable], thing: str, problems: ProblemCollector
 ) -> bool:
-    """Return whether the names that the table makes are valid; if not, report that to `problems`.
+    """Return whether the names that a [[vms]] or [[hosts]] table makes are valid; if not, report that.
 
-    Only the name with the highest number, the longest, is checked. `thing` is `VM` or `host`, for the message.
+    The report goes to `problems`. The pattern is checked, and the name with the highest number, which is the longest.
+    `thing` is `VM` or `host`, for the message.
     """
     content = table.content
     error = pattern_error(content.name)
@@ -141,8 +142,9 @@ def check_vms(
 ) -> None:
     """Report contradictions in a [[vms]] table to `problems`, as in zones, priority and domains.
 
-    Others are a placement group without a scale set, and automatic approval of its own for a VM of a set or service.
-    `template` has its values with inherited ones; `parent` is the set or service that it names, None: no valid one.
+    Others are a placement group without a scale set or in a flexible one, and automatic approval of its own for a VM of
+    a set or service. `template` is a VM with the values of the table and the inherited ones; `parent` is the set or
+    service that the table names, None if it names none or no valid one. Names are not checked here.
     """
     thing = f"VM {table.content.name!r}"
     check_zone(table, thing, problems)
@@ -192,9 +194,10 @@ def _check_domain(
 
 
 def check_patterns(table: ParsedTable[tables.VmsTable], problems: ProblemCollector) -> bool:
-    """Return whether a [[vms]] table has valid names and valid {n} in its other patterns.
+    """Return whether a [[vms]] table has valid names, and valid braces in its other patterns.
 
-    If not, it is reported to `problems`. The other patterns are computer_name, address and host.
+    The other patterns are computer_name, address and host; their values are not checked otherwise. What is invalid is
+    reported to `problems`.
     """
     keys = ("computer_name", "address", "host")
     errors = {key: error for key in keys if (error := pattern_error(getattr(table.content, key)))}

@@ -121,9 +121,9 @@ class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
 class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that [[vms]], sets and cloud services have in common; VMs inherit them from their set.
 
-    The name is required. Any other key that is left out is inherited from the set, the location else from the resource
-    group, then from [defaults]; its value here does not count (`ParsedTable.has` says whether a key is given). Tags are
-    added to the inherited ones, and replace those of the same name.
+    The name is required. Any other key that is left out is inherited from the set, else (only the location) from the
+    resource group, else from [defaults]; then the default here has no effect (`ParsedTable.has` says whether a key is
+    given). Tags are added to the inherited ones, and replace those of the same name.
     """
 
     name: Name  # of the set; or of the VM, with {n} in place of its number; without it, a count adds `-{n}`
