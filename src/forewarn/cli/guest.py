@@ -27,8 +27,8 @@ _NO_EVENTS_YET = f"{_NO_EVENTS} `forewarn guest watch` waits for one."
 def endpoint_option(function: CommandFunction) -> CommandFunction:
     """Decorate a command that polls a VM's endpoint: an `offline_command` with the option --endpoint.
 
-    The function gets the Invocation first, and `endpoint`: a URL, or None if the option is not given, for which
-    `Client` asks the environment, then discovers it.
+    The function gets the Invocation as its first argument, and `endpoint` as a keyword: a URL, or None if the option is
+    not given; then `Client` takes the endpoint of the environment, or discovers it.
     """
     return click.option(
         "--endpoint",
@@ -67,9 +67,9 @@ def watch(call: Invocation, endpoint: str | None) -> None:
     """Keep running, and show every change.
 
     \f
-    Prints each new document of the endpoint: its incarnation, and all its events, also those of other VMs. Never
-    returns; waits out outages. `endpoint` None: from the environment, else discovered. Raises NotFound or Rejected if
-    the endpoint refuses.
+    Prints each new document of the endpoint, the first one at once: its incarnation, and all its events, also those of
+    other VMs; with --json one object per line. Runs until it is interrupted; waits out outages. `endpoint` None: from
+    the environment, else discovered. Raises NotFound or Rejected if the endpoint refuses.
     """
     client = Client(endpoint)
     name: str | None = None
@@ -93,10 +93,10 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    `mine` approves all that list this VM, maybe none. All are approved in one request, or none. Prints the ids that
-    were approved. `endpoint` None: from the environment, else discovered. Raises Rejected unless either `ids` or `mine`
-    is given, for a beginning that is too short or ambiguous, and if the endpoint refuses; NotFound if no listed event
-    begins so; Unavailable if the endpoint does not answer.
+    `ids` are ids or beginnings of them, ignoring letter case; `mine` approves all that list this VM, maybe none. All
+    are approved in one request, or none. Prints the ids that were approved. `endpoint` None: from the environment, else
+    discovered. Raises Rejected unless either `ids` or `mine` is given, for a beginning that is too short or ambiguous,
+    and if the endpoint refuses; NotFound if no listed event begins so; Unavailable if the endpoint does not answer.
     """
     if mine == bool(ids):
         raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")
@@ -119,10 +119,10 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
 
 
 def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
-    """Return the full id of the one listed event whose id begins with `given`, in any case.
+    """Return the full id of the one listed event whose id begins with `given`, ignoring letter case.
 
-    A full id (36 characters) is returned in capitals even if it is not listed. Raises NotFound if no event begins with
-    it, Rejected if several do or it has fewer than 4 characters.
+    A full id (36 characters) is returned in capitals even if it is not listed. Raises NotFound if no listed event
+    begins with `given`, Rejected if several do or it has fewer than 4 characters.
     """
     if len(given) == 36:
         return given.upper()
@@ -137,7 +137,10 @@ def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
 
 
 def vm_name_or_none(client: Client) -> str | None:
-    """Ask the endpoint for the VM's name, with the retries of `Client.name`; None after any error of it."""
+    """Return the VM's name, for which the endpoint is asked; None if it does not answer or refuses.
+
+    Blocks for the retries of `Client.name`. Raises no ForewarnError.
+    """
     try:
         return client.name()
     except ForewarnError:

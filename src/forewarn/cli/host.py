@@ -27,7 +27,7 @@ def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_ru
     """Predict a host's failure: each of its VMs gets a Redeploy event.
 
     \f
-    `host` is its name, in any case; `in_s` is the notice in seconds of lab time; 0: the minimum, or none with
+    `host` is its name, ignoring letter case; `in_s` is the notice in seconds of lab time; 0: the minimum, or none with
     `short_notice`. Marks the host as degraded and schedules the events; deallocated VMs get none. With `dry_run` only
     prints a preview. Returns the exit code: with `wait`, which follows the request to its end, 1 unless it succeeded,
     else 0. Raises NotFound, Refused if the host is not healthy or a VM has no other host, Rejected if the notice is
@@ -51,9 +51,10 @@ def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
     """Make a host fail now: its VMs are redeployed with no notice.
 
     \f
-    `host` is its name, in any case. Marks the host as failed; deallocated VMs stay. `dry_run` only previews it. Returns
-    the exit code: 1 if it was followed (`wait`) and did not succeed, else 0. Raises NotFound, or Refused if the host
-    has failed already or a VM has no other host.
+    `host` is its name, ignoring letter case. Marks the host as failed, and redeploys its VMs to other hosts at once;
+    deallocated VMs stay. `dry_run` only prints a preview. Returns the exit code: 1 if it was followed to its end
+    (`wait`) and did not succeed, else 0. Raises NotFound, or Refused if the host has failed already or a VM has no
+    other host.
     """
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "fail", "preview"))
@@ -84,8 +85,9 @@ def confirm_down(call: Invocation, host: str) -> None:
     run twice and damage its disks. `forewarn repair` takes it back.
 
     \f
-    `host` is the name, in any case, of a host that has failed or does not answer the hypervisor. Prints what follows.
-    Raises NotFound, or Refused for any other host, or if it is confirmed already.
+    `host` is the name, ignoring letter case, of a host that has failed or does not answer the hypervisor. Does not ask.
+    Prints that its VMs may be started elsewhere. Raises NotFound, or Refused for any other host, or if it is confirmed
+    already.
     """
     view = call.api.post("hosts", host, "confirm-down")
     if call.output.as_json:
@@ -101,9 +103,10 @@ def repair(call: Invocation, host: str) -> None:
     """Make a host healthy again.
 
     \f
-    `host` is the name, in any case, of a host that is degraded, has failed, or is confirmed down, which ends too.
-    Prints its health; moves no VM back, and withdraws no event. Raises NotFound, or Refused if it is healthy and not
-    confirmed down, or events are still scheduled that move VMs away because it is degraded: withdraw them first.
+    `host` is the name, ignoring letter case, of a host that is degraded, has failed, or is confirmed down; that
+    confirmation ends too. Prints its health; moves no VM back, and withdraws no event. Raises NotFound, or Refused if
+    it is healthy and not confirmed down, or events are still scheduled that move VMs away because it is degraded:
+    withdraw them first.
     """
     view = call.api.post("hosts", host, "repair")
     if call.output.as_json:

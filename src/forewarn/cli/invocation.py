@@ -31,9 +31,9 @@ CommandFunction = Callable[..., Any]
 class Invocation:
     """One run of the command: its common options, its output, and the client of the selected service.
 
-    Every command gets it as its first argument, `call`. The options' callbacks fill in `as_json` and `given_…`, as
-    typed; properties must be read after that. `given_data`, `given_server` and `given_profile` are those of --data
-    (None: not given), --server and --profile ("": not given).
+    The root command makes it, and every command gets it as its first argument, `call`. The options' callbacks fill in
+    `as_json` (--json) and, as typed, `given_data` (--data; None: not given), `given_server` and `given_profile`
+    (--server and --profile; "": not given); read the properties only after that.
     """
 
     def __init__(self) -> None:
@@ -47,13 +47,16 @@ class Invocation:
     def data(self) -> Path:
         """The path of the local service's data directory: --data, else FOREWARN_DATA, else the default one.
 
-        That is `forewarn` below XDG_STATE_HOME or ~/.local/state. It may not exist.
+        The default is `forewarn` below XDG_STATE_HOME or ~/.local/state. The directory may not exist.
         """
         return data_directory(self.given_data, os.environ)
 
     @cached_property
     def output(self) -> Output:
-        """Where this run prints, with --json as JSON; made at the first use, after the options were parsed."""
+        """The Output of this run, which prints JSON where --json was given; one object, made at the first use.
+
+        Use it only after the options were parsed.
+        """
         return Output(as_json=self.as_json, program=self._command_prefix)
 
     @property
@@ -67,8 +70,8 @@ class Invocation:
     def remote_selection(self) -> RemoteSelection:
         """The remote service that options, else the environment, select; falsy for the local service.
 
-        Raises Rejected if --data is given together with --server or --profile. After `require_local` there are only the
-        options, and this check is not made.
+        Raises Rejected if --data is given together with --server or --profile. After `require_local` the environment is
+        ignored, and this check is not made.
         """
         flags = RemoteSelection(server=self.given_server, profile=self.given_profile)
         if self._is_local:
@@ -77,7 +80,7 @@ class Invocation:
 
     @property
     def profiles(self) -> ProfileFile:
-        """The user's file of sign-in profiles, made anew by each access; the file may not exist."""
+        """The user's file of sign-in profiles, a new ProfileFile at each access; the file may not exist."""
         return ProfileFile.from_environment(os.environ)
 
     @cached_property
@@ -92,10 +95,10 @@ class Invocation:
 
     @cached_property
     def api(self) -> ApiClient:
-        """The client of the selected service, made at the first use; it connects with each call.
+        """The ApiClient of the selected service, made at the first use; it opens a connection for each call.
 
-        Raises, as `remote_profile`, Rejected, NotFound or Unauthenticated if no remote profile can be chosen; whether
-        the service runs is not checked.
+        Raises Rejected, NotFound or Unauthenticated if no profile can be chosen for a remote service, as
+        `remote_profile` does; whether the service runs is not checked.
         """
         if self.remote_profile is not None:
             return ApiClient(RemoteTransport(self.remote_profile))
@@ -186,25 +189,27 @@ def _with_invocation(function: CommandFunction, *, is_local: bool) -> CommandFun
 
 
 def offline_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command that calls no remote service: it gets the Invocation as its first argument.
+    """Decorate a command that needs no remote service: it gets the Invocation as its first argument.
 
-    Adds --json. --server and --profile are accepted only to be rejected when the command runs.
+    Adds --json. --server and --profile, which the help does not show, are accepted only to be Rejected when the command
+    runs; the environment's remote service is ignored.
     """
     return remote_options(_with_invocation(function, is_local=True), hidden=True)
 
 
 def local_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command for the local service: it gets the Invocation as its first argument.
+    """Decorate a command for the service of this machine: it gets the Invocation as its first argument.
 
-    Adds --data and --json. --server and --profile are accepted only to be rejected when the command runs.
+    Adds --data and --json. --server and --profile, which the help does not show, are accepted only to be Rejected when
+    the command runs; the environment's remote service is ignored.
     """
     return data_option(offline_command(function))
 
 
 def profile_command(function: CommandFunction) -> CommandFunction:
-    """Decorate a command about sign-in profiles: it gets the Invocation as first argument, and no --data.
+    """Decorate a command about sign-in profiles: it gets the Invocation as its first argument.
 
-    Adds --server, --profile and --json.
+    Adds --server, --profile and --json, but not --data.
     """
     return remote_options(_with_invocation(function, is_local=False))
 
@@ -212,7 +217,7 @@ def profile_command(function: CommandFunction) -> CommandFunction:
 def service_command(function: CommandFunction) -> CommandFunction:
     """Decorate a command that calls the selected service: it gets the Invocation as its first argument.
 
-    Adds --data, --server, --profile and --json.
+    Adds --data, --server, --profile and --json, whose values go to the Invocation, not to the function.
     """
     return data_option(remote_options(_with_invocation(function, is_local=False)))
 
@@ -242,8 +247,8 @@ def duration(text: str) -> float:
 def require_server_extra(command: str) -> Iterator[None]:
     """Context manager for a command's imports; raises Rejected if the [server] extra is not installed.
 
-    The message has the pip command. `command` is the command without `forewarn`. If a module of forewarn itself is
-    missing, that error is raised.
+    It turns a ModuleNotFoundError in its block into Rejected, with the pip command in the message; that of a module of
+    forewarn itself is raised unchanged. `command` is the command without `forewarn`.
     """
     try:
         yield

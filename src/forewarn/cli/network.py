@@ -66,9 +66,10 @@ def plan(call: Invocation, listeners: bool, ruleset: bool, **options: Any) -> No
     """Show what apply would set, and change nothing.
 
     \f
-    `options` has taps, ports, uris, file and state. Needs no privilege. With `listeners` or `ruleset` prints only that;
-    --json has everything. Raises Rejected if a source is wrong, a device does not fit, or a service answers whose fleet
-    does not have a VM that an option or the file names.
+    `options` has taps, ports, uris, file and state. Needs no privilege. Prints the interfaces and the commands that
+    would set up this host; with `listeners` or `ruleset` only that; --json has everything. Devices may be missing.
+    Raises Rejected if a source is wrong, a device does not fit, or a service answers whose fleet does not have a VM
+    that an option or the file names.
     """
     from forewarn.guest_network.apply import plan_here
     from forewarn.guest_network.plan import listener_tables, render_listeners
@@ -99,8 +100,9 @@ def apply(call: Invocation, replace_earlier: bool, follow: bool, **options: Any)
     \f
     `options` has taps, ports, uris, file and state. Prints what it changed. With `follow` it runs until SIGINT or
     SIGTERM, devices may be missing, VMs that are no longer named are dropped, and later errors are printed and tried
-    again. Raises Rejected without root, for wrong sources and for devices that do not fit; Refused if VMs of an earlier
-    plan would be dropped without `replace_earlier`, and while another command is at work.
+    again. Raises Rejected without root, for wrong sources, and for devices that do not fit or, without `follow`, are
+    missing; Refused if VMs of an earlier plan would be dropped without `replace_earlier`, while rules of the
+    documentation are loaded by hand, and while another command is at work.
     """
     from forewarn.guest_network.apply import apply_plan
     from forewarn.guest_network.follow import follow_devices

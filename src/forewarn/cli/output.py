@@ -35,35 +35,35 @@ STATE_STYLES = {  # state in lower case → style of rich
 
 
 def without_control_characters(text: object) -> str:
-    """`str(text)` with U+FFFD for each unprintable character except line feeds.
+    """Return `str(text)` with U+FFFD for each unprintable character except line feeds.
 
-    So text from elsewhere cannot steer the terminal.
+    So text from elsewhere cannot control the terminal.
     """
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(text))
 
 
 def state_text(text: object) -> Text:
-    """A state such as `scheduled`, as it is spelled, in its colour of STATE_STYLES; others without colour.
+    """Return a state such as `scheduled`, as it is spelled, in its colour of STATE_STYLES.
 
-    Case does not matter for the colour. Control characters are replaced.
+    Letter case does not matter for the colour; unknown states have none. Control characters are replaced.
     """
     return Text(without_control_characters(text), style=STATE_STYLES.get(str(text).lower(), ""))
 
 
 def dim(text: object) -> Text:
-    """The text in grey, for what matters less, without control characters."""
+    """Return the text in grey, for what matters less; control characters are replaced."""
     return Text(without_control_characters(text), style="bright_black")
 
 
 def bold(text: object) -> Text:
-    """The text in bold, without control characters."""
+    """Return the text in bold; control characters are replaced."""
     return Text(without_control_characters(text), style="bold")
 
 
 def join_text(*parts: object) -> Text:
-    """Join pieces without a separator into one text; each Text keeps its own style.
+    """Return the pieces joined into one Text, without a separator; each Text keeps its own style.
 
-    Other pieces become plain text without control characters.
+    Other pieces become plain text, in which control characters are replaced.
     """
     line = Text()
     for part in parts:
@@ -72,11 +72,12 @@ def join_text(*parts: object) -> Text:
 
 
 class Output:
-    """Prints answers to stdout, and errors to stderr.
+    """Prints the answers of one command to stdout, and errors to stderr.
 
-    With `as_json` only `print_error` prints JSON by itself: for answers the caller chooses between `print_json` and the
-    other methods, which then print text as in a pipe. `program` replaces `forewarn` in hints. The attributes `stdout`
-    and `stderr` are the consoles of rich that it prints to.
+    On a terminal with colours and wrapped lines, in a pipe as plain lines. With `as_json` only `print_error` prints
+    JSON by itself: for answers the caller chooses between `print_json` and the other methods, which then print text as
+    in a pipe. `program` replaces `forewarn` in hints. The attributes `stdout` and `stderr` are the consoles of rich
+    that it prints to.
     """
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
@@ -91,11 +92,14 @@ class Output:
         return self.stdout.is_terminal and not self.as_json
 
     def short_id(self, long_id: object) -> str:
-        """The first 8 characters of an id on a terminal; the whole id in a pipe, where a program may read it."""
+        """Return the first 8 characters of an id on a terminal; the whole id in a pipe and with --json."""
         return str(long_id)[:_SHORT_ID_LENGTH] if self.is_terminal else str(long_id)
 
     def print_json(self, view: Any) -> None:
-        """Print a value to stdout as JSON on one line, so that watching commands can print one per line."""
+        """Print a value to stdout as JSON on one line, so that watching commands can print one per line.
+
+        Prints it in every mode, also if --json was not given.
+        """
         click.echo(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
 
     def print_line(self, *parts: object) -> None:
@@ -163,7 +167,8 @@ class Output:
     def print_hints(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Print an empty line, then commands to try next, to stdout: pairs of a command and what it does.
 
-        A command's `forewarn` becomes the way this program was called, with the options that select the service.
+        The word `forewarn` of a command becomes the way this program was called, with the options that select the
+        service. Prints them in a pipe too.
         """
         listed = [(self._with_command_prefix(command), use) for command, use in pairs]
         width = max((len(command) for command, _ in listed), default=0)
@@ -181,10 +186,10 @@ class Output:
 
 
 def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
-    """A table, headers in capitals, for a terminal of this width in characters, not printed yet.
+    """Return a table of rich, headers in capitals, for a terminal of this width in characters.
 
-    The columns have their `column_widths`, or those of rich if there are none. ValueError unless each row has a cell
-    per header.
+    Prints nothing. The columns have the widths of `column_widths`, or those that rich chooses if that finds none.
+    ValueError unless each row has a cell per header.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)
@@ -198,7 +203,7 @@ def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: i
 
 
 def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Column widths that break cells only between pieces; an empty list if the pieces do not fit.
+    """Return widths of table columns that break cells only between pieces; [] if the pieces do not fit.
 
     `columns` has the texts of each column, `width` is that of the table. A piece is a word, a time, or a text in
     parentheses. Each column gets the width of its longest piece. Then, from the left, each column that fits whole gets

@@ -90,12 +90,12 @@ def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Restart VMs, with notice.
 
     \f
-    `vms` are names, `group/name` or keys, in any case. Sends the request `restart` and prints its events. `options` has
-    wait (follow it to its end), notice_s (seconds; None: the default; 0 needs short_notice), short_notice (allow less
-    than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose scope has scheduled events
-    disabled, as after a day without polls, restarts at once. All VMs or none: NotFound for an unknown one, Refused if
-    the state of one forbids it. Returns the exit code: 1 if it was followed and did not succeed (it failed or was
-    canceled), else 0.
+    `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `restart` and prints its events.
+    `options` has wait (follow it to its end), notice_s (seconds of lab time; None: the default; 0 needs short_notice),
+    short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose
+    scope has scheduled events disabled, as after a day without polls, restarts at once. All VMs or none: NotFound for
+    an unknown one, Refused if the state of one forbids it, Rejected for a wrong notice. Returns the exit code: 1 if it
+    was followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "restart", vms, **options)
 
@@ -107,11 +107,12 @@ def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Move VMs to another host, with notice.
 
     \f
-    `vms` are names, `group/name` or keys, in any case. Sends the request `redeploy` and prints its events. `options`
-    has wait (follow it to its end), notice_s (seconds; None: the default; 0 needs short_notice), short_notice (allow
-    less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose scope has scheduled
-    events disabled is moved at once. All VMs or none: NotFound for an unknown one, Refused if the state of one forbids
-    it. Returns the exit code: 1 if it was followed and did not succeed (it failed or was canceled), else 0.
+    `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `redeploy` and prints its events.
+    `options` has wait (follow it to its end), notice_s (seconds of lab time; None: the default; 0 needs short_notice),
+    short_notice (allow less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). A VM whose
+    scope has scheduled events disabled is moved at once. All VMs or none: NotFound for an unknown one, Refused if the
+    state of one forbids it or no host can take it, Rejected for a wrong notice. Returns the exit code: 1 if it was
+    followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "redeploy", vms, **options)
 
@@ -124,11 +125,11 @@ def evict(call: Invocation, vms: tuple[str, ...], recommend: bool, **options: An
     """Evict Spot VMs, with 30 seconds of notice.
 
     \f
-    With `recommend` it sends the request `recommend-rebalance` instead: a SpotRebalanceRecommendation, which needs
-    the setting preview_versions, else it is Refused. `vms` are names, `group/name` or keys, in any case. Sends the
-    request `evict` and prints its events. `options` has wait (follow it to its end), notice_s (seconds; None: 30,
-    which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only preview it, send
-    nothing). All VMs or none: NotFound for an unknown one, Refused if one is no Spot VM. Returns the exit code: 1
+    Sends the request `evict` and prints its events; with `recommend` instead the request `recommend-rebalance`, a
+    SpotRebalanceRecommendation, which needs the setting preview_versions, else it is Refused. `vms` are names,
+    `group/name` or keys, ignoring letter case. `options` has wait (follow it to its end), notice_s (seconds of lab
+    time; None: 30, which is also the minimum), short_notice (allow less; needs notice_s) and dry_run (only preview it,
+    send nothing). All VMs or none: NotFound for an unknown one, Refused if one is no Spot VM. Returns the exit code: 1
     if it was followed and did not succeed (it failed or was canceled), else 0.
     """
     return _send_maintenance_request(call, "recommend-rebalance" if recommend else "evict", vms, **options)
@@ -142,12 +143,13 @@ def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: An
     """Delete VMs, with notice where that is enabled.
 
     \f
-    `vms` are names, `group/name` or keys, in any case. Sends the request `delete`, or `scale-in`, and prints its
-    events. A VM without terminate notification is deleted at once, and then a notice_s is Refused; without `scale_in`,
-    one whose scope has scheduled events disabled is deleted at once too. `options` has wait (follow it to its end),
-    notice_s (seconds; None: the VM's own), short_notice (allow less than the minimum; needs notice_s) and dry_run (only
-    preview it, send nothing). All VMs or none: NotFound for an unknown one, Refused if the state of one forbids it.
-    Returns the exit code: 1 if it was followed and did not succeed, else 0.
+    `vms` are names, `group/name` or keys, ignoring letter case. Sends the request `delete`, or with `scale_in` the
+    request `scale-in`, and prints its events. A VM without terminate notification is deleted at once, and then a
+    notice_s is Refused; without `scale_in`, one whose scope has scheduled events disabled is deleted at once too.
+    `options` has wait (follow it to its end), notice_s (seconds of lab time; None: the VM's own), short_notice (allow
+    less than the minimum; needs notice_s) and dry_run (only preview it, send nothing). All VMs or none: NotFound for an
+    unknown one, Refused if the state of one forbids it. Returns the exit code: 1 if it was followed and did not
+    succeed, else 0.
     """
     return _send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
 
@@ -183,9 +185,10 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -
 
     \f
     `words` are VMs (names, `group/name` or keys), then one of off, start, deallocate, reapply and reimage; raises
-    Rejected otherwise. It is done at once, with no event, but a reimage of a VM with OS image notification has a
-    notice. With `dry_run` only previews it. Returns the exit code: 1 if it was followed (`wait`) and did not succeed,
-    else 0. Raises NotFound for an unknown VM, Refused if the state of one forbids it; then nothing is done.
+    Rejected otherwise. Sends the request for all VMs, and prints what was accepted. It is done at once, with no event,
+    but a reimage of a VM with OS image notification has a notice. With `dry_run` only prints a preview. Returns the
+    exit code: 1 if it was followed to its end (`wait`) and did not succeed, else 0. Raises NotFound for an unknown VM,
+    Refused if the state of one forbids it; then nothing is done.
     """
     *vms, what = words
     if not vms or what not in _POWER_ACTIONS:
