@@ -1,9 +1,9 @@
 """Substitute answers: what the proxy sends in place of the service's own answer.
 
-Each function returns a `SpoiledAnswer` for a script to give to `Stage.substitute`. Whole answers, such as a status,
-are given at once, and the service does not get the request. Documents are edited as JSON: the order of their keys is
-kept, and a body that is not a document is left alone. An answer with another body has no ETag, so that a handler never
-takes a spoiled document for the current one because of a 304.
+Each function makes a `SpoiledAnswer` for a script to give to `Stage.substitute`. Whole answers, such as a status or a
+web proxy's HTML page, are given at once, and the service does not get the request. Documents are edited as JSON: the
+order of their keys is kept, and a body that is not a document is left alone. An answer with another body has no ETag,
+so that a handler never takes a spoiled document for the current one because of a 304.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forewarn.protocol.versions import VERSIONS
 
 @dataclass(frozen=True, slots=True)
 class ServiceAnswer:
-    """An HTTP answer: of the service, or what is sent instead.
+    """An HTTP answer of the service, or one that the proxy sends instead.
 
     `headers` of the service have no Content-Length, Transfer-Encoding and Connection; the proxy adds what is needed
     when it sends the answer. If `headers` have a Content-Length, that is sent even if it is wrong. With
@@ -43,7 +43,7 @@ class ServiceAnswer:
     body: bytes  # without the framing of chunks
 
     def header(self, name: str) -> str | None:
-        """Return the first value of a header, whose name is compared without case; None if it is absent."""
+        """Return the first value of a header, by its name ignoring letter case; None if it is absent."""
         return next((value for given, value in self.headers if given.lower() == name.lower()), None)
 
 
@@ -92,7 +92,7 @@ def status(
     concerns: Concerns = Concerns.ALL,
     withholds_request: bool = True,
 ) -> SpoiledAnswer:
-    """Answer with this status, and `body` as JSON; None: an object with `error`, the status in words.
+    """Make a substitute: this status, `body` as JSON; None: an object with `error`, the status in words.
 
     `retry_after` is the Retry-After header: seconds, or a date; None: without it. Unless `withholds_request`, the
     service gets the request and acts on it, although the handler reads this status. `concerns` says for which requests.
@@ -106,35 +106,35 @@ def status(
 
 
 def html_page(code: int = 200) -> SpoiledAnswer:
-    """Answer polls with an HTML page and this status, as a web proxy does; the service does not get them."""
+    """Make a substitute: this status and an HTML page for polls, which do not reach the service."""
     response = HttpResponse(status=code, headers=(("Content-Type", "text/html; charset=utf-8"),), body=_HTML)
     name = "an HTML page" if code == 200 else f"status {code} with an HTML page"
     return _whole_answer(name, response, Concerns.POLLS)
 
 
 def empty_body() -> SpoiledAnswer:
-    """Answer polls with 200 and an empty body; the service does not get them."""
+    """Make a substitute: 200 and an empty body for polls, which do not reach the service."""
     response = HttpResponse(status=200, headers=(JSON_CONTENT_TYPE,))
     return _whole_answer("200 with an empty body", response, Concerns.POLLS)
 
 
 def empty_object() -> SpoiledAnswer:
-    """Answer polls with 200 and the JSON object `{}`, no document; the service does not get them."""
+    """Make a substitute: 200 and the JSON `{}`, no document, for polls, which do not reach the service."""
     response = HttpResponse(status=200, headers=(JSON_CONTENT_TYPE,), body=b"{}")
     return _whole_answer("an empty JSON object", response, Concerns.POLLS)
 
 
 def redirect(location: str = "/sign-in", code: int = 302) -> SpoiledAnswer:
-    """Redirect polls to this location, with this status; the service does not get them.
+    """Make a substitute: redirect polls to this location, with this status; the service does not get them.
 
-    By default it is a path of the same endpoint that does not exist there.
+    By default the location is a path of the same endpoint that does not exist there.
     """
     response = HttpResponse(status=code, headers=(("Location", location),))
     return _whole_answer(f"a redirect to {location}", response, Concerns.POLLS)
 
 
 def unauthorized() -> SpoiledAnswer:
-    """Answer all requests with 401, as the metadata security protocol does for unsigned ones.
+    """Make a substitute: 401 for all requests, as the metadata security protocol gives unsigned ones.
 
     The service does not get them.
     """
@@ -142,7 +142,7 @@ def unauthorized() -> SpoiledAnswer:
 
 
 def gone() -> SpoiledAnswer:
-    """Answer all requests with 410 in the service's words, as it does for up to 70 s while a VM moves.
+    """Make a substitute: 410 in the service's words for all requests, as for up to 70 s while a VM moves.
 
     The service does not get them.
     """
@@ -150,7 +150,7 @@ def gone() -> SpoiledAnswer:
 
 
 def throttled(retry_after: int | str | None = 1, *, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
-    """Answer with 429 in the service's words and Retry-After (seconds, or a date; None: without it).
+    """Make a substitute: 429 in the service's words with Retry-After (seconds, a date; None: without it).
 
     `concerns` says which requests; the service does not get them.
     """
@@ -158,7 +158,7 @@ def throttled(retry_after: int | str | None = 1, *, concerns: Concerns = Concern
 
 
 def version_refused(served: tuple[str, ...] = ()) -> SpoiledAnswer:
-    """Refuse api-versions with 400 and the service's text; the versions in `served` are answered as usual.
+    """Make a substitute: 400 with the service's text for all api-versions but those in `served`.
 
     The text lists the newest three of `served`. By default it lists those of all api-versions, and every request is
     refused. The service does not get refused requests.
@@ -170,7 +170,7 @@ def version_refused(served: tuple[str, ...] = ()) -> SpoiledAnswer:
 
 
 def version_unknown(served: tuple[str, ...] = ()) -> SpoiledAnswer:
-    """Refuse api-versions with 404 and the service's text; the versions in `served` are answered as usual.
+    """Make a substitute: 404 with the service's text for all api-versions but those in `served`.
 
     By default every request is refused. The service does not get refused requests.
     """
@@ -181,10 +181,10 @@ def version_unknown(served: tuple[str, ...] = ()) -> SpoiledAnswer:
 
 
 def approval_refused(code: int, retry_after: int | None = None) -> SpoiledAnswer:
-    """Refuse approvals with 400, 429, 500, 503 or any other status; the service does not get them.
+    """Make a substitute: refuse approvals with this status; the service does not get them.
 
-    The bodies of these four are in the service's words, another is as for `status`. `retry_after`: seconds; None:
-    without the header, but a 503 asks for five seconds, as the service does.
+    The bodies of 400, 429, 500 and 503 are in the service's words, another is as for `status`. `retry_after`: seconds;
+    None: without the header, but a 503 asks for five seconds, as the service does.
     """
     bodies = {
         400: bad_request("The request could not be handled"),
@@ -203,7 +203,7 @@ def approval_refused(code: int, retry_after: int | None = None) -> SpoiledAnswer
 
 
 def iso_dates() -> SpoiledAnswer:
-    """Let polls get documents with NotBefore as an ISO date (2016-09-19T18:29:47Z); an empty one stays."""
+    """Make a substitute: polls get NotBefore as an ISO date (2016-09-19T18:29:47Z); an empty one stays."""
 
     def edit(event: _Json) -> None:
         at = parse_date(str(event.get("NotBefore") or ""))
@@ -214,17 +214,17 @@ def iso_dates() -> SpoiledAnswer:
 
 
 def empty_not_before() -> SpoiledAnswer:
-    """Let polls get documents with NotBefore "" in every event, also in Scheduled ones."""
+    """Make a substitute: polls get documents with NotBefore "" in every event, also in Scheduled ones."""
     return _edited_events('NotBefore ""', lambda event: event.update(NotBefore=""))
 
 
 def unknown_event_type(kind: str = "SpotRebalanceRecommendation") -> SpoiledAnswer:
-    """Let polls get documents with this EventType in every event; few handlers know the default."""
+    """Make a substitute: polls get this EventType in every event; few handlers know the default."""
     return _edited_events(f"EventType {kind}", lambda event: event.update(EventType=kind))
 
 
 def unknown_keys() -> SpoiledAnswer:
-    """Let polls get documents with NextLink and Properties, and events with three more unknown keys."""
+    """Make a substitute: documents with NextLink and Properties, and three unknown keys in each event."""
 
     def edit(document: _Json) -> None:
         for event in _events(document):
@@ -236,7 +236,7 @@ def unknown_keys() -> SpoiledAnswer:
 
 
 def without_fields(*names: str) -> SpoiledAnswer:
-    """Let polls get documents in which every event lacks these keys, such as Resources."""
+    """Make a substitute: polls get documents in which every event lacks these keys, such as Resources."""
 
     def edit(event: _Json) -> None:
         for name in names:
@@ -246,22 +246,22 @@ def without_fields(*names: str) -> SpoiledAnswer:
 
 
 def lower_case_names() -> SpoiledAnswer:
-    """Let polls get documents with the VM names in the Resources of every event in lower case."""
+    """Make a substitute: polls get the VM names in the Resources of every event in lower case."""
     return _edited_events("VM names in lower case", lambda event: _rename(event, str.lower))
 
 
 def upper_case_names() -> SpoiledAnswer:
-    """Let polls get documents with the VM names in the Resources of every event in upper case."""
+    """Make a substitute: polls get the VM names in the Resources of every event in upper case."""
     return _edited_events("VM names in upper case", lambda event: _rename(event, str.upper))
 
 
 def incarnation_reset() -> SpoiledAnswer:
-    """Let polls get documents with DocumentIncarnation 1, as after a day without polls; the events stay."""
+    """Make a substitute: polls get DocumentIncarnation 1, as after a day without polls; the events stay."""
     return edited_documents("DocumentIncarnation 1 again", lambda document: document.update(DocumentIncarnation=1))
 
 
 def older_document() -> SpoiledAnswer:
-    """Let polls get the document as it was before its newest event.
+    """Make a substitute: polls get the document as it was before its newest event.
 
     It lacks its last event, and its incarnation is one lower, at least 0. A document without events is left alone.
     """
@@ -276,7 +276,7 @@ def older_document() -> SpoiledAnswer:
 
 
 def same_document(body: bytes) -> SpoiledAnswer:
-    """Answer polls with this body, a document that was got earlier, instead of the current document.
+    """Make a substitute: polls get this body, a document of earlier, instead of the current document.
 
     Answers that are not documents, such as a 304, stay as they are.
     """
@@ -288,7 +288,7 @@ def same_document(body: bytes) -> SpoiledAnswer:
 
 
 def repeated_events() -> SpoiledAnswer:
-    """Let polls get documents with every event twice, one after the other, with the same EventId."""
+    """Make a substitute: polls get every event twice, one after the other, with the same EventId."""
 
     def edit(document: _Json) -> None:
         events = document["Events"]
@@ -299,7 +299,7 @@ def repeated_events() -> SpoiledAnswer:
 
 
 def huge_document(other_events: int = 4000) -> SpoiledAnswer:
-    """Let polls get documents with this many events of other VMs first; 4000 make more than 1 MB.
+    """Make a substitute: polls get this many events of other VMs first; 4000 make more than 1 MB.
 
     Their NotBefore is 15 to 30 minutes after the Date of the answer ("" without one), the same for 15 minutes.
     """
@@ -317,17 +317,17 @@ def huge_document(other_events: int = 4000) -> SpoiledAnswer:
 
 
 def byte_order_mark() -> SpoiledAnswer:
-    """Let polls get documents with the UTF-8 byte order mark before them."""
+    """Make a substitute: polls get the UTF-8 byte order mark before each document."""
     return _edited_bytes("a byte order mark before the document", lambda body: b"\xef\xbb\xbf" + body)
 
 
 def invalid_json() -> SpoiledAnswer:
-    """Let polls get only the first half of each document, with its own length: JSON that ends early."""
+    """Make a substitute: polls get half of each document, with its own length: JSON that ends early."""
     return _edited_bytes("invalid JSON", lambda body: body[: len(body) // 2])
 
 
 def truncated_body() -> SpoiledAnswer:
-    """Let polls get the first half of each document with the Content-Length of the whole, then close."""
+    """Make a substitute: polls get half of each document with the length of the whole, then the end."""
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:
         if _read_document(answer.body) is None:
@@ -339,9 +339,9 @@ def truncated_body() -> SpoiledAnswer:
 
 
 def chunked_transfer() -> SpoiledAnswer:
-    """Send the service's own answers with Transfer-Encoding: chunked (not to clients of HTTP/1.0).
+    """Make a substitute: the service's own answers with Transfer-Encoding: chunked, to all requests.
 
-    All requests get it; answers without a body stay. A chunk has at most 256 bytes, so that a document needs several.
+    Not for HTTP/1.0 and answers without a body. A chunk has at most 256 bytes, so that a document needs several.
     """
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:
@@ -356,12 +356,12 @@ def chunked_transfer() -> SpoiledAnswer:
 
 
 def slow_body(seconds: float, *, concerns: Concerns = Concerns.POLLS) -> SpoiledAnswer:
-    """Spread the bodies of the service's answers to `concerns` over this many seconds (real time)."""
+    """Make a substitute: the service's answers to `concerns`, with bodies over this many real seconds."""
     return SpoiledAnswer(name=f"a body over {seconds:g} s", body_s=seconds, concerns=concerns)
 
 
 def late_answer(seconds: float, *, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
-    """Send the service's own answers this many seconds (real time) later.
+    """Make a substitute: the service's own answers, this many seconds (real time) later.
 
     `concerns` says to which requests. The service has got the request at once, and acted on it.
     """
@@ -369,7 +369,7 @@ def late_answer(seconds: float, *, concerns: Concerns = Concerns.ALL) -> Spoiled
 
 
 def never_answers(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
-    """Take requests and never answer: the connection stays open until the handler closes it.
+    """Make a substitute: no answer; the connection stays open until the handler closes it.
 
     `concerns` says which requests. The service has got the request and acted on it.
     """
@@ -377,12 +377,12 @@ def never_answers(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
 
 
 def resets_connections(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
-    """Reset the connections of `concerns` instead of an answer; the service has acted on the request."""
+    """Make a substitute: reset the connections of `concerns`, after the service has acted on the request."""
     return SpoiledAnswer(name="connection reset", resets=True, concerns=concerns)
 
 
 def refuses_connections() -> SpoiledAnswer:
-    """Refuse new connections and close open ones until the next `Stage.substitute`, ignoring its `times`."""
+    """Make a substitute: no connections until the next `Stage.substitute`, ignoring its `times`."""
     return SpoiledAnswer(name="connection refused", refuses_connections=True)
 
 
@@ -447,7 +447,7 @@ def _edit(answer: ServiceAnswer, edit: Callable[[_Json], object]) -> ServiceAnsw
 
 
 def edited_documents(name: str, edit: Callable[[dict[str, object]], object]) -> SpoiledAnswer:
-    """Return a substitute that lets `edit` change each document (a JSON object) in place.
+    """Make a substitute that lets `edit` change each document (a JSON object) in place.
 
     `name` is shown in timelines. Only answers to polls are changed; bodies that are not a document, and those that
     `edit` leaves as they are, are the service's own. What `edit` returns is ignored. A changed answer is compact JSON

@@ -47,6 +47,9 @@ def _fleet_text(layout: Layout, vm: str) -> str:
 
 
 def vms_with_handler(fleet: DeclaredFleet, profile: HandlerProfile) -> tuple[str, ...]:
-    """Return the names of the VMs on which a copy of the handler runs: the first one, in a cluster all."""
+    """Return the names of the VMs on which a copy of the handler runs, in the order of the fleet.
+
+    That is the first VM alone, but all VMs with the profile CLUSTER.
+    """
     names = tuple(vm.name for vm in fleet.vms)
     return names if profile is HandlerProfile.CLUSTER else names[:1]

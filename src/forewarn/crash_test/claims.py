@@ -28,7 +28,11 @@ class HandlerProfile(StrEnum):
 
 
 class Approves(StrEnum):
-    """Whose events a handler approves: none, those of its own VM, or those of all VMs of its scope."""
+    """Whose events a handler approves: NONE, OWN or SCOPE.
+
+    NONE: it never approves, which is allowed. OWN: events of its own VM, once that is prepared. SCOPE: events of all
+    VMs of its scope, as a leader among copies of the handler does.
+    """
 
     NONE = "none"  # it never approves, which is allowed
     OWN = "own"  # events of its own VM, once that is prepared

@@ -18,7 +18,10 @@ _MAX_PATH_CHARACTERS = 200
 
 
 class RequestKind(StrEnum):
-    """What a handler's request is for: a poll (GET) or an approval (POST) of scheduled events, or another."""
+    """What a handler's request is for: POLL, APPROVAL or OTHER.
+
+    POLL is a GET of the scheduled events, APPROVAL a POST to them, OTHER a request with another path or method.
+    """
 
     POLL = "poll"  # GET of the scheduled events
     APPROVAL = "approval"  # POST to the scheduled events

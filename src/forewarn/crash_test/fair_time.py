@@ -58,7 +58,8 @@ def counted_s(spans: Sequence[Span], start: float, end: float) -> float:
 def deadline_after(spans: Sequence[Span], start: float, seconds: float) -> float:
     """Return the time at which `seconds` that count, outside of the spans, have passed since `start`.
 
-    `spans` are in order, as `obstructed_spans` returns them; all are seconds since the start of the case.
+    `spans` are in order and do not overlap, as `obstructed_spans` returns them. `start` and the result are seconds
+    since the start of the case.
     """
     at = start
     for begin, until in spans:

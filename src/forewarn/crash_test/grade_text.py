@@ -36,9 +36,9 @@ def explain_grade(result: CrashTestResult) -> str:
 
 
 def count_outcomes(cases: Sequence[CaseResult]) -> str:
-    """Return how many cases had which outcome, such as `3 fail, 2 slow, 40 pass`, failures first.
+    """Return how many cases had which outcome, as text such as `3 fail, 2 slow, 40 pass`.
 
-    Then unknown, slow, pass, not applicable. Outcomes of no case are left out; "" without cases.
+    The order is fail, unknown, slow, pass, not applicable. Outcomes of no case are left out; "" without cases.
     """
     counts = Counter(case.outcome for case in cases)
     order = (CaseOutcome.FAIL, CaseOutcome.UNKNOWN, CaseOutcome.SLOW, CaseOutcome.PASS, CaseOutcome.NOT_APPLICABLE)

@@ -52,10 +52,10 @@ def copy_user_directory(source: Path, target: Path) -> None:
 def prepare_vm_files(spec: HandlerSpec) -> VmFiles:
     """Create the directories for the private files of a VM of namespaces, and return what to mount in it.
 
-    They are in `spec.directory`, where they must not exist yet. Its disk, of 32 MiB, starts with the files of the
-    user's directory: small ones as copies, large ones and directories as links to the user's own (see
-    `copy_user_directory`). Of the machine's /tmp it sees only what the handler needs: its files, its program, and the
-    paths in its environment. Mounts nothing. OSError if a directory cannot be created, or the user's not be listed.
+    The directories are in `spec.directory`, where they must not exist yet. The VM's disk, of 32 MiB, starts with the
+    files of the user's directory: small ones as copies, large ones and directories as links to the user's own (see
+    `copy_user_directory`). Of the machine's /tmp the VM sees only what the handler needs: its files, its program, and
+    the paths in its environment. Mounts nothing. OSError if a directory cannot be created, or the user's not be listed.
     """
     names = ("disk", "contents", "tmp", "ephemeral")
     disk, contents, tmp, _ = directories = [spec.directory / name for name in names]

@@ -73,10 +73,10 @@ class HandlerMachine(Protocol):
         """
 
     async def freeze(self) -> None:
-        """Stop all processes of the handler (SIGSTOP), until `thaw`."""
+        """Stop all processes of the handler (SIGSTOP), until `thaw`; does nothing if it runs elsewhere."""
 
     async def thaw(self) -> None:
-        """Continue all processes that `freeze` stopped."""
+        """Continue all processes of the handler that `freeze` stopped; does nothing if it runs elsewhere."""
 
     async def run(self, command: str, timeout_s: float) -> int | None:
         """Run a shell command beside the program, without output; return its exit status.
@@ -91,7 +91,10 @@ class HandlerMachine(Protocol):
         """
 
     def close(self) -> None:
-        """End every process and release everything, after the event loop has ended; may be called twice."""
+        """End every process of the handler and release everything; may be called twice.
+
+        Call it after the event loop has ended. A handler that runs elsewhere goes on.
+        """
 
 
 class NamespaceMachine:

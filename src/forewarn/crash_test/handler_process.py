@@ -129,7 +129,7 @@ class HandlerProcess:
                 self._is_frozen = False
 
     async def shut_down(self) -> None:
-        """End all processes, with SIGTERM and two seconds, and return when they have ended.
+        """End all processes, with SIGTERM and after two seconds SIGKILL, and return when they have ended.
 
         The program is not started again before `boot`. Does nothing if the VM is not up.
         """

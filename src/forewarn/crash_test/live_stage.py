@@ -167,7 +167,7 @@ class LiveStage:
     async def until_approved(self, event: StageEvent, *, within_s: float) -> bool:
         """Wait until a handler on any VM has approved this event and got a 2xx; earlier approvals count.
 
-        Returns False after `within_s` seconds of the service's clock.
+        Returns True then, and False after `within_s` seconds of the service's clock.
         """
         return await self._recorder.wait_for(lambda seen: _is_success(seen, event.id), within_s=within_s)
 

@@ -82,8 +82,9 @@ async def run_cases(plan: CrashTestPlan, on_progress: Callable[[RunProgress], No
 
     `on_progress` is called whenever a case starts or ends, always with the same object. Each case runs in a process,
     `at_once` of them at the same time. A case whose process fails, or takes over 30 s (real time) more than its
-    `longest_s`, is unknown; one that needs namespaces is not applicable with `endpoint_env`. If the caller is
-    cancelled, all processes are ended. So they are, with an ExceptionGroup, if a demand or `on_progress` raises.
+    `longest_s`, is unknown. A case is not applicable if it needs namespaces and the plan has an `endpoint_env`, or if
+    it needs several VMs and the profile is not CLUSTER. If the caller is cancelled, all processes are ended. So they
+    are, with an ExceptionGroup, if a demand or `on_progress` raises.
     """
     progress = RunProgress(waiting=[case.id for case in plan.cases])
     slots = asyncio.Semaphore(plan.at_once)

@@ -17,7 +17,10 @@ THINNED_TEXT = "only some more are recorded"  # in the disturbance that says whe
 
 
 class Poller(StrEnum):
-    """Who sent a request: the handler under test, or the reference poller beside it."""
+    """Who sent a request: HANDLER, the handler under test, or REFERENCE, the reference poller beside it.
+
+    The reference poller, a part of the crash test, shows whether the machine was too slow to judge the handler.
+    """
 
     HANDLER = "handler"
     REFERENCE = "reference"  # it shows whether the machine was too slow to judge the handler
@@ -241,9 +244,9 @@ class Timeline(msgspec.Struct, frozen=True):
         )
 
     def is_running(self, vm: str, at: float) -> bool:
-        """Return whether the handler's program was running on this VM at this time; False if never started.
+        """Return whether the handler's program was running on this VM at this time.
 
-        `vm` is a name, `at` in seconds since the start of the case.
+        False if it was never started. `vm` is a name, `at` in seconds since the start of the case.
         """
         states = [
             (item.at, isinstance(item, ProgramStarted))

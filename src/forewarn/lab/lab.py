@@ -44,18 +44,21 @@ _CONDITION_INTERVAL_S = 0.01  # real time
 
 
 class Lab:
-    """A service with its own fleet and clock; use it in a `with` block, or call `open` and `close`.
+    """A lab for tests of handlers: a whole service in this process, on loopback, in virtual time.
 
-    Time stands still except in `advance` and `run_until`, and acts on VMs take lab time. A VM is given as NAME or
-    RESOURCE_GROUP/NAME, an event as the LabEvent that a request returned. `notice` replaces the usual notice, and may
-    be below the platform's minimum; None and 0 mean the usual one. Calls raise NotFound, Rejected or Refused for what
-    the service would refuse, and Refused if the lab is not open; only reading also works after `close`.
+    Use it in a `with` block, or call `open` and `close`; any thread may call it. Time stands still except in `advance`
+    and `run_until`, and acts on VMs take lab time. A VM is given as NAME or RESOURCE_GROUP/NAME, an event as the
+    LabEvent that a request returned. `notice` replaces the usual notice, and may be below the platform's minimum; None
+    and 0 mean the usual one. Calls return when everything that is due has happened. They raise NotFound, Rejected or
+    Refused for what the service would refuse, and Refused if the lab is not open; only reading also works after
+    `close`.
 
-    The fleet has `vms`, in `availability_set` if that is not "", and the Spot VMs `spot`; or it is that of the fleet
-    file `fleet` (a path); with neither, it is the VM `vm-0`. The clock starts `at` this time (with a time zone), None:
-    at the current second. `enablement` is "always" or "on-request", with which operations of users happen at once,
-    without notice, in a scope that has not polled for a day. `simulate` makes acts slow or fail. The constructor starts
-    nothing, and raises Rejected for arguments that cannot be used.
+    The fleet has `vms`, in `availability_set` if that is not "", and the Spot VMs `spot`, each on its own host; or it
+    is that of the fleet file `fleet` (a path); with neither, it is the VM `vm-0`. The clock starts `at` this time (with
+    a time zone), None: at the current second. `enablement` is "always" or "on-request", with which operations of users
+    happen at once, without notice, in a scope that has not polled for a day. `simulate` has rules, as the setting of
+    that name, which make acts slow or fail. The constructor starts nothing, and raises Rejected for arguments that
+    cannot be used.
     """
 
     def __init__(
@@ -194,15 +197,16 @@ class Lab:
         return value
 
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a restart by the VM's user: a Reboot event with 15 minutes of notice, which is returned.
+        """Request a restart by the VM's user, and return its event: a Reboot with 15 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes. Raises NotFound for an
-        unknown VM, Refused if it is not running or another operation of its user is pending.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter. Raises
+        NotFound for an unknown VM, Rejected for a bad notice, Refused if the VM is not running or another operation of
+        its user is pending.
         """
         return self._request(RequestedOperation.RESTART, vm, notice)
 
     def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a redeploy by the VM's user: a Redeploy event with 10 minutes of notice, which is returned.
+        """Request a redeploy by the VM's user, and return its event: a Redeploy with 10 minutes of notice.
 
         `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 10 minutes. A pending restart is
         replaced. Raises NotFound for an unknown VM, Refused if no other healthy host can take it, if it is deallocated,
@@ -211,7 +215,7 @@ class Lab:
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
     def evict(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Evict a Spot VM: a Preempt event with 30 seconds of notice, which is returned.
+        """Evict a Spot VM, and return its event: a Preempt with 30 seconds of notice.
 
         `notice` ("2m", seconds or a timedelta; 0 counts as None) replaces the 30 seconds. Raises NotFound for an
         unknown VM, Refused for one that is not Spot or is deallocated, or whose eviction is pending.
@@ -219,12 +223,12 @@ class Lab:
         return self._request(RequestedOperation.EVICT, vm, notice)
 
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
-        """Request a deletion by the VM's user: a Terminate event with the notice that the VM has configured.
+        """Request a deletion by the VM's user, and return its event: a Terminate with the VM's own notice.
 
-        `notice` ("10m", seconds or a timedelta; 0 counts as None) replaces it. A Spot VM, or one without terminate
-        notification, is deleted without notice, with an event that documents never show. A pending restart or redeploy
-        is replaced. Raises NotFound for an unknown VM, Refused if `notice` is given for one without terminate
-        notification, or if another operation of its user is pending.
+        The VM's notice is that of its terminate notification; `notice` ("10m", seconds or a timedelta; 0 counts as
+        None) replaces it. A Spot VM, or one without terminate notification, is deleted without notice, with an event
+        that documents never show. A pending restart or redeploy is replaced. Raises NotFound for an unknown VM, Refused
+        if `notice` is given for one without terminate notification, or if another operation of its user is pending.
         """
         return self._request(RequestedOperation.DELETE, vm, notice)
 
@@ -263,13 +267,13 @@ class Lab:
         return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 
     def roll_out(self, vm: str, *, impact: str = "update", notice: DurationLike | None = None) -> tuple[LabEvent, ...]:
-        """Start a rollout over this VM's scope, one update domain at a time; returns the first events.
+        """Start a rollout over this VM's scope, one update domain at a time; return the first events.
 
-        The scope is the VM's availability set, cloud service or placement group of a scale set, or the VM alone. The
-        impact is `update` or `migrate` (a Freeze), or `reboot`. `notice` ("20m", seconds or a timedelta; 0 counts as
-        None) replaces the usual 15 minutes. Events are in order of publication; later ones are in `events` once the
-        clock has moved. Raises NotFound for an unknown VM, Rejected for another impact, and Refused if VMs must move
-        and no host can take them.
+        The scope is the VM's availability set, cloud service, flexible scale set or placement group of a scale set, or
+        the VM alone. The impact is `update` or `migrate` (a Freeze), or `reboot`. `notice` ("20m", seconds or a
+        timedelta; 0 counts as None) replaces the usual 15 minutes. Events are in order of publication; later ones are
+        in `events` once the clock has moved. Raises NotFound for an unknown VM, Rejected for another impact, and
+        Refused if VMs must move and no host can take them.
         """
         rollout = Rollout(impact=request.parse_impact(impact), scope_id=self._scope_id(vm))
         return self._lab_events(
@@ -322,7 +326,7 @@ class Lab:
     def withdraw(self, event: LabEvent) -> None:
         """Withdraw an event: it ends without a start, and documents no longer show it.
 
-        Raises Refused if it has started or is over.
+        Raises Refused if the event has started or is over.
         """
         self._run_and_settle(lambda service: service.control.requests.withdraw(event.id, who=TEST_ACTOR))
 
@@ -361,7 +365,7 @@ class Lab:
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
-        """All VMs in the order of the fleet, deleted ones too."""
+        """All VMs of the lab in the order of the fleet, deleted ones too; also of a closed lab."""
         return self.read(lambda service: tuple(self._lab_vm(service, vm) for vm in service.store.vms(removed=True)))
 
     def vm(self, name: str) -> LabVm:
@@ -373,7 +377,7 @@ class Lab:
 
     @property
     def events(self) -> tuple[LabEvent, ...]:
-        """All events, ended ones too, oldest first."""
+        """All events of the lab, ended and unlisted ones too, oldest first; also of a closed lab."""
         return self._lab_events(self.read(lambda service: service.store.events()))
 
     @property

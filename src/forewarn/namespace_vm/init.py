@@ -107,7 +107,10 @@ class VmInit:
                     key.data()
 
     def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message to the supervisor, with copies of these file descriptors. OSError if it is gone."""
+        """Send a message to the supervisor, with copies of these file descriptors. OSError if it is gone.
+
+        `message` is sent as JSON in one packet. The descriptors stay open here.
+        """
         socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
     def _handle_command(self) -> None:

@@ -125,7 +125,10 @@ class Machine:
         return self.last_exit.code == 0 and bool((await self._namespaces.call("signal", signal.SIGCONT)).value)
 
     def wipe_ephemeral_disk(self) -> None:
-        """Remove everything in the VM's ephemeral directory. OSError if that fails."""
+        """Remove everything in the VM's ephemeral directory, which is created if it is missing.
+
+        OSError if something cannot be removed.
+        """
         empty_directory(self._vm.ephemeral)
 
     def _boot_environment(self) -> dict[str, str]:

@@ -48,7 +48,10 @@ class VmNetwork(Protocol):
         """
 
     def restore(self) -> None:
-        """Undo all changes to a network namespace that is the user's, not the VM's own; may be called twice."""
+        """Undo all changes to a network namespace that is the user's; do nothing for one of the VM's own.
+
+        May be called twice. OSError if the kernel refuses.
+        """
 
 
 def set_up_network(mode: NetworkMode) -> VmNetwork:

@@ -67,7 +67,10 @@ class Terminal:
             os.tcsetpgrp(_STDIN, program)
 
     def restore(self) -> None:
-        """Take the terminal back from the program, and reset its modes; does nothing if it has gone."""
+        """Take the terminal back from the program, and set the modes that it had when this object was made.
+
+        Does nothing if the terminal has gone.
+        """
         try:
             os.tcsetpgrp(_STDIN, os.getpgrp())
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._modes)
@@ -89,10 +92,10 @@ class SupervisorConfig:
 class VmSupervisor:
     """Runs the program of one VM, keeps it connected to the service, and executes the service's acts.
 
-    `vm` is the service's answer to the hello. `terminal` is None unless the program owns the terminal; `output` is the
-    log of a detached program, else None. Create it inside an event loop. It closes its connections, and nothing else
-    that it was given. `config` says what to run; `namespaces` are those of the VM, without a program yet; `journal`
-    remembers its acts; `print_message` prints a line for the user.
+    `config` says what to run; `vm` is the service's answer to the hello; `namespaces` are those of the VM, without a
+    program yet; `journal` remembers its acts. `terminal` is None unless the program owns the terminal; `output` is the
+    log of a detached program, else None; `print_message` prints a line for the user. Create it inside an event loop,
+    then call `run` once. It closes its connections, and nothing else that it was given.
     """
 
     def __init__(

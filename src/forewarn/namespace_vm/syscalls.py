@@ -33,7 +33,7 @@ def enter_namespace(namespace: int) -> None:
 
 
 def owning_user_namespace(namespace: int) -> int:
-    """Returns a new file descriptor of the user namespace that owns this namespace (a descriptor too).
+    """Return a new file descriptor of the user namespace that owns this namespace (a descriptor too).
 
     The caller closes it. OSError if the owner is not visible from here.
     """

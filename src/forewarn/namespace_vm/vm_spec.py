@@ -35,8 +35,8 @@ class VmSpec:
     hostname: str  # of the VM
     argv: tuple[str, ...]  # the program, found on PATH, and its arguments
     environment: Mapping[str, str]  # all of it, except for the FOREWARN_… variables of each boot
-    boot_id_file: Path  # what the program reads as /proc/sys/kernel/random/boot_id
-    network_mode: NetworkMode = NetworkMode.OWN
+    boot_id_file: Path  # an existing file that the program reads as /proc/sys/kernel/random/boot_id
+    network_mode: NetworkMode = NetworkMode.OWN  # which network the program has
     joined_netns: Path | None = None  # the network namespace to join; None unless the mode is JOINED
     output: int | None = None  # file descriptor for the program's output; None: inherited
     owns_terminal: bool = False  # put the program in the terminal's foreground

@@ -7,9 +7,9 @@ from forewarn.crash_test.stage import StageEvent
 
 
 def listed_with(*names: str) -> SpoiledAnswer:
-    """Let polls get documents in which every event is also for these VMs, named first in its Resources.
+    """Make a substitute: polls get events that are also for these VMs, named first in their Resources.
 
-    Names that an event lists already stay where they are. Returns a substitute for `Stage.substitute`.
+    Names that an event lists already stay where they are.
     """
 
     def edit(document: dict[str, object]) -> None:
@@ -20,9 +20,9 @@ def listed_with(*names: str) -> SpoiledAnswer:
 
 
 def renamed_vm(name: str, new_name: str) -> SpoiledAnswer:
-    """Let polls get documents in which the Resources of every event call the VM `name` `new_name`.
+    """Make a substitute: the Resources of every event in a document call the VM `name` `new_name`.
 
-    `name` must match exactly. Returns a substitute for `Stage.substitute`.
+    `name` must match exactly. Only polls get it.
     """
 
     def edit(document: dict[str, object]) -> None:
@@ -33,10 +33,9 @@ def renamed_vm(name: str, new_name: str) -> SpoiledAnswer:
 
 
 def still_listed(event: StageEvent) -> SpoiledAnswer:
-    """Let polls get this event as Started although it is over, as for minutes after a real impact.
+    """Make a substitute: polls get this event as Started although it is over, as after a real impact.
 
-    The event comes last in the document. A document that lists it anyway is left alone. Returns a substitute for
-    `Stage.substitute`.
+    Real ones stay listed for minutes. The event comes last in the document; one that lists it anyway is left alone.
     """
 
     def edit(document: dict[str, object]) -> None:

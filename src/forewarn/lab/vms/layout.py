@@ -30,10 +30,10 @@ _NEW_DIRECTORY = "The directory was empty before.\n"  # in the marker
 
 @dataclass(frozen=True, slots=True)
 class VmLab:
-    """The layout of one lab with real VMs in `directory`, an absolute path: its files, hosts and names.
+    """The layout of one lab with real VMs (`forewarn lab vms`): its files, hosts and names.
 
-    With `taps`, guests have taps in a network namespace per host; otherwise QEMU's own network serves them. Nothing is
-    created before `write`.
+    With `taps`, guests have taps in a network namespace per host; otherwise QEMU's own network serves them. Making this
+    object creates nothing; `write` does.
     """
 
     directory: Path  # the data directory, an absolute path
