@@ -11,21 +11,30 @@ from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_d
 
 
 class QemuDefinitionCopies:
-    """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed."""
+    """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed.
+
+    They serve for VMs whose host is lost, and for those that are on no host. Calls block.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def instance(self, vm: str) -> QemuInstance:
-        """Return the VM as if it were on a host without a name; its definition may not exist."""
+        """Return the VM as if it were on a host "" whose directory is that of the copies.
+
+        Its `definition_file` is the path of the copy, which may not exist. Reads nothing.
+        """
         return QemuInstance("", vm, self._directory)
 
     def instances(self) -> list[QemuInstance]:
-        """Return all VMs of which there is a copy, as if on a host without a name, sorted by name; may be []."""
+        """Return all VMs of which there is a copy, as `instance` returns each; sorted by name, may be []."""
         return [self.instance(path.stem) for path in sorted(self._directory.glob(f"*{DEFINITION_SUFFIX}"))]
 
     def keep(self, instance: QemuInstance) -> None:
-        """Copy the definition of a VM on a host, durably, if it has changed. Refused if that fails."""
+        """Copy the definition of a VM from its host's directory, durably, if the copy differs.
+
+        Raises Refused if that fails.
+        """
         copy = self.instance(instance.vm).definition_file
         try:
             data = instance.definition_file.read_bytes()
@@ -37,10 +46,10 @@ class QemuDefinitionCopies:
         write_durably(copy, data)
 
     def keep_definition(self, vm: str, data: bytes) -> None:
-        """Keep a definition, which another host has, as the copy of the VM's; b"": keep the present one.
+        """Keep this definition, which came from another host, as the copy of the VM's, durably.
 
-        Refused if it is wrong, or the copy cannot be written. `data` is the content of its TOML file. Durable on
-        return.
+        `data` is the content of its TOML file; b"": does nothing, so that the present copy stays. Raises Refused if it
+        is wrong, or the copy cannot be written.
         """
         if not data:
             return
@@ -53,9 +62,11 @@ class QemuDefinitionCopies:
             raise Refused(f"definition {str(copy)!r} cannot be written: {error.strerror}") from error
 
     def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
-        """Return the definition from the VM's host, or its copy if the host is lost or does not define it.
+        """Return the VM's definition and its bytes: from its host, or the copy if the host cannot give it.
 
-        Refused if it is wrong or there is neither; HostUnreachable if the host is lost and there is no copy.
+        That is if the host's directory is lost, the host does not define the VM, or the VM is on no host. Raises
+        Refused if the definition is wrong or there is neither; HostUnreachable if the host is lost and there is no
+        copy.
         """
         copy = self.instance(instance.vm)
         try:

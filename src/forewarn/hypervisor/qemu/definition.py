@@ -33,18 +33,20 @@ class QemuHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     directory: str  # absolute: definitions, sockets, process ids, logs and marks of its VMs
     prefix: tuple[str, ...] = ()  # put before QEMU's command, such as `ip netns exec host-1`
-    fence: tuple[str, ...] = ()  # cuts the host off, exit code 0 if no VM runs there any more; (): no such command
-    fence_timeout_s: float = 60  # real time; after it the command is killed, and has failed
+    fence: tuple[str, ...] = ()  # command that cuts the host off, exit code 0 if no VM runs there any more; (): none
+    fence_timeout_s: float = 60  # seconds of real time; after it the command is killed, and has failed
     migration: str = ""  # IP address for live migrations to this host; "": a unix socket in `directory`
     memory_mib: int = 0  # for VMs: none moves to a host with too little free; 0: all memory of the machine
 
 
 class QemuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[qemu]` of the settings."""
+    """The table `[qemu]` of the settings: hosts that run VMs with plain QEMU.
+
+    If all disks of a VM are below `lock_directories` and their locks there are free, the VM does not run; so it may
+    start on another host although its own is silent.
+    """
 
     hosts: dict[str, QemuHost] = {}  # by the fleet's name of the host
-    # A VM whose disks are all below them, and whose locks there are free, does not run; so it may start on another host
-    # although its own is silent.
     lock_directories: tuple[str, ...] = ()  # absolute, on local file systems: locks of disks there count; (): none do
 
 
@@ -85,24 +87,28 @@ class EphemeralDisk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the driver must know about a VM, as its definition file says."""
+    """What the QEMU driver must know about a VM: the content of its definition file, `NAME.toml`."""
 
     command: tuple[str, ...]  # QEMU and its options, without those that the driver adds
     memory_mib: int  # in MiB, as in `command`
-    disks: tuple[str, ...] = ()  # files and devices with data that outlive the VM's move to another host
+    disks: tuple[str, ...] = ()  # paths of files and devices with data that outlive the VM's move to another host
     image: str = ""  # what a reimage copies over the first disk; "": the VM cannot be reimaged
     ephemeral: EphemeralDisk | None = None  # None: it has none
 
     def local_paths(self) -> list[str]:
-        """Return the paths of disks that are relative, and so exist on one host only; the ephemeral one last."""
+        """Return the disks whose paths are relative, so that they exist on one host only.
+
+        The ephemeral disk is the last if it is one of them; [] if all paths are absolute.
+        """
         ephemeral = [self.ephemeral.path] if self.ephemeral else []
         return [path for path in (*self.disks, *ephemeral) if not PurePath(path).is_absolute()]
 
 
 def parse_definition(data: bytes, file: Path) -> VmDefinition:
-    """Return the definition that a file contains. Refused with the file's name if it is wrong.
+    """Return the definition of a VM from the content of its file, after checking it.
 
-    `data` is its content, TOML in UTF-8; `file` is only named in messages.
+    `data` is the content, TOML in UTF-8; `file` is only named in messages. Raises Refused if it is wrong: not TOML,
+    with an unknown or missing key or a wrong value, or with an option of QEMU that only the driver may set.
     """
     try:
         definition = msgspec.convert(tomllib.loads(data.decode()), VmDefinition)
@@ -138,14 +144,18 @@ def _problem(definition: VmDefinition) -> str:
 
 
 def option_text(value: object) -> str:
-    """Return a value, such as a path, for QEMU's option strings: commas are doubled, as one ends it."""
+    """Return a value, such as a path, as it is written in QEMU's option strings: with commas doubled.
+
+    There, a single comma ends a value.
+    """
     return str(value).replace(",", ",,")
 
 
 def check_vm_name(vm: str, directory: Path) -> None:
     """Raise Refused if a VM of this name cannot have files and sockets in a host's directory.
 
-    That is an empty name, one that begins with a dot or has `/`, `,` or NUL, and one that makes too long a path.
+    That is an empty name, one that begins with a dot or has `/`, `,` or NUL, and one with which the path of a socket in
+    `directory` gets too long. Looks at no file.
     """
     if not vm or vm.startswith(".") or "/" in vm or "\0" in vm or "," in vm:
         raise Refused(f"VM name {vm!r} cannot be the name of a file: QEMU's VMs need a name without '/' and ','")

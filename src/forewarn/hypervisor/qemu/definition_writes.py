@@ -29,20 +29,21 @@ class DefinitionWrites:
         self._writes: dict[QemuInstance, _Write] = {}
 
     def begin(self, instance: QemuInstance, definition: VmDefinition, data: bytes) -> None:
-        """Begin to write the definition, which `data` spells, into its file; `finish` must follow.
+        """Begin to write the definition into the VM's definition file, in a thread; `finish` must follow.
 
-        Call it only if none is being written for this VM on this host.
+        `data` is the content of the file, of which `definition` is the parsed form. Call it only if none is being
+        written for this VM on this host.
         """
         task = asyncio.create_task(asyncio.to_thread(write_durably, instance.definition_file, data))
         self._writes[instance] = _Write(definition, task)
 
     def definition(self, instance: QemuInstance) -> VmDefinition | None:
-        """Return the definition that is being written for this VM on its host; None if there is none."""
+        """Return the definition that is being written for this VM on its host; None if none is being written."""
         write = self._writes.get(instance)
         return write.definition if write is not None else None
 
     async def finish(self, instance: QemuInstance) -> None:
-        """Wait until the definition of this VM is durable on its host.
+        """Wait until the definition that is being written for this VM on its host is durable.
 
         Returns at once if none is being written. Raises Refused, once, if the file could not be written.
         """
@@ -54,6 +55,6 @@ class DefinitionWrites:
                     self._writes.pop(instance, None)
 
     async def close(self) -> None:
-        """Wait until all files are complete, or could not be written; raises nothing."""
+        """Wait until all files that are being written are complete, or could not be written; raises nothing."""
         await asyncio.gather(*(write.task for write in self._writes.values()), return_exceptions=True)
         self._writes.clear()

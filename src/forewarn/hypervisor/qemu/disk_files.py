@@ -19,7 +19,7 @@ _ZEROS = bytes(_CHUNK_BYTES)
 
 
 class DiskFileJobs:
-    """Changes of disk files that run in threads.
+    """Creates and replaces disk files, each in a thread.
 
     A job whose caller is cancelled stops at once, and the caller waits for it: otherwise it could replace the disk of a
     VM that has been booted meanwhile.
@@ -32,19 +32,24 @@ class DiskFileJobs:
     async def make_empty_disk(self, path: Path, size_mib: int) -> None:
         """Replace the file with an empty raw disk of `size_mib` MiB, atomically and durably.
 
-        The file need not exist. Refused if that fails. HostUnreachable after `close`; then it is as it was.
+        The file need not exist. Raises Refused if that fails. Raises HostUnreachable if `close` came before or
+        meanwhile; the file is as it was then.
         """
         await self._run(lambda stop: _make_empty_disk(path, size_mib, stop))
 
     async def copy_disk(self, image: Path, disk: Path) -> None:
-        """Replace the disk's file with a copy of the image, atomically and durably. Refused if that fails.
+        """Replace the disk's file with a copy of the image, atomically and durably.
 
-        Also Refused if `disk` is a device. HostUnreachable after `close`; then it is as it was.
+        Raises Refused if that fails, or if `disk` is a device. Raises HostUnreachable if `close` came before or
+        meanwhile; the disk is as it was then.
         """
         await self._run(lambda stop: _copy_disk(image, disk, stop))
 
     async def close(self) -> None:
-        """Stop all jobs, and wait until they have ended; later calls raise HostUnreachable."""
+        """Stop all jobs, which leave their files as they were, and wait until they have ended.
+
+        Later calls of the other methods raise HostUnreachable.
+        """
         self._is_closed = True
         for stop in self._running.values():
             stop.set()

@@ -29,21 +29,21 @@ _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 
 
 class LockRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Which QEMU process was seen to hold the locks of all disks of a VM. Stored as JSON."""
+    """Which QEMU process was seen to hold the locks of all disks of a VM. Stored as JSON in a file."""
 
-    host: str  # where the VM was
+    host: str  # the name of the host where the VM was
     pid: int  # of its QEMU
-    started: str  # of the process, as `process_start_time` returns it
+    started: str  # when the process started, as `process_start_time` returns it
     definition: str  # a digest of the VM's definition
-    disks: dict[str, FileIdentity]  # by path
+    disks: dict[str, FileIdentity]  # which file each disk was, by its path
 
 
 class DiskLocks:
     """Records which QEMU processes hold the locks of their VMs' disks, and tells whether these are free.
 
-    `directories` are those whose locks count; without any, nothing does. `records` is a directory of this machine,
-    which outlives the hosts. The constructor raises Rejected if a directory is on a file system whose locks do not
-    count. The other methods block.
+    QEMU holds the locks for as long as it uses the disks. `directories` are those whose locks count; without any, no
+    locks count. `records` is a directory of this machine, which outlives the hosts. The constructor raises Rejected if
+    a directory is on a file system whose locks do not count: it must be a local one. The other methods block.
     """
 
     def __init__(self, directories: Sequence[str], records: Path) -> None:
@@ -62,11 +62,11 @@ class DiskLocks:
         return bool(self._directories)
 
     def observe(self, instance: QemuInstance) -> None:
-        """Record whether the QEMU process of a VM, which is in memory, holds the locks of all its disks.
+        """Look whether the QEMU process of a VM that is in memory holds the locks of all its disks.
 
         Writes a record durably if it does, and deletes an earlier one if not. A process that is on record already is
-        not looked at again. Does nothing without directories or a known process id. Refused if the definition is wrong,
-        or the record cannot be written or deleted.
+        not looked at again. Does nothing without directories or a known process id. Raises Refused if the definition is
+        wrong, or the record cannot be written or deleted.
         """
         record, pid = self._read(instance.vm), instance.pid()
         if pid is None or not self.is_used:
@@ -85,15 +85,16 @@ class DiskLocks:
             self.forget(instance.vm)
 
     def forget(self, vm: str) -> None:
-        """Delete the record of a VM, if there is one. Refused if it cannot be deleted."""
+        """Delete the lock record of a VM (by name), if there is one. Raises Refused if that fails."""
         delete_file(self._file(vm))
 
     def are_free(self, host: str, vm: str, definition: bytes) -> bool:
         """Return whether the locks of its disks show that the VM, last seen on this host, does not run there.
 
-        All of this must hold: its QEMU process was seen with locks on all its disks, and has ended; its definition and
-        its disks are still the same; the disks are below the directories whose locks count; all their locks can be
-        taken now; and no process has one of them open for writing.
+        `definition` is the content of the VM's definition file. All of this must hold: its QEMU process was seen with
+        locks on all its disks, and has ended; its definition and its disks are still the same; the disks are below the
+        directories whose locks count; all their locks can be taken now (they are given back); and no process has one of
+        them open for writing.
         """
         record = self._read(vm)
         if record is None or record.host != host or record.definition != _digest(definition):

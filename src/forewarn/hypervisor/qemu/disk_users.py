@@ -15,22 +15,25 @@ LOCK_START, LOCK_BYTES = 100, 200  # QEMU locks bytes of this range of an image 
 
 
 class FileIdentity(msgspec.Struct, frozen=True):
-    """What a file or a block device is, under any name."""
+    """Which file or block device a path leads to, independent of its name; equal for equal files."""
 
     device: int  # its number, as of stat
     inode: int  # 0: a block device, whose number is `device`
 
 
 class DiskUser(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that has a disk open for writing."""
+    """A process that has a disk open for writing; `find_disk_users` returns it."""
 
-    pid: int  # as this process sees it
-    disk: Path  # as it was searched
-    has_lock: bool  # as QEMU locks images
+    pid: int  # of the process, as this process sees it
+    disk: Path  # the path that was searched for
+    has_lock: bool  # whether the process holds a lock on it, as QEMU locks images
 
 
 def identity_of(path: Path) -> FileIdentity | None:
-    """Return what this file or device is, also behind a symbolic link; None if it cannot be looked at."""
+    """Return which file or device this path leads to, also behind a symbolic link.
+
+    None if it does not exist or cannot be looked at.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -43,8 +46,8 @@ def identity_of(path: Path) -> FileIdentity | None:
 def find_disk_users(disks: Iterable[Path]) -> list[DiskUser]:
     """Return the processes that have some of these disks open for writing: one entry per process and disk.
 
-    Blocks. Without this process, and without those that this user may not look at: root sees all. In no order; [] if no
-    disk exists.
+    This process is left out, and so are those that this user may not look at: root sees all. In no order; [] if no disk
+    exists. Blocks: it looks at all processes of the machine.
     """
     wanted = {identity: disk for disk in disks if (identity := identity_of(disk)) is not None}
     found: dict[tuple[int, Path], DiskUser] = {}

@@ -95,10 +95,7 @@ class QemuDriver:
         return tuple(self._hosts)
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
-        """Return all VMs defined on the host, by name. HostUnreachable if its directory does not exist.
-
-        QEMU processes have no common list: each one that runs is asked, several at a time.
-        """
+        """Return all VMs defined on the host, by name: asks each QEMU. HostUnreachable without its directory."""
         directory = Path(self._host(host).directory)
         if not directory.is_dir():
             raise HostUnreachable(f"directory {str(directory)!r} of host {host!r} does not exist")
@@ -173,7 +170,7 @@ class QemuDriver:
                     await asyncio.sleep(_INTERVAL_S)
 
     async def press_power_button(self, host: str, vm: str) -> None:
-        """Send the ACPI event of a power button; returns at once. Does nothing for a VM that is off."""
+        """Send the ACPI event of a power button, and return. Nothing if the VM is off, Refused if not defined."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
@@ -183,7 +180,10 @@ class QemuDriver:
                 require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is off, with a new ephemeral disk if asked or missing; nothing if it runs or halted."""
+        """Boot a VM that is off, with a new ephemeral disk if asked; nothing if it is running or halted.
+
+        A missing ephemeral disk is made, too. Raises HostUnreachable, or Refused in other states or if QEMU fails.
+        """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             state = await self._state(instance)
@@ -211,9 +211,8 @@ class QemuDriver:
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Delete the VM's files on this host, its definition last. Refused if it is not off.
 
-        Does nothing if it is ABSENT. Its disks stay unless `delete_disks`, which also deletes the copy of its
-        definition; but an ephemeral disk with a relative path is always deleted. For a VM that is on no host (""), only
-        the disks and that copy are left to delete.
+        Nothing if it is ABSENT. Disks stay unless `delete_disks`, which also deletes the copy of its definition; but a
+        relative ephemeral disk is always deleted. Of a VM on no host (""), only disks and copy are left.
         """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
@@ -258,7 +257,7 @@ class QemuDriver:
     async def copy_definition(
         self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool = False, then_receives: bool = False
     ) -> None:
-        """Write the VM's definition into the directory of `to_host`; from the copy if `host` is lost.
+        """Write the VM's definition into the directory of `to_host`; from the copy if `host` is lost or "".
 
         With `then_receives`, a new file for a VM that runs is complete when `prepare_to_receive` returns. Refused if a
         disk is not reachable from both hosts, another VM of this name runs on `to_host`, or too little memory is free.
@@ -286,7 +285,10 @@ class QemuDriver:
     async def define(
         self, host: str, vm: str, definition: bytes, *, from_host: str, fresh_ephemeral_disk: bool = False
     ) -> None:
-        """Write the definition (b"": its copy) for `host`, and keep a copy; other arguments have no effect."""
+        """Keep this definition as the VM's copy, and write it into the directory of `host`, OFF there.
+
+        b"": the present copy counts. Other arguments have no effect. Refused for the reasons of `copy_definition`.
+        """
         self._copies.keep_definition(vm, definition)
         await self.copy_definition("", vm, host)
 
@@ -314,7 +316,7 @@ class QemuDriver:
                 await begin_to_receive(monitor, instance, address=address)
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
-        """Begin the live migration; nothing if it is under way or done. Refused unless the target receives."""
+        """Begin a live migration and return; nothing if under way or done. Refused unless `to_host` receives."""
         await self.send_to(host, vm, to_host, "")
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
@@ -375,9 +377,8 @@ class QemuDriver:
     async def fence(self, host: str) -> bool:
         """Run the fence command; True if it succeeded and no process runs a VM of this host.
 
-        Such a process is QEMU as the driver started it, or one that answers on the VM's monitor, or has a disk of the
-        VM open for writing and is no VM of another host. What prevents it is logged. False also if the host has no
-        fence command. Raises Refused for a host that is not in the settings.
+        That is the VM's QEMU, one that answers on its monitor, or one that has a disk of it open for writing and is no
+        VM of another host. Obstacles are logged. False also without a command. Refused if the settings lack the host.
         """
         settings = self._host(host)
         if not await run_fence_command(settings.fence, host, timeout_s=settings.fence_timeout_s):
@@ -392,7 +393,7 @@ class QemuDriver:
         return not await asyncio.to_thread(has_foreign_disk_user, host, instances, others)
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
-        """Return whether disk locks show that the VM is off here; False without locks or its definition."""
+        """Return whether disk locks show that the VM does not run on `host`; False if no locks count."""
         copy = self._copies.instance(vm)
         if not self._disk_locks.is_used or not copy.definition_file.exists():
             return False

@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 def has_foreign_disk_user(host: str, instances: Sequence[QemuInstance], others: Sequence[QemuInstance]) -> bool:
-    """Return whether a process, other than QEMU of the others, may write to a disk of these VMs; blocks.
+    """Return whether a process, other than QEMU of `others`, has a disk of these VMs open for writing.
 
-    `others` are the VMs of other hosts. Logs the first one, with the name of the host. Processes that this user may not
-    look at do not count.
+    `instances` are the VMs of the host that was fenced, `others` those of other hosts. Logs the first such process,
+    with the name `host`. Processes that this user may not look at do not count. Blocks.
     """
     users = find_disk_users([disk for instance in instances for disk in instance.disks()])
     known = {instance.pid() for instance in others if instance.is_alive()}

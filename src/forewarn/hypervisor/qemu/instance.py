@@ -26,10 +26,13 @@ EVENTS_SUFFIX = ".events"  # of the socket of QEMU's monitor for events
 
 @dataclass(frozen=True, slots=True)
 class QemuInstance:
-    """The files and the process of the VM `vm` on the host `host`, whose directory is `directory`."""
+    """One VM on one host: the paths of its files in the host's directory, and its QEMU process.
+
+    It is only a name and holds nothing open: properties return paths, methods look at the files each time.
+    """
 
     host: str  # its name in the settings; "": a copy of a definition, on no host
-    vm: str  # its name
+    vm: str  # the VM's name
     directory: Path  # with the files of all VMs of the host, but for disks with absolute paths
 
     @property
@@ -39,7 +42,7 @@ class QemuInstance:
 
     @property
     def definition_file(self) -> Path:
-        """The path of the definition; without this file the host does not know the VM."""
+        """The path of the VM's definition (`VM.toml`); without this file the host does not know the VM."""
         return self._file(DEFINITION_SUFFIX)
 
     @property
@@ -54,7 +57,7 @@ class QemuInstance:
 
     @property
     def migration_socket(self) -> Path:
-        """The path of the socket on which QEMU receives a live migration, if the host has no address for that."""
+        """The path of the socket on which QEMU receives a live migration if its host has no address for that."""
         return self._file(".migrate")
 
     @property
@@ -64,7 +67,7 @@ class QemuInstance:
 
     @property
     def log_file(self) -> Path:
-        """The path of the file with QEMU's output, on which QEMU holds a lock while it runs."""
+        """The path of the file with QEMU's output; a lock on it shows that QEMU runs."""
         return self._file(".log")
 
     @property
@@ -74,7 +77,10 @@ class QemuInstance:
 
     @property
     def incoming_file(self) -> Path:
-        """The path of a file that exists from the start as a migration's destination until the VM is resumed."""
+        """The path of an empty file that exists while the VM is the destination of a live migration.
+
+        That is from the start of its QEMU for the migration until the VM is resumed.
+        """
         return self._file(".incoming")
 
     def files(self) -> tuple[Path, ...]:
@@ -91,7 +97,7 @@ class QemuInstance:
         return self.directory / f"{self.vm}{suffix}"
 
     def is_defined(self) -> bool:
-        """Whether the definition file exists. HostUnreachable if the host's directory does not."""
+        """Return whether the definition file exists. HostUnreachable if the host's directory does not."""
         if not self.directory.is_dir():
             raise HostUnreachable(
                 f"directory {str(self.directory)!r} of host {self.host!r} does not exist: create it, or mount it"
@@ -99,9 +105,9 @@ class QemuInstance:
         return self.definition_file.exists()
 
     def read_definition(self) -> tuple[VmDefinition, bytes]:
-        """Return the definition, and the bytes of its file. Refused if it is missing or wrong.
+        """Return the VM's definition, and the bytes of its file.
 
-        Raises HostUnreachable if the directory of the host does not exist.
+        Raises Refused if the file is missing or wrong, HostUnreachable if the directory of the host does not exist.
         """
         if not self.is_defined():
             raise Refused(f"{self.name} does not exist: there is no file {str(self.definition_file)!r}")
@@ -112,9 +118,9 @@ class QemuInstance:
         return parse_definition(data, self.definition_file), data
 
     def disks(self) -> list[Path]:
-        """Return the paths of all its disks, the ephemeral one last; [] without a correct definition.
+        """Return the paths of all disks of the VM, the ephemeral one last; [] without a correct definition.
 
-        Relative ones are joined to the host's directory.
+        Relative paths are joined to the host's directory. The files need not exist. Raises nothing.
         """
         with suppress(Refused, HostUnreachable):
             definition = self.read_definition()[0]
@@ -123,15 +129,18 @@ class QemuInstance:
         return []
 
     def pid(self) -> int | None:
-        """Return the process id that QEMU has written, even if it has ended; None if there is none."""
+        """Return the process id that QEMU has written to its pid file, even if that process has ended.
+
+        None if there is no such file.
+        """
         with suppress(OSError, ValueError):
             return int(self.pid_file.read_text())
         return None
 
     def is_alive(self) -> bool:
-        """Whether the QEMU process that the driver started is running, or is being started.
+        """Return whether the QEMU process that the driver started is running, or is being started.
 
-        Refused if its log file cannot be read.
+        The lock on its log file shows that, also to a restarted service. Raises Refused if the log file cannot be read.
         """
         try:
             log = os.open(self.log_file, os.O_RDONLY | os.O_CLOEXEC)
@@ -151,9 +160,10 @@ class QemuInstance:
         return False
 
     def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start QEMU in the host's directory, in a session of its own, with its output in the log file.
+        """Start QEMU in the host's directory, in a session of its own, and return its process.
 
-        Returns before QEMU has come up. Refused if it runs already or the program cannot be started.
+        Returns before QEMU has come up. Its output goes to the log file, which is emptied first; old sockets and the
+        pid file are deleted. `argv` is the command. Raises Refused if QEMU runs already or cannot be started.
         """
         try:
             log = os.open(self.log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -181,9 +191,10 @@ class QemuInstance:
             os.close(log)
 
     def kill(self) -> tuple[int, str]:
-        """Send SIGKILL to QEMU; returns its process id and start time, or (0, "") if it is gone already.
+        """Send SIGKILL to QEMU; return its process id and start time, or (0, "") if it is gone already.
 
-        HostUnreachable if it runs and its process id is not known, Refused without permission.
+        Does not wait for its end. Raises HostUnreachable if it runs and its process id is not known, Refused without
+        permission.
         """
         with suppress(OSError, ValueError):
             pid = int(self.pid_file.read_text())
@@ -215,9 +226,9 @@ class QemuInstance:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace the file's content with `data`, atomically and durably. Refused if that fails.
+    """Replace the file's content with `data`, atomically and durably. Raises Refused if that fails.
 
-    Uses a temporary file beside it, whose name ends with `.new`.
+    Uses a temporary file beside it, whose name ends with `.new`. Blocks.
     """
     temporary = path.with_name(f"{path.name}.new")
     try:
@@ -260,7 +271,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk, also the ephemeral one, has a relative path: other hosts do not reach it."""
+    """Raise Refused if a disk, also the ephemeral one, has a relative path: other hosts do not reach it.
+
+    `instance` is only named in the message.
+    """
     if local := definition.local_paths():
         raise Refused(
             f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
@@ -269,7 +283,10 @@ def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
 
 
 def require_shared_disks(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk has a relative path or does not exist; the ephemeral one is not looked at."""
+    """Raise Refused if a disk has a relative path or does not exist; the ephemeral one is not looked at.
+
+    `instance` is only named in the message.
+    """
     if local := [path for path in definition.local_paths() if path in definition.disks]:
         raise Refused(
             f"disk {local[0]!r} of {instance.name} is in the directory of its host: "
@@ -281,13 +298,16 @@ def require_shared_disks(definition: VmDefinition, instance: QemuInstance) -> No
 
 
 def require_defined(instance: QemuInstance) -> None:
-    """Raise Refused if the VM has no definition on its host."""
+    """Raise Refused if the VM has no definition on its host; HostUnreachable if its directory is missing."""
     if not instance.is_defined():
         raise Refused(f"{instance.name} does not exist: there is no file {str(instance.definition_file)!r}")
 
 
 def require_files(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk exists and is a device, not a file: to delete its name would keep its data."""
+    """Raise Refused if a disk exists and is a device, not a file: to delete its name would keep its data.
+
+    Disks that do not exist are fine, and the ephemeral one is not looked at.
+    """
     for disk in definition.disks:
         path = instance.directory / disk
         if path.exists() and not path.is_file():

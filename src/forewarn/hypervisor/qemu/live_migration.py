@@ -18,7 +18,8 @@ from forewarn.hypervisor.qemu.run_state import is_migrating, read_state
 async def begin_to_receive(monitor: Monitor, instance: QemuInstance, *, address: str) -> None:
     """Let QEMU listen for a live migration: on a free TCP port of `address`; "": on a Unix socket.
 
-    Raises MonitorCommandFailed if it does already, or refuses, HostUnreachable if QEMU does not answer.
+    `monitor` is that of the destination's QEMU, `instance` its VM. Raises MonitorCommandFailed if it listens already,
+    or refuses, HostUnreachable if QEMU does not answer.
     """
     await monitor.enable_migration_options("late-block-activate", "events")
     uri = f"tcp:{_bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
@@ -26,14 +27,17 @@ async def begin_to_receive(monitor: Monitor, instance: QemuInstance, *, address:
 
 
 async def is_listening(monitor: Monitor) -> bool:
-    """Return whether QEMU listens for a live migration. Raises HostUnreachable if it does not answer."""
+    """Return whether the QEMU of this monitor listens for a live migration.
+
+    Raises HostUnreachable if it does not answer.
+    """
     return "socket-address" in await monitor.execute("query-migrate")
 
 
 async def listening_uri(monitor: Monitor, instance: QemuInstance) -> str:
-    """Return the URI where QEMU listens for a live migration.
+    """Return the URI where the QEMU of this monitor listens for a live migration.
 
-    Raises Refused if it does not, HostUnreachable if QEMU does not answer.
+    Raises Refused if it does not listen, HostUnreachable if QEMU does not answer.
     """
     state, report = await asyncio.gather(read_state(monitor, instance), monitor.execute("query-migrate"))
     if state is not MachineState.RECEIVING:
@@ -49,8 +53,9 @@ async def begin_to_send(
 ) -> None:
     """Begin to send the VM to the URI `address`; "": to the one that `find_address` returns.
 
-    Does nothing if the VM is being sent, or was sent. Raises Refused if it is not in memory, or QEMU refuses, what
-    `find_address` raises, and HostUnreachable if QEMU does not answer; the migration may have begun then.
+    `monitor` is that of the source's QEMU. Returns before the migration is over. Does nothing if the VM is being sent,
+    or was sent. Raises Refused if it is not in memory, or QEMU refuses, what `find_address` raises, and HostUnreachable
+    if QEMU does not answer; the migration may have begun then.
     """
 
     async def look() -> tuple[MachineState, bool]:

@@ -53,10 +53,10 @@ def machine_in_state(status: str, *, is_destination: bool, instance: str) -> Obs
 
 
 async def observe_instance(instance: QemuInstance, processes: QemuProcesses) -> ObservedMachine:
-    """Return how a VM that is defined on its host is now; CHANGING if its QEMU does not answer.
+    """Ask the QEMU of a VM that is defined on its host, and return the VM's state. Raises nothing.
 
-    That is logged, and nothing is raised. Without a process it is OFF: by a CRASH if its pid file is left, since QEMU
-    removes that when it ends by itself, else by an OPERATOR.
+    CHANGING if its QEMU does not answer, which is logged. Without a process it is OFF: by a CRASH if its pid file is
+    left, since QEMU removes that when it ends by itself, else by an OPERATOR.
     """
     try:
         answer = await processes.ask(instance, lambda monitor: monitor.execute("query-status"))
@@ -86,8 +86,9 @@ async def changed_hosts(
 ) -> AsyncGenerator[str, None]:
     """Yield the name of a host for each change that QEMU reports about one of its VMs, and when QEMU ends.
 
-    `directories` is by the name of the host. VMs that are started later are found within `scan_interval_s` seconds; a
-    host is yielded for each of them, too. It ends only when it is closed.
+    `directories` has the hosts' directories by name. VMs that are started later are found within `scan_interval_s`
+    seconds; a host is yielded for each of them, too. It goes on until it is closed, and raises nothing for a QEMU that
+    cannot be watched.
     """
     changed: asyncio.Queue[str] = asyncio.Queue()
     watchers: dict[_Socket, asyncio.Task[None]] = {}

@@ -48,7 +48,7 @@ def _start_failure(message: str) -> str:
 
 
 class NotRunning(Exception):
-    """`QemuProcesses` raises it: the VM has no QEMU process."""
+    """The VM has no QEMU process. `QemuProcesses` raises it."""
 
 
 class _KeptMonitor(NamedTuple):
@@ -59,10 +59,10 @@ class _KeptMonitor(NamedTuple):
 
 
 class QemuProcesses:
-    """The QEMU processes of this machine's VMs, including those that an earlier service started.
+    """Starts, reaches and ends the QEMU processes of VMs, also those that an earlier service started.
 
     `timeout_s` limits the wait for an answer from QEMU, `start_timeout_s` the time that QEMU needs to come up, in real
-    seconds.
+    seconds. A connection is kept open for a second for the next operation. One operation at a time per VM.
     """
 
     def __init__(self, *, timeout_s: float, start_timeout_s: float) -> None:
@@ -74,11 +74,11 @@ class QemuProcesses:
 
     @asynccontextmanager
     async def monitor(self, instance: QemuInstance) -> AsyncIterator[Monitor]:
-        """Connect to QEMU, waiting for one that has just been started. NotRunning if there is no process.
+        """Return an async context manager that gives a connection to QEMU's monitor.
 
-        An async context manager. The connection stays open for a moment, for the next operation, unless this one has
-        failed. Only one caller at a time may connect to a VM. HostUnreachable if QEMU does not answer in time, Refused
-        without permission.
+        Waits for a QEMU that has just been started. The connection stays open for a second after the block, for the
+        next operation, unless the block has failed. Only one caller at a time may connect to a VM. Raises NotRunning if
+        there is no process, HostUnreachable if QEMU does not answer in time, Refused without permission.
         """
         monitor = await self._take_kept(instance) or await self._connect(instance)
         try:
@@ -160,10 +160,11 @@ class QemuProcesses:
                 await asyncio.sleep(_START_INTERVAL_S)
 
     async def start(self, instance: QemuInstance, argv: Sequence[str]) -> None:
-        """Start QEMU, and return once its monitor answers. Refused with its last message if it ends first.
+        """Start QEMU for this VM with the command `argv`, and return once its monitor answers.
 
-        Refused also if it runs already. HostUnreachable if it does not answer within `start_timeout_s`, and
-        MonitorNotListening, which is one, if it has not opened its monitor by then; it may come up later.
+        Raises Refused with its last message if it ends first, or if it runs already. Raises HostUnreachable if it does
+        not answer within `start_timeout_s`, and MonitorNotListening, which is one, if it has not opened its monitor by
+        then; it may come up later.
         """
         child = instance.start(argv)
         self._children.append(child)
@@ -190,9 +191,10 @@ class QemuProcesses:
                 await asyncio.sleep(_START_INTERVAL_S)
 
     async def end(self, instance: QemuInstance) -> None:
-        """End QEMU if it runs: by `quit`, else by SIGKILL. Returns when it is gone.
+        """End the VM's QEMU if it runs, by `quit`, else by SIGKILL, and return when it is gone.
 
-        HostUnreachable if it does not end, or its process is not known; Refused without permission.
+        Does not ask the guest. Raises HostUnreachable if it does not end, or its process is not known; Refused without
+        permission.
         """
         try:
             async with self.monitor(instance) as monitor:
@@ -223,9 +225,9 @@ class QemuProcesses:
             await asyncio.sleep(_INTERVAL_S)
 
     async def is_listening(self, instance: QemuInstance) -> bool:
-        """Return whether something listens on the VM's monitor, even if it does not answer.
+        """Return whether something listens on the VM's monitor socket, even if it does not answer.
 
-        Refused without permission for its socket.
+        Raises Refused without permission for the socket.
         """
         try:
             async with connect_monitor(instance.monitor_socket, instance.name, timeout_s=self._timeout_s):
@@ -236,7 +238,10 @@ class QemuProcesses:
             return True
 
     def release(self) -> None:
-        """Forget the processes that were started here; they keep running."""
+        """Forget the child processes that were started here, so that Python does not wait for them.
+
+        They keep running.
+        """
         for child in self._children:
             if child.poll() is None:
                 child.returncode = 0  # otherwise Python warns about a process that nobody waits for

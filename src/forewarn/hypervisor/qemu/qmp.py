@@ -26,7 +26,7 @@ class MonitorDisconnected(HostUnreachable):
 
 
 class MonitorNotListening(HostUnreachable):
-    """Nothing listens on the monitor's socket: QEMU does not run, is ending, or has not opened it yet.
+    """Nothing listens on the socket of QEMU's monitor (QMP): QEMU does not run, is ending, or just starts.
 
     `open_monitor` raises it.
     """
@@ -38,7 +38,10 @@ class MonitorCommandFailed(Refused):
 
 @cache
 def require_qmp() -> ModuleType:
-    """Return the library `qemu.qmp`. Raises Rejected with what to install if it is missing."""
+    """Return the library `qemu.qmp`, with its log messages turned off.
+
+    Raises Rejected with what to install if it is missing.
+    """
     try:
         import qemu.qmp
     except ImportError as error:
@@ -51,10 +54,10 @@ def require_qmp() -> ModuleType:
 
 
 class Monitor:
-    """A connected monitor; `open_monitor` makes it. `name` says in errors which VM it is.
+    """An open connection to the monitor (QMP) of one QEMU process; `open_monitor` makes it.
 
-    It collects the events that a VM has changed, from when it is connected. `client` is the QMP client; a command fails
-    after `timeout_s` seconds of real time.
+    It collects the events that the VM has changed, from when it is connected. `name` says in errors which VM it is,
+    `client` is the QMP client; a command fails after `timeout_s` seconds of real time. The caller closes it.
     """
 
     def __init__(self, client: Any, name: str, timeout_s: float) -> None:
@@ -70,13 +73,14 @@ class Monitor:
         return bool(self._client.runstate is require_qmp().Runstate.RUNNING)
 
     def forget_changes(self) -> None:
-        """Forget the changes that QEMU has reported so far: the caller is about to look."""
+        """Forget the changes of the VM that QEMU has reported so far: the caller is about to look at it."""
         self._changes.clear()
 
     async def wait_for_change(self, *, within_s: float) -> bool:
-        """Return True when QEMU reports a change since `forget_changes`, and False after `within_s` seconds.
+        """Wait until QEMU reports a change of the VM since `forget_changes`, and return whether it did.
 
-        They are seconds of real time. False also if QEMU closes the connection.
+        False after `within_s` seconds of real time, also if QEMU closes the connection meanwhile. Takes one change from
+        those collected.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -92,10 +96,10 @@ class Monitor:
                 await self._client.disconnect()
 
     async def execute(self, command: str, arguments: Mapping[str, object] | None = None) -> Any:
-        """Return QEMU's answer.
+        """Execute a QMP command with these arguments (None: none), and return QEMU's answer.
 
-        Raises MonitorCommandFailed if it is an error, HostUnreachable if there is none in time, MonitorDisconnected if
-        QEMU has closed the connection. `arguments` None: none.
+        Raises MonitorCommandFailed if the answer is an error, HostUnreachable if there is none in time,
+        MonitorDisconnected if QEMU has closed the connection.
         """
         qmp = require_qmp()
         try:
@@ -111,7 +115,7 @@ class Monitor:
             raise MonitorDisconnected(f"QEMU of {self._name} closed the connection during {command!r}") from error
 
     async def enable_migration_options(self, *capabilities: str) -> None:
-        """Enable these capabilities of live migrations, in QEMU's names.
+        """Enable these capabilities of live migrations in QEMU, in QEMU's names.
 
         Raises MonitorCommandFailed if QEMU refuses, HostUnreachable if it does not answer.
         """
@@ -149,11 +153,11 @@ async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_tim
 
 @asynccontextmanager
 async def connect_monitor(socket: Path, name: str, *, timeout_s: float) -> AsyncIterator[Monitor]:
-    """Connect to the monitor on this socket; disconnect when the block is left. An async context manager.
+    """Return an async context manager that connects to QEMU's monitor, and disconnects after the block.
 
-    `socket` is QEMU's, `name` says in errors which VM it is, `timeout_s` limits each command in real time. Raises
-    MonitorNotListening if the socket is missing or refuses connections, Refused without permission for it,
-    HostUnreachable if QEMU does not answer, Rejected if the library is missing.
+    `socket` is the monitor's path, `name` says in errors which VM it is, `timeout_s` limits the connection and each
+    command in real time. Raises MonitorNotListening if the socket is missing or refuses connections, Refused without
+    permission for it, HostUnreachable if QEMU does not answer, Rejected if the library is missing.
     """
     monitor = await open_monitor(socket, name, timeout_s=timeout_s)
     try:

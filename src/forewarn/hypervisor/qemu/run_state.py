@@ -32,7 +32,7 @@ _REASONS = {
 
 
 async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
-    """Return the state of a VM with a QEMU process: any but ABSENT.
+    """Ask QEMU for the state of its VM, and return it: any but ABSENT.
 
     Forgets changes that QEMU reported before. Deletes the file `incoming` of a VM that runs. Raises HostUnreachable if
     QEMU does not answer.
@@ -59,7 +59,7 @@ async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
 
 
 async def stop_reason(monitor: Monitor) -> str:
-    """Return why QEMU has halted the VM, with the disks that fail; "" if it has not.
+    """Return for people why QEMU has halted the VM, with the disks that fail; "" if it has not.
 
     Raises HostUnreachable if QEMU does not answer.
     """
@@ -100,7 +100,10 @@ async def is_migrating(monitor: Monitor) -> bool:
 
 
 def migration_progress(report: Mapping[str, Any]) -> MigrationProgress:
-    """Return QEMU's report about the migration from a host (`query-migrate`) as progress; {} gives zeros."""
+    """Return QEMU's report about the live migration from a host (`query-migrate`) as progress.
+
+    {}, for no migration, gives an inactive one with zeros. `error` says why it failed. Asks nothing.
+    """
     memory = report.get("ram", {})
     return MigrationProgress(
         is_active=report.get("status") in _ACTIVE_MIGRATIONS,
