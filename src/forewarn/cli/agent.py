@@ -297,7 +297,7 @@ def _state_from_journal(config: AgentConfig) -> JsonObject:
 
 
 def _event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
-    """What the agent did, by its journal, for the event whose id begins with the prefix, in any case.
+    """What the agent did, by its journal, for the event whose id begins so, ignoring letter case.
 
     One explanation for each time the event appeared, oldest first: an object with `title`, `lines` (each with `at`,
     `text` and `detail`) and `now`, the current state in words. Raises NotFound if no event begins with it; Rejected if

@@ -45,7 +45,8 @@ def list_rollouts(call: Invocation) -> None:
     """List open rollouts and recent ones.
 
     \f
-    Oldest first. Prints a table, or a sentence if there are none.
+    Open ones, and ended ones among the 10,000 newest requests, oldest first. Prints a table with the progress of each,
+    or a sentence if there are none; with --json the API's page.
     """
     _print_rollouts(call, call.api.get("rollouts"))
 
@@ -58,9 +59,9 @@ def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
     """Show one rollout and its events, by id or unique id prefix.
 
     \f
-    `rollout_id` is in any case; None is rejected. Prints its state, progress and events. With `watch` follows it to its
-    end. Returns the exit code: 1 if it was followed and did not complete without failures, else 0. Raises Rejected
-    without a rollout, NotFound, or Refused if several ids begin so.
+    Letter case of `rollout_id` is ignored; None (not given) is Rejected. Prints its state, progress and events. With
+    `watch` follows it to its end; Ctrl-C ends only the waiting. Returns the exit code: 1 if it was followed and did not
+    complete without failures, else 0. Raises NotFound, or Refused if several ids begin so.
     """
     if rollout_id is None:
         raise Rejected("no rollout is named: give the id of one, which `forewarn rollout list` shows")
@@ -126,7 +127,8 @@ def hold(call: Invocation, reason: str) -> None:
     Rollouts publish nothing, and none of their events starts without an approval.
 
     \f
-    Prints a sentence, with --json the hold. Raises Rejected for an empty reason, Refused if there is a hold already.
+    Holds rollouts that start later, too. Started events go on. Prints a sentence, with --json the hold. Raises Rejected
+    for an empty reason, Refused if there is a hold already.
     """
     view = call.api.post("rollouts", "hold", body={"reason": reason})
     if call.output.as_json:
@@ -144,7 +146,8 @@ def lift_hold(call: Invocation) -> None:
     Events whose notice has ended start.
 
     \f
-    Prints a sentence. Raises Refused if there is no hold.
+    Rollouts publish events again. Prints a sentence, with --json the API's view of no hold. Raises Refused if there is
+    no hold.
     """
     view = call.api.post("rollouts", "hold", "lift")
     if call.output.as_json:
@@ -160,11 +163,11 @@ def _print_hold(call: Invocation, view: JsonObject) -> None:
 
 
 def wait_for_rollout(call: Invocation, rollout_id: str) -> int:
-    """Follow a rollout until it is over, and print the outcome. Ctrl-C ends only the waiting.
+    """Follow a rollout until it is over, print the outcome, and return the exit code.
 
-    `rollout_id` is its full id. Returns the exit code: 0 if it completed without failed VMs, else 1. On a terminal a
-    live area shows the progress, in a pipe each change is a line, and with --json only the end is printed. Raises
-    KeyboardInterrupt at Ctrl-C, after a note that the rollout goes on.
+    `rollout_id` is its full id. The code is 0 if it completed without failed VMs, else 1, with the reason on stderr. On
+    a terminal a live area shows the progress, in a pipe each change is a line, and with --json only the end is printed.
+    Ctrl-C ends only the waiting: prints a note that the rollout goes on, and raises KeyboardInterrupt.
     """
     printed: list[str] = []
 
@@ -203,9 +206,9 @@ _NO_ROLLOUTS = "There are no rollouts. Start one: forewarn rollout start --all-h
 
 
 def bar_cells(counts: list[int], width: int) -> list[int]:
-    """The number of bar cells for each count, in order: proportional, together exactly `width` cells.
+    """Return how many cells of a bar each count gets, in order: proportional, `width` together.
 
-    All are 0 if all counts are.
+    All are 0 if all counts are; a small count may get none.
     """
     total = sum(counts)
     if total == 0:
@@ -215,9 +218,10 @@ def bar_cells(counts: list[int], width: int) -> list[int]:
 
 
 def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
-    """A bar of `width` characters with one colour for each state of the rollout's VMs; empty without VMs.
+    """Return a bar of `width` characters with one colour for each state of a rollout's VMs.
 
-    `tally` is the API's count of VMs by state: done, failed, withdrawn, not_needed, started, scheduled, waiting.
+    Empty without VMs. `tally` is the API's count of VMs by state: done, failed, withdrawn, not_needed, started,
+    scheduled, waiting.
     """
     text = Text()
     for cells, (_, style) in zip(
@@ -261,16 +265,17 @@ def _activity(event: JsonObject, now: float) -> str:
 def rollout_title(call: Invocation, view: JsonObject) -> Text:
     """Return the heading of a rollout: its id (short on a terminal), impact, targets and state.
 
-    `view` is a RolloutView as JSON.
+    `view` is the API's view of the rollout.
     """
     title = f"Rollout {call.output.short_id(view['id'])}: {view['impact']} over {_targets_text(view)}"
     return join_text(bold(title), "  ", rollout_state(view))
 
 
 def rollout_state(view: JsonObject) -> Text:
-    """The rollout's state in its colour, such as `stopped`; `completed with 2 failed VMs` if some failed.
+    """Return a rollout's state in its colour, such as `stopped`.
 
-    `view` is the API's view of the rollout; `progress` and `tally` are read.
+    `completed with 2 failed VMs` if it completed and some failed. `view` is the API's view of the rollout, of which
+    `progress` and `tally` are read.
     """
     failed = view["tally"]["failed"]
     if view["progress"] != "completed" or not failed:
@@ -285,10 +290,10 @@ def _targets_text(view: JsonObject) -> str:
 
 
 def print_rollout(call: Invocation, view: JsonObject) -> None:
-    """Print one rollout, the API's view of it; JSON with --json.
+    """Print one rollout, given as the API's view of it; JSON with --json.
 
     As text: title, progress (on a terminal with a bar), its wave and windows, why it paused or ended, what it waits
-    for, a table of its events, and, if it has not ended, commands to try next.
+    for, a table of its events, and, if it has not ended, a hold on all rollouts (to stderr) and commands to try next.
     """
     if call.output.as_json:
         call.output.print_json(view)

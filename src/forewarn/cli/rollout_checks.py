@@ -19,9 +19,9 @@ def checks(call: Invocation, rollout_id: str, limit: int) -> None:
     """Show the health checks of a rollout and what they found.
 
     \f
-    `rollout_id` is its id or a unique beginning of it; `limit` is the number of measurements, the newest, oldest first.
-    With --json, all that the service shows (500). Raises NotFound, or Refused if several ids begin so. Prints two
-    tables: the checks with their latest outcome, then the measurements; a sentence if it has no checks.
+    `rollout_id` is its id or a unique beginning of it. Prints two tables: the checks with their latest outcome, then
+    the newest `limit` measurements, oldest first; a sentence if it has no checks. With --json all that the service
+    shows: the newest 500 measurements. Measures nothing. Raises NotFound, or Refused if several ids begin so.
     """
     view = call.api.get("rollouts", rollout_id, "checks")
     if call.output.as_json:
@@ -61,9 +61,10 @@ def check(call: Invocation, file: str) -> int:
     The rollout is not started.
 
     \f
-    `file` is the path of a rollout file. The service performs the checks, and stores nothing. Returns the exit code: 1
-    if one of them is not good, else 0. Raises Rejected for a file that cannot be read or used, or has no checks. Prints
-    a table: each check, what it demands, its outcome and what was seen.
+    `file` is the path of a rollout file. The service performs the checks, which really call their addresses and run
+    their commands, and stores nothing. Prints a table: each check, what it demands, its outcome and what was seen.
+    Returns the exit code: 1 if one of them is not good, else 0. Raises Rejected for a file that cannot be read or used,
+    or has no checks.
     """
     view = call.api.post("rollouts", "check", body={"file": read_rollout_text(file)})
     if call.output.as_json:

@@ -98,11 +98,13 @@ def start(call: Invocation, wait: bool, dry_run: bool, path: str | None, file: s
     """Start a rollout, described by options or by a file.
 
     \f
-    `options` are those of `_OPTIONS`: exactly one target, and impact, waves, windows and notice; None, False and () are
-    left out. `path` or `file` is the path of a rollout file, which describes everything. With `dry_run` only prints a
-    preview; with `wait` follows it to its end. Returns the exit code: 1 if it was followed and did not complete without
-    failures, else 0. Raises Rejected for several targets, both max_failures and keep_going, wrong waves or windows, a
-    file that cannot be read, two files and options beside one; NotFound; Refused if a VM has no host to move to.
+    `options` describe the rollout: exactly one target (hosts, all_hosts, scope, tag, location or everything), and
+    impact, waves, windows, failures and notice; None, False and () are left to the service. Instead `path` or `file` is
+    the path of a rollout file, which describes everything. With `dry_run` only prints a preview; with `wait` follows it
+    to its end, else prints the rollout. Returns the exit code: 1 if it was followed and did not complete without
+    failures, else 0. Raises Rejected for no target or several, both max_failures and keep_going, wrong waves or
+    windows, a file that cannot be read, two files, and options beside one; NotFound for an unknown target; Refused if a
+    VM has no host to move to.
     """
     if path is not None and file is not None:
         raise Rejected(f"two rollout files are given, {path} and {file}: give only one of them")
@@ -129,9 +131,11 @@ def plan(call: Invocation, file: str | None, **options: Any) -> None:
     The rollout is described by a file or by options, and is not started.
 
     \f
-    `file` and `options` are those of `start`. Prints the plan: waves, VMs, earliest and latest times, and VMs without a
-    polling handler. Raises Rejected for several targets, wrong waves or windows, or a file that cannot be read;
-    NotFound for a target; Refused if a VM has no host to move to.
+    `file` is the path of a rollout file; `options` are those of `rollout start`: exactly one target (hosts, all_hosts,
+    scope, tag, location or everything), and impact, waves, windows, failures and notice. Prints the plan, which the
+    service simulates: waves, VMs, earliest and latest times, and VMs without a polling handler. Raises Rejected for no
+    target or several, wrong waves or windows, a file that cannot be read, or options beside one; NotFound for an
+    unknown target; Refused if a VM has no host to move to.
     """
     view = call.api.post("rollouts", "plan", body=_body(call, file, options))
     if call.output.as_json:
@@ -213,7 +217,10 @@ def _deadline(call: Invocation, text: str) -> float:
 
 
 def read_rollout_text(file: str) -> str:
-    """Return the text of a rollout file by its path; Rejected if it cannot be read, or is blank."""
+    """Return the text of a rollout file by its path, unparsed.
+
+    Raises Rejected if it cannot be read, is not UTF-8, or is blank.
+    """
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -62,13 +62,13 @@ def up(call: Invocation, detach: bool, wait_ready: bool, **options: Any) -> None
     forewarn up --detach --wait-ready
 
     \f
-    Prints what it serves, and where, once it does, and runs until SIGTERM or Ctrl-C; Refused if a service runs in the
-    data directory. With `detach` it starts a process in the background with the options that were typed, prints its
-    process id or, with `wait_ready`, its addresses once it serves, and returns; if a lab runs or starts in that
-    directory already, it starts none, waits until that one serves, and prints its addresses. `options` are the
-    command's options by name, such as fleet, workers and console; they override the settings of environment and file,
-    those that are None do not. Raises Rejected for wrong settings and for `wait_ready` without `detach`; with `detach`,
-    ServiceFailure if the lab ends during its start, Refused if the service that runs there is not a lab, and
+    Runs the lab in this process: prints what it serves, and where, once it does, and ends at SIGTERM or Ctrl-C; Refused
+    if a service runs in the data directory. With `detach` it starts a process in the background with the options that
+    were typed, prints its process id or, with `wait_ready`, its addresses once it serves, and returns; if a lab runs or
+    starts in that directory already, it starts none, waits until that one serves, and prints its addresses. `options`
+    are the command's options by name, such as fleet, workers and console; they override the settings of environment and
+    file, those that are None do not. Raises Rejected for wrong settings and for `wait_ready` without `detach`; with
+    `detach`, ServiceFailure if the lab ends during its start, Refused if the service that runs there is not a lab, and
     Unavailable if a lab that it waits for does not serve after two minutes.
     """
     if wait_ready and not detach:
@@ -130,9 +130,10 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
     """Run the service in this process until a signal stops it, and print its banner once it serves.
 
     `command` is the command that was typed, for messages; `lab` says whether the service is a lab. `options` are the
-    command's options by name, with `config`, `listen` (() for none) and `new_store`, which is removed from it; those
-    that are None do not override settings. With the setting `store`, runs a control node of a cluster instead, and
-    prints its name and URLs. Configures the log of this process. Raises Rejected for wrong settings or a port that
+    command's options by name, with `config`, `listen` (() for none) and `new_store`, which is removed from `options`;
+    those that are None do not override settings. With the setting `store`, runs a control node of a cluster instead,
+    and prints its name and URLs. Configures the log of this process. On a terminal the banner has a link that signs in
+    to the portal, and a last line says how many events are pending. Raises Rejected for wrong settings or a port that
     cannot be used, Refused if a service runs in the data directory or its store must not be opened, Unavailable if a
     worker fails to start or the store cannot be written.
     """
@@ -199,8 +200,9 @@ def sockets(call: Invocation, config: Path | None) -> None:
 
     \f
     `config` None: settings of the environment, or the defaults. Runs until SIGINT or SIGTERM. Prints once how many
-    sockets are open, and how many not yet; opens those later, when that is possible. Raises Rejected for wrong
-    settings, or a listener or data directory that cannot be used, Refused if another helper runs for that directory.
+    sockets are open, and how many not yet; opens those later, when their device, address or namespace exists. Raises
+    Rejected for wrong settings, or a listener or data directory that cannot be used, Refused if another helper runs for
+    that directory.
     """
     with require_server_extra("sockets"):
         from forewarn.metadata.socket_helper import run_socket_helper
@@ -229,8 +231,9 @@ def doctor(call: Invocation) -> int:
     """Check this machine and the service.
 
     \f
-    The service makes the checks; if none runs, this process makes those of the machine. Prints each check. Returns the
-    exit code: 3 if no service runs, 1 if a check failed, else 0.
+    The service makes the checks; if no local one runs, this process makes those of the machine. Prints each check, with
+    a remedy if it failed. Returns the exit code: 3 if no service runs, 1 if a check failed, else 0. Raises Unavailable,
+    also 3, if a remote service cannot be reached.
     """
     try:
         checks: list[JsonObject] = [*call.api.get("doctor")["checks"], _service_answers_check(call)]

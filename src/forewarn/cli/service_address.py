@@ -19,10 +19,10 @@ SOCKET_NAME = "forewarn.sock"
 
 
 def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
-    """The data directory: `explicit` (--data), else FOREWARN_DATA, else `forewarn` in the state directory.
+    """Return the data directory: `explicit` (--data), else FOREWARN_DATA, else the default one.
 
-    The state directory is XDG_STATE_HOME or ~/.local/state. A given path is made absolute, and `~` expanded. Creates
-    nothing.
+    The default is `forewarn` in XDG_STATE_HOME or ~/.local/state. A given path is made absolute, and `~` expanded.
+    `environ` has the environment variables. Creates nothing; the directory may not exist.
     """
     given = explicit or environ.get("FOREWARN_DATA")
     if given:
@@ -32,10 +32,11 @@ def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def start_command(data: Path, given_data: str | None = None) -> str:
-    """The command that starts a service in this data directory, such as `forewarn up --data DIR`.
+    """Return the command that starts a service in this data directory, such as `forewarn up --data DIR`.
 
     It is `forewarn serve` for a production store, else `forewarn up`; `up` also if the [server] extra is not installed,
     because the store cannot be read then. `given_data` is --data as typed, which the command repeats; None: not given.
+    Only a text for messages: starts nothing.
     """
     option = f" --data {shlex.quote(given_data)}" if given_data else ""
     if not os.path.isdir(data):
@@ -49,9 +50,9 @@ def start_command(data: Path, given_data: str | None = None) -> str:
 
 
 def config_directory(environ: Mapping[str, str]) -> Path:
-    """The directory of the user's sign-in profiles: `forewarn` below XDG_CONFIG_HOME or ~/.config.
+    """Return the directory of the user's sign-in profiles: `forewarn` below XDG_CONFIG_HOME or ~/.config.
 
-    It may not exist.
+    It may not exist. `environ` has the environment variables.
     """
     config = environ.get("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "forewarn"
@@ -72,11 +73,11 @@ class RemoteSelection:
 
 
 def select_remote_service(flags: RemoteSelection, data: str | None, environ: Mapping[str, str]) -> RemoteSelection:
-    """The remote service of the options, else of the environment; a falsy one selects the local service.
+    """Return the remote service that options, else the environment, select; a falsy one if it is local.
 
     `flags` are --server and --profile, `data` is --data (None: not given). The variables are FOREWARN_SERVER and
-    FOREWARN_PROFILE. If any option, --data included, selects a service, the environment is ignored, so the two
-    are never mixed. Raises Rejected if --data is given together with --server or --profile.
+    FOREWARN_PROFILE. If any option, --data included, selects a service, the environment is ignored, so the two are
+    never mixed. Raises Rejected if --data is given together with --server or --profile.
     """
     if flags and data:
         given = "--server" if flags.server else "--profile"
@@ -91,7 +92,10 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Host and port of a remote service; `str` gives its https URL, without port 443."""
+    """Host and port of a remote service; `str` gives its https URL, without port 443.
+
+    `parse_server_url` makes it from what the user typed.
+    """
 
     host: str  # a name in lower case, or an address; IPv6 without brackets
     port: int  # from 1 to 65535
@@ -102,9 +106,9 @@ class ServerAddress:
 
 
 def parse_server_url(text: str) -> ServerAddress:
-    """Parse `https://HOST[:PORT]`, port 443 by default; raises Rejected for anything else.
+    """Return the address in `https://HOST[:PORT]`, with port 443 by default; Rejected for anything else.
 
-    A final slash and blanks around it are ignored; a path, query or user name is rejected.
+    A final slash and blanks around the text are ignored; a path, query or user name is Rejected.
     """
     try:
         parts = urlsplit(text.strip())

@@ -21,7 +21,10 @@ _AZURE_HINT = ('eval "$(forewarn env)"', "make az and Azure's SDKs in a shell us
 
 
 def print_running_supervisors(output: Output, pids: list[int]) -> None:
-    """Print how many programs in VMs still run, and how to stop them; nothing if `pids` is empty."""
+    """Print how many programs in VMs still run, and the command that stops them; nothing for none.
+
+    `pids` are the process ids of their supervisors. Stops nothing.
+    """
     if pids:
         programs = f"{count_noun(len(pids), 'program')} in VMs still {'runs' if len(pids) == 1 else 'run'}"
         output.print_line(f"{programs}; to stop: kill {' '.join(map(str, pids))}")
@@ -30,8 +33,8 @@ def print_running_supervisors(output: Output, pids: list[int]) -> None:
 def print_service(output: Output, info: JsonObject, link: str = "") -> None:
     """Print the banner of a service that has started, or `info` as JSON with --json.
 
-    `info` is the API's view of the service. `link` signs in to the portal once, and is a secret; "" prints the portal's
-    plain URL. A terminal also gets commands to try first.
+    `info` is the API's view of the service. `link` signs in to the portal once, and is a secret, so give it for a
+    terminal only; "" prints the portal's plain URL. A terminal also gets commands to try first.
     """
     if output.as_json:
         output.print_json(info)
@@ -61,8 +64,9 @@ def _stop_text(*, is_here: bool, has_real_vms: bool) -> str:
 def print_status(output: Output, info: JsonObject, link: str = "") -> None:
     """Print what the service is and where it is reached, or `info` as JSON with --json.
 
-    `info` is the API's view of the service. `link` signs in to the portal once, and is a secret; "" prints the portal's
-    plain URL. Of the VMs' addresses, 16 at most are shown. A caller who does not see everything gets only the version.
+    `info` is the API's view of the service, which has little more than the version for a caller who does not see
+    everything; then only that is printed. `link` signs in to the portal once, and is a secret; "" prints the portal's
+    plain URL. Of the VMs' addresses, 16 at most are shown.
     """
     if output.as_json:
         output.print_json(info)

@@ -50,11 +50,12 @@ def set_order(
     Each visit is a rollout over one host, within windows and budgets.
 
     \f
-    `within_s` and `notice_s` are in seconds of lab time; None: the minimum. Replaces the present order; its visits
-    stay, but those under way with other rules begin again. Prints the order, and a warning if it has too many hosts.
-    Raises Rejected for an interval or a notice that is not possible, or wrong windows; Refused if the fleet has no
-    host. `impact` is update, migrate or reboot, `at_once` how many hosts are visited at a time; `windows` and
-    `blackouts` are texts as users write them, () for none.
+    `within_s` and `notice_s` are in seconds of lab time; a notice of None is the minimum. `impact` is update, migrate
+    or reboot, `at_once` how many hosts are visited at a time; `windows` and `blackouts` are texts as users write them,
+    () for none. Replaces the present order. Visits so far still count, except for those with another impact; visits
+    under way with another impact, notice or windows end and begin again. Prints the order, and a warning if it has too
+    many hosts. Raises Rejected for an interval or a notice that is not possible, or wrong windows; Refused if the fleet
+    has no host.
     """
     body: JsonObject = {"within_s": within_s, "impact": impact, "at_once": at_once, "notice_s": notice_s or 0}
     body |= {"windows": list(windows), "blackouts": list(blackouts)}
@@ -67,8 +68,8 @@ def show_order(call: Invocation) -> None:
     """Show the standing order, its progress, and which hosts are late.
 
     \f
-    The hosts that wait longest come first, up to 20. Prints a sentence if there is none; with --json the view of the
-    API, with up to 1,000 hosts.
+    Prints a table of up to 20 hosts, those that are late or due first; a sentence if there is no order. With --json the
+    view of the API, with up to 1,000 hosts.
     """
     _print_order(call, call.api.get("rollouts", "standing-order"))
 
@@ -79,7 +80,8 @@ def remove_order(call: Invocation) -> None:
     """Remove the standing order; visits that are under way go on.
 
     \f
-    Raises Refused if there is none. Prints a sentence, with --json the view of no order.
+    No further visits begin. Prints a sentence, with --json a view whose `is_set` is false. Raises Refused if there is
+    no order.
     """
     view = call.api.delete("rollouts", "standing-order")
     if call.output.as_json:

@@ -57,9 +57,9 @@ def migrate(call: Invocation, url: str) -> None:
     forewarn store migrate postgresql://forewarn@db1,db2/forewarn
 
     \f
-    Prints the revision before and after. Raises Refused for a database of a newer release, or one without the standby
-    that it demands, Rejected for a URL or password that is not right, Unavailable if the server cannot be reached; then
-    nothing has changed.
+    `url` is that of the record's PostgreSQL database. Prints the schema revision before and after; does nothing if they
+    are the same. Raises Refused for a database of a newer release, or one without the standby that it demands, Rejected
+    for a URL or password that is not right, Unavailable if the server cannot be reached; then nothing has changed.
     """
     with _require_driver("store migrate"):
         from forewarn.store.record_administration import migrate_record
@@ -89,10 +89,11 @@ def copy(call: Invocation, source: str, target: str) -> None:
     forewarn store copy /var/lib/forewarn postgresql://forewarn@db1,db2/forewarn
 
     \f
-    From a data directory, only the observed polls are not copied. Prints the number of rows by table. Raises Rejected
-    unless exactly one of the two is a postgresql:// URL, and if the data directory to copy from does not exist; Refused
-    if one of the two is in use, the target is not empty, or the store is a lab's; then the target has no copy. Raises
-    Unavailable if the server cannot be reached or the copy differs: run it again then.
+    `source` and `target` are FROM and TO. From a data directory, everything but the observed polls is copied. Prints
+    the number of rows by table. Raises Rejected unless exactly one of the two is a postgresql:// URL, and if the data
+    directory to copy from does not exist; Refused if one of the two is in use, the target is not empty, or the store is
+    missing or a lab's; then the target has no copy. Raises Unavailable if the server cannot be reached or the copy
+    differs: run it again then.
     """
     with _require_driver("store copy"):
         from forewarn.clock import read_real_time
@@ -186,8 +187,10 @@ def renew(call: Invocation, url: str) -> None:
     forewarn store renew postgresql://forewarn@db1,db2/forewarn
 
     \f
-    Prints the epoch, which is the same for all scopes. Raises Refused if a control node is active, Rejected for a URL
-    or password that is not right, Unavailable if the server cannot be reached.
+    `url` is that of the record's PostgreSQL database. Prints the epoch, which is the same for all scopes, and larger
+    than all before. The term, the number of the lease of the active control node, grows too, so that hosts obey the
+    restored cluster. Raises Refused if a control node is active, Rejected for a URL or password that is not right,
+    Unavailable if the server cannot be reached.
     """
     with _require_driver("store renew"):
         from forewarn.clock import read_real_time

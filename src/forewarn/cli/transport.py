@@ -28,8 +28,9 @@ from forewarn.errors import Rejected, Unauthenticated, Unavailable
 class LocalTransport:
     """Reaches the service on this machine over the unix socket in its data directory `data`.
 
-    Opens a connection for each request. A Transport of ApiClient. The message that no service runs ends with the
-    command that starts one, which repeats `given_data` (--data as typed; None: not given), then with `extra_remedy`.
+    It is the Transport of an ApiClient for a local service. Opens a connection for each request, and needs no sign-in.
+    If no service runs, the message names the command that starts one, with `given_data` (--data as typed; None: not
+    given), and then has `extra_remedy`.
     """
 
     def __init__(self, data: Path, *, given_data: str | None = None, extra_remedy: str = "") -> None:
@@ -38,7 +39,7 @@ class LocalTransport:
 
     @property
     def location(self) -> str:
-        """`in DIRECTORY`, to complete the sentence "the service …"."""
+        """Where the service is, `in DIRECTORY`, to complete the sentence "the service …"."""
         return f"in {self._data}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
@@ -46,8 +47,8 @@ class LocalTransport:
 
         `method` is that of HTTP; `target` is path and query; `payload` is the body, JSON, None for none. Raises
         ServiceNotRunning if nothing serves the socket or it belongs to another user, Rejected if its path is too long,
-        TimeoutError if the service is silent for `timeout_s` seconds, OSError or HTTPException if the connection fails
-        later.
+        TimeoutError if the service is silent for `timeout_s` seconds of real time, OSError or HTTPException if the
+        connection fails later.
         """
         connection = _UnixSocketConnection(self._data, self._not_running, timeout_s)
         return send_request(connection, method, target, payload, {})
@@ -91,17 +92,17 @@ _RENEW_EARLY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BearerToken:
-    """An access token for the remote API, with the times that say how long it is valid."""
+    """An access token for the API of a remote service, as its issuer gave it; kept in memory only."""
 
     text: str = field(repr=False)  # the token itself, a secret
     issued_at: float  # seconds since 1970, by this machine's clock
     lifetime_s: float  # as the issuer says; 0: not known, so that it is valid for one request only
 
     def is_valid_at(self, now: float) -> bool:
-        """Return whether it may still be used at `now`, seconds since 1970 by this machine's clock.
+        """Return whether the token may still be used at `now`, seconds since 1970 by this machine's clock.
 
-        False in its last minute (in its last half if it lives for less than two), and before it was issued: then the
-        clock was set back.
+        False in its last minute (in its last half if it lives for less than two minutes), and before it was issued:
+        then the clock was set back.
         """
         return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
@@ -215,9 +216,9 @@ _NAME_MISMATCH_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRE
 class RemoteTransport:
     """Reaches a service over HTTPS, signed in as the OAuth client (id and secret) of a profile.
 
-    Signs in if it has no token, or if its token has expired or is refused; keeps the token in memory only. Opens a
-    connection for each request. A Transport of ApiClient. The constructor raises Rejected if the profile's server is
-    not `https://HOST[:PORT]`.
+    It is the Transport of an ApiClient for a remote service. Signs in with the first request, and again if its token
+    has expired or is refused; keeps the token in memory only. Opens a connection for each request. The constructor
+    connects to nothing, and raises Rejected if the profile's server is not `https://HOST[:PORT]`.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -227,7 +228,7 @@ class RemoteTransport:
 
     @property
     def location(self) -> str:
-        """`at URL`, to complete the sentence "the service …"."""
+        """Where the service is, `at URL`, to complete the sentence "the service …"."""
         return f"at {self._server}"
 
     def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
