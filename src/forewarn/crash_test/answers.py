@@ -327,7 +327,7 @@ def invalid_json() -> SpoiledAnswer:
 
 
 def truncated_body() -> SpoiledAnswer:
-    """Make a substitute: polls get half of each document with the length of the whole, then the end."""
+    """Make a substitute: polls get half of each document, with Content-Length of the whole, then a close."""
 
     def transform(answer: ServiceAnswer) -> ServiceAnswer:
         if _read_document(answer.body) is None:
@@ -382,7 +382,7 @@ def resets_connections(*, concerns: Concerns = Concerns.ALL) -> SpoiledAnswer:
 
 
 def refuses_connections() -> SpoiledAnswer:
-    """Make a substitute: no connections until the next `Stage.substitute`, ignoring its `times`."""
+    """Make a substitute: refuse new connections, close open ones, until another is set, despite `times`."""
     return SpoiledAnswer(name="connection refused", refuses_connections=True)
 
 

@@ -206,12 +206,12 @@ def approved_only_after_prepared(event: int = 0) -> Demand:
 def retried_after_refusal(event: int = 0, *, within_s: float = 10.0, at_most_s: float = 20.0) -> Demand:
     """Demand that, after the last refused approval, one is accepted within `within_s` seconds.
 
-    Accepted means a 2xx, refused any other answer or none. Until `at_most_s` it is slow, later or never a failure; both
-    are seconds of the service's clock, without those in which the handler could not poll. A handler that never tried to
-    approve fails if it had the event and 5 s for it, otherwise its outcome is unknown. The outcome is unknown too if no
-    approval was refused, the event was never published, the machine was too slow, or the case ended before `at_most_s`
-    without an accepted one. Applies to handlers that claim to approve. `event` is its number in the order of
-    publication, from 0.
+    Accepted means a 2xx, refused any other answer or none; refusals after the first acceptance do not count. Until
+    `at_most_s` it is slow, later or never a failure; both are seconds of the service's clock, without those in which
+    the handler could not poll. A handler that never tried to approve fails if it had the event and 5 s for it,
+    otherwise its outcome is unknown. The outcome is unknown too if no approval was refused, the event was never
+    published, the machine was too slow, or the case ended before `at_most_s` without an accepted one. Applies to
+    handlers that claim to approve. `event` is its number in the order of publication, from 0.
     """
 
     def judge(observed: Observed) -> Judgement:
