@@ -79,8 +79,8 @@ def _grant_choices(api: ApiClient) -> list[tuple[str, str]]:
     return [(grant["id"], f"{grant['role']} of {grant['to_name']}") for grant in listed]
 
 
-# For `shell_complete` of an argument: what the service has that begins with the typed text, ignoring letter case, each with a
-# help text; nothing if the service does not answer.
+# For `shell_complete` of an argument: what the service has that begins with the typed text, ignoring letter case, each
+# with a help text; nothing if the service does not answer.
 vm_names = _complete_from(lambda api: [(vm["name"], vm["title_of_scope"]) for vm in _fleet_part(api, "vms")])
 host_names = _complete_from(lambda api: [(host["name"], host["health"]) for host in _fleet_part(api, "hosts")])
 scope_ids = _complete_from(lambda api: [(scope["id"], scope["title"]) for scope in _fleet_part(api, "scopes")])
