@@ -28,10 +28,10 @@ _STANDALONE_PREFIX = "vms"
 
 
 class VmBlock:
-    """The VMs of one scope, or all standalone VMs of a resource group; `size` is how many, 0 at first.
+    """The VMs of one scope, or all standalone VMs of a resource group, by their keys.
 
-    Its `id` is that of the scope, or `vms:SUBSCRIPTION/GROUP`. Change it through its group only. `group` is the
-    resource group that it belongs to.
+    Its `id` is that of the scope, or `vms:SUBSCRIPTION/GROUP`; `size` is how many VMs it has, 0 at first. `group` is
+    the resource group that it belongs to, and the only one that changes it.
     """
 
     __slots__ = ("_group", "_keys", "id", "size")
@@ -49,13 +49,16 @@ class VmBlock:
 
     @property
     def keys(self) -> Sequence[str]:
-        """The keys of the VMs in this block, in the order of their addition; do not change the list."""
+        """The keys of the VMs in this block, in the order of their addition.
+
+        It is the block's own list, which later changes of the block may change: do not change it, and do not keep it.
+        """
         if len(self._keys) != self.size:
             self._compact()
         return self._keys
 
     def add(self, key: str) -> None:
-        """Adds the key of a VM that is not in this block. Only `GroupOverview.add_vm` calls it."""
+        """Add the key of a VM that is not in this block. Only `GroupOverview.add_vm` calls it."""
         if len(self._keys) > 2 * self.size + 16:
             self._compact()
         self._keys.append(key)
@@ -68,8 +71,9 @@ class VmBlock:
 class GroupOverview:
     """A resource group: its VMs with their states, in blocks, each a scope or all standalone VMs together.
 
-    `id` is `SUBSCRIPTION/GROUP` in lower case, `resource` its Azure resource id. `blocks` are by id; `non_running` has
-    the state of each VM by key, without those that are running. It has no VMs at first.
+    A FleetOverview makes and changes it. `id` is `SUBSCRIPTION/GROUP` in lower case, `resource` its Azure resource id.
+    `blocks` are by id; `non_running` has the state of each VM by key, without those that are running. It has no VMs at
+    first.
     """
 
     __slots__ = ("_block_by_vm", "blocks", "id", "non_running", "resource")
@@ -83,19 +87,19 @@ class GroupOverview:
 
     @property
     def size(self) -> int:
-        """How many VMs the group has."""
+        """How many VMs the resource group has, in all blocks together."""
         return len(self._block_by_vm)
 
     def block_of(self, key: str) -> VmBlock | None:
-        """The block that the VM with this key is in; None if it is not in this group."""
+        """Return the block that the VM with this key is in; None if the VM is not in this group."""
         return self._block_by_vm.get(key)
 
     def state_of(self, key: str) -> VmState:
-        """The state of the VM with this key; GONE if it is not in this group."""
+        """Return the state of the VM with this key; GONE if the VM is not in this group."""
         return self.non_running.get(key, VmState.RUNNING) if key in self._block_by_vm else VmState.GONE
 
     def count_states(self, visible: VisibleKeys) -> Counter[VmState]:
-        """How many of the VMs are in each state; states of no VM may be missing.
+        """Return how many VMs of the group are in each state; states of no VM may be missing.
 
         `visible` are the keys of those VMs of this group that count; None counts all.
         """
@@ -104,10 +108,10 @@ class GroupOverview:
         return counts
 
     def add_vm(self, key: str, block_id: str) -> bool:
-        """Puts the VM with this key into a block of this group, as running; takes it out of another block.
+        """Put the VM with this key into a block of this group, in the state running.
 
-        Creates the block if there is none with this id. Returns False, and changes nothing, if the VM is in that block
-        already; else True.
+        Takes it out of the block that it is in, and creates the block if there is none with this id. Returns False, and
+        changes nothing, if the VM is in that block already; else True.
         """
         block = self._block_by_vm.get(key)
         if block is not None and block.id == block_id:
@@ -120,9 +124,9 @@ class GroupOverview:
         return True
 
     def remove_vm(self, key: str) -> bool:
-        """Removes a VM and, if it was the last one, its block; returns whether the VM was in the group.
+        """Remove the VM with this key and, if it was the last one of its block, the block.
 
-        `key` is that of the VM.
+        Returns whether the VM was in the group.
         """
         block = self._block_by_vm.pop(key, None)
         self.non_running.pop(key, None)
@@ -134,9 +138,9 @@ class GroupOverview:
         return True
 
     def set_state(self, key: str, state: VmState) -> None:
-        """Sets the state of a VM that is in this group, which is not checked; not GONE: see `remove_vm`.
+        """Set the state of the VM with this key.
 
-        `key` is that of the VM.
+        That the VM is in this group is not checked. For GONE call `remove_vm` instead.
         """
         if state is VmState.RUNNING:
             self.non_running.pop(key, None)
@@ -167,17 +171,14 @@ class _Locations(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisibleScopes:
-    """The scopes in which a user may read a present VM.
+    """The scopes in which a user may read a present VM, by resource group."""
 
-    `by_group` maps the id of a resource group to the ids of these scopes; None: all of the group.
-    """
-
-    by_group: Mapping[str, VisibleNames]  # id of a resource group → ids of scopes; None: all of the group
+    by_group: Mapping[str, VisibleNames]  # `SUBSCRIPTION/GROUP` in lower case → ids of scopes; None: all
 
     def has(self, scope_id: str) -> bool:
-        """Whether the scope with this id is one of these. Reads no store.
+        """Return whether the user may read a present VM of the scope with this id. Reads no store.
 
-        In a group that is visible as a whole every id counts, also that of no scope.
+        In a group that is visible as a whole every id counts, also one of no scope.
         """
         group = resource_group_of_scope(scope_id)
         return group in self.by_group and ((scopes := self.by_group[group]) is None or scope_id in scopes)
@@ -186,10 +187,10 @@ class VisibleScopes:
 class FleetOverview:
     """The state of every present VM, by resource group. Await `ensure_built` before any other method.
 
-    The VMs of a group are in blocks: one per scope, and one for all its standalone VMs. Follows the commits of the
-    store once it is built. A VM's state changes here with the commit that changes it; `seq` is the last history entry
-    that it includes. `placement` and `directory` are the indexes of all VMs that it is built from. Methods that take a
-    directory answer for the user whose directory it is.
+    The portal has one for all pages. The VMs of a group are in blocks: one per scope, and one for all its standalone
+    VMs. Once it is built, it follows the commits of the store: a VM's state changes here with the commit that changes
+    it. `seq` is the number of the last history entry that it includes. `placement` and `directory` are the indexes of
+    all VMs that it is built from. Methods that take a directory answer for the user whose directory it is.
     """
 
     def __init__(self, store: Store, placement: PlacementIndex, directory: FleetDirectory) -> None:
@@ -209,34 +210,34 @@ class FleetOverview:
         self.seq = 0  # of the history; the overview includes everything up to it
 
     async def ensure_built(self) -> None:
-        """Builds the index from the store on the first call; later calls wait for that, or return at once.
+        """Build the overview from the store on the first call; later calls wait for that, or return at once.
 
-        From then on it follows the store's commits. Raises the error of a failed build, such as Unavailable; the next
-        call builds again.
+        From then on the overview follows the store's commits. Raises the error of a failed build, such as Unavailable;
+        the next call builds again.
         """
         if self._build_task is None or (self._build_task.done() and _has_failed(self._build_task)):
             self._build_task = asyncio.create_task(self._build())
         await asyncio.shield(self._build_task)
 
     def changes_in(self, commit: Commit) -> Sequence[VmStateChange]:
-        """Key and new state of each VM whose state or block a commit changed; removed ones are GONE.
+        """Return key and new state of each VM whose state or block a commit changed; GONE for removed VMs.
 
-        Applies the commit if the overview has not yet. Call it only in a subscriber of the store, for the commit being
-        published; several subscribers may call it.
+        Applies the commit to the overview if that has not happened yet. Call it only in a subscriber of the store, for
+        the commit being published; several subscribers may call it.
         """
         if self._last_commit is not commit:
             self._last_commit, self._last_changes = commit, self._apply_commit(commit)
         return self._last_changes
 
     def state_of(self, key: str) -> VmState:
-        """The state of the VM with this key; GONE if no present VM has it."""
+        """Return the state of the VM with this key; GONE if no present VM has it."""
         group = self._groups.get(_group_id_of(key))
         return group.state_of(key) if group is not None else VmState.GONE
 
     def count_states(self, directory: VisibleDirectory) -> dict[VmState, int]:
-        """How many of the VMs that the user may see are in each state: a key for each state except GONE.
+        """Return how many of the VMs that a user may see are in each state.
 
-        `directory` is the user's.
+        The result has a key for each state except GONE, also for states of no VM. `directory` is the user's.
         """
         counts: Counter[VmState] = Counter()
         for group, visible in self.visible_groups(directory):
@@ -246,11 +247,11 @@ class FleetOverview:
     def cached(
         self, derive: Callable[[FleetOverview, VisibleDirectory], Derived], directory: VisibleDirectory
     ) -> Derived:
-        """The result of `derive(self, directory)`, cached until a VM is added, removed or changes its block.
+        """Return `derive(self, directory)`, cached until a VM is added, removed or changes its block.
 
-        `directory` is the user's; users with equal grants share a result, and so do all who see everything. Of the
-        others, the last few results are kept. `derive` must be a module-level function, because it is part of the
-        cache's key, and its result must not depend on states of VMs.
+        `directory` is the user's; users with equal grants share a result, and so do all who see everything. Of users
+        who do not see everything, the 16 results used last are kept. `derive` must be a module-level function, because
+        it is part of the cache's key, and its result must not depend on states of VMs.
         """
         key = (derive, None if directory.sees_everything else directory.grants)
         derived: Derived = self._derived.pop(key) if key in self._derived else derive(self, directory)
@@ -261,13 +262,17 @@ class FleetOverview:
         return derived
 
     def all_groups(self) -> list[GroupOverview]:
-        """All resource groups that have a present VM, in the order in which the fleet got them."""
+        """Return all resource groups that have a present VM, in the order in which the fleet got them.
+
+        The list is new, the groups are live. Nothing is filtered for a user.
+        """
         return list(self._groups.values())
 
     def visible_groups(self, directory: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:
-        """The groups in which the user may see a VM, each with the keys of these VMs (None: all of the group).
+        """Yield the groups in which a user may see a VM, each with the keys of these VMs.
 
-        `directory` is the user's. In the order in which the fleet got them.
+        The keys are None if the user may see all VMs of the group. `directory` is the user's. Groups are in the order
+        in which the fleet got them.
         """
         for group in self._groups.values():
             visible = self._visible_keys_in(group, directory)
@@ -275,36 +280,37 @@ class FleetOverview:
                 yield group, visible
 
     def visible_keys(self, directory: VisibleDirectory) -> Iterator[str]:
-        """The keys of all VMs that the user may see; `directory` is the user's.
+        """Yield the keys of all VMs that a user may see; `directory` is the user's.
 
-        In the order of the fleet: group by group, and in a group block by block.
+        They are in the order of the fleet: group by group, and in a group block by block.
         """
         for group, visible in self.visible_groups(directory):
             for block in group.blocks.values():
                 yield from (key for key in block.keys if visible is None or key in visible)
 
     def visible_hosts(self, directory: VisibleDirectory) -> VisibleNames:
-        """The names of the hosts that have a VM which the user may see; None if they may see everything.
+        """Return the names of the hosts with a VM that the user may see; None if they may see everything.
 
-        `directory` is the user's. Reads no store. A VM that moves is on its old host.
+        `directory` is the user's. A VM that moves counts for the host that it leaves. Reads no store.
         """
         if directory.sees_everything:
             return None
         return frozenset[str]().union(*(locations.hosts for locations in self._visible_locations(directory)))
 
     def visible_scopes(self, directory: VisibleDirectory) -> VisibleNames:
-        """The ids of the scopes with a present VM that the user may see; None if they may see everything.
+        """Return the ids of the scopes with a present VM that the user may see; None: they may see everything.
 
-        `directory` is the user's. Reads no store. `Visibility.can_see_scope`, which does, counts removed VMs too.
+        `directory` is the user's. Reads no store. `Visibility.can_see_scope`, which reads it, counts removed VMs too.
         """
         if directory.sees_everything:
             return None
         return frozenset[str]().union(*(locations.scopes for locations in self._visible_locations(directory)))
 
     def visible_scopes_by_group(self, directory: VisibleDirectory) -> VisibleScopes:
-        """The scopes with a present VM that the user may see, by resource group; `directory` is the user's.
+        """Return the scopes with a present VM that the user may see, by resource group.
 
-        A group that the user may read as a whole has None in place of the ids of its scopes. Never None itself.
+        `directory` is the user's. A group that the user may read as a whole has None in place of the ids of its scopes.
+        The result itself is never None, also not for a user who sees everything.
         """
         return VisibleScopes(
             {
@@ -331,10 +337,10 @@ class FleetOverview:
         return _Locations(frozenset(scopes), frozenset(filter(None, hosts)))
 
     def find_by_name(self, directory: VisibleDirectory, text: str, limit: int) -> list[str]:
-        """The keys of at most `limit` VMs that the user may see whose name contains `text`, the best first.
+        """Return the keys of at most `limit` VMs that a user may see whose name contains `text`, best first.
 
-        The best are VMs of exactly that name, then come names that begin with it; each in the order of the fleet.
-        `text` is in lower case; "" finds none. `directory` is the user's.
+        First come VMs of exactly that name, then names that begin with it, then the others; each in the order of the
+        fleet. `text` must be in lower case; "" finds none. `directory` is the user's.
         """
         if not text:
             return []

@@ -180,9 +180,9 @@ _CSV_COLUMNS = ("name", "state", "resource group", "scope", "update domain", "fa
 
 
 class FleetPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the fleet page: a search in name, scope, group and host, a VmState, and a page number."""
+    """The query of the fleet page: a search, a state of VMs, and a page number."""
 
-    q: Annotated[str, Meta(max_length=200)] = ""  # searched in name, scope, group and host, in any case
+    q: Annotated[str, Meta(max_length=200)] = ""  # searched in name, scope, group and host, ignoring case; "": all
     state: str = ""  # a VmState, such as running, noticed or moving; "": all
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # from 1
 
@@ -196,10 +196,7 @@ class ResourceGroupView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetPage(BaseView, frozen=True, kw_only=True):
-    """The fleet page: counts by state, and one page of the VMs that match.
-
-    `counts` are those of all visible VMs by VmState, 0 included; `found` VMs match. `is_cut`: this export lacks some.
-    """
+    """The fleet page: counts by state, and one page of the VMs that match. Field names are JSON keys."""
 
     counts: dict[str, int]  # of all VMs that the user may see, by VmState (0 included), without gone
     total: int  # all VMs that the user may see
@@ -217,10 +214,10 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
         return sum(len(block.vms) for group in self.groups for block in group.blocks)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM on this page, or in this export.
+        """Return the CSV export: one row per VM on this page, or in this export.
 
-        Columns are name, state, resource group, scope id, update domain, fault domain, host and key. The note says if
-        VMs are missing.
+        Columns are name, state, resource group, scope (its id), update domain, fault domain, host and key. A note as
+        the last line says if VMs are missing.
         """
         cells = ((group, block, cell) for group in self.groups for block in group.blocks for cell in block.vms)
         rows = [
@@ -231,11 +228,11 @@ class FleetPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_fleet_page(context: PortalContext, call: HandlerCall, query: FleetPageQuery) -> FleetPage:
-    """Shows one page of the VMs that the user may see and that match a search and a state.
+    """Show one page of the VMs that the user may see and that match a search and a state.
 
-    A page has up to 200 VMs, in the order of the fleet. Of hosts whose names match the search, only the VMs of the
-    first 50 are found. An export holds all pages, up to MAX_EXPORT_ROWS (100,000) VMs. Raises UnknownFilter for an
-    unknown state, or a page after the last one.
+    A page has up to 200 VMs in up to 40 blocks, in the order of the fleet; a scope of up to 200 VMs is not divided. Of
+    hosts whose names match the search, only the VMs of the first 50 are found. An export holds all pages, up to
+    MAX_EXPORT_ROWS (100,000) VMs. Raises UnknownFilter for an unknown state, or a page after the last one.
     """
     counts = context.overview.count_states(context.directory)
     pagination = _paginate_fleet(context.overview, context.directory, _vm_filter(context, query))

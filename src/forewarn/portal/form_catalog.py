@@ -382,18 +382,16 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 
 
 class DoneMessageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of pages that show a message after a form was submitted.
+    """The query of pages that show a message after a form was submitted."""
 
-    `done` is the name of that form; "": none led here.
-    """
-
-    done: str = ""  # name of the form that led here; "": none did
+    done: str = ""  # the name of the form that led to the page; "": none did
 
 
 def done_message(query: DoneMessageQuery) -> str:
-    """The done message of the form that led to this page, such as `Fault set.`; "" for an unknown form.
+    """Return the done message of the form that led to a page, such as `Fault set.`; "" for none.
 
-    The query has the form's name only, so that a link cannot make the page show any other text.
+    "" also for an unknown form. The query has the form's name only, so that a link cannot make the page show any other
+    text.
     """
     form = FORMS.get(query.done)
     return form.done_message if form is not None else ""

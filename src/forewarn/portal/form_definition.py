@@ -28,9 +28,10 @@ FREE_TEXT_SUFFIX = "_more"  # of the text input beside check boxes, which takes 
 
 
 class FieldKind(StrEnum):
-    """What a form field holds, such as VMs, an id or a duration; decides how it is shown and parsed.
+    """What a form field holds; it decides how the field is shown and parsed.
 
-    The values are used in templates.
+    VMS, HOSTS and IDS hold several names or ids; VM, HOST, SCOPE and ID hold one. The others are DURATION, INSTANT (a
+    time), NUMBER, CHECK (a box), CHOICE (of a fixed list) and TEXT. The values are used in templates.
     """
 
     VMS = "vms"  # names or keys
@@ -49,11 +50,7 @@ class FieldKind(StrEnum):
 
 
 class FormField(msgspec.Struct, frozen=True, kw_only=True):
-    """One field of a form: how it is shown, and where its value goes in the call of the API.
-
-    The `body_member` `a.b` is member b of the object a. With "" it is not in the body, and with "" as `path_parameter`
-    not in the path. `fault_kind` is the only kind of fault that has this parameter.
-    """
+    """One field of a form: how it is shown, and where its value goes in the call of the API."""
 
     name: str  # in the submitted form
     kind: FieldKind
@@ -62,23 +59,25 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     body_member: str = ""  # name in the JSON body; `a.b` is member b of the object a; "": not in the body
     path_parameter: str = ""  # name in the path of the API route; "": not in the path
     default: str = ""  # what a new form shows in it
-    choices: tuple[tuple[str, str], ...] = ()  # value and text of each
+    choices: tuple[tuple[str, str], ...] = ()  # value and text of each, for the kind CHOICE
     is_required: bool = False  # the form is rejected without it
     fault_kind: str = ""  # the only kind of fault that has this parameter; "" for other fields
 
     def parse(self, values: FormValues) -> Any:
-        """The value for the API, from the entered texts of the whole form; None if this field is empty.
+        """Return the value of this field for the API, from the texts of the whole form; None if it is empty.
 
-        It is a list for VMS, HOSTS and IDS, each text once. For other kinds the last text counts: as seconds for a
-        duration, POSIX seconds for an instant, a number, True for a check, else as it is. Raises Rejected for text that
-        cannot be parsed. Does not check `choices` or `is_required`.
+        The value is a list for VMS, HOSTS and IDS, each text once. For other kinds the last text counts: seconds for a
+        DURATION, POSIX seconds for an INSTANT in ISO 8601 (in UTC without an offset), an int or float for a NUMBER,
+        True for a CHECK, else the text. Raises Rejected for text that cannot be parsed. Does not check `choices` or
+        `is_required`.
         """
         return _PARSERS[self.kind](self, self.entered_texts(values))
 
     def entered_texts(self, values: FormValues) -> list[str]:
-        """The chosen texts of this field, then the typed ones, stripped, without empty ones.
+        """Return the chosen texts of this field, then the typed ones, stripped, without empty ones.
 
-        Typed text, in the input with FREE_TEXT_SUFFIX, is split at commas and line breaks.
+        `values` has the submitted texts by name of the input. Typed text, in the input with FREE_TEXT_SUFFIX (`_more`)
+        after the field's name, is split at commas and line breaks.
         """
         free_texts = [
             part for line in values.get(f"{self.name}{FREE_TEXT_SUFFIX}", ()) for part in _NAME_SEPARATORS.split(line)
@@ -156,10 +155,9 @@ def _no_extra_body(context: RequestContext, values: FormValues) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One form, which is one call of the API: its texts, its fields, its route and its preview.
+    """One form of the portal, which makes one call of the API: its texts, fields, route and preview.
 
-    `preview` is a function that describes its effect, or the path of an API route. `danger` says what is lost for good,
-    "" for nothing. With `confirms_directly`, a link that fills in a field leads to the confirmation.
+    A user fills it in, sees a confirmation page with a preview, and confirms. `FORMS` has all forms by name.
     """
 
     name: str  # in its URL
@@ -172,58 +170,58 @@ class Form:
     fields: tuple[FormField, ...] = ()
     fixed_body: Mapping[str, Any] = field(default_factory=dict)  # body members that no field sets
     extra_body: ExtraBody = _no_extra_body  # more body members, from all values together
-    preview: PreviewSentences | str = ""  # a function that describes the effect, or the path of an API route; required
+    preview: PreviewSentences | str = ""  # required: a function that describes the effect, or the path of an API route
     danger: str = ""  # a sentence: what is lost and cannot be undone; its buttons are red. "": nothing is lost
     confirms_directly: bool = False  # a link that fills in a field skips to the confirmation
 
     def api_route(self, routes: ApiRouteTable) -> ApiRoute:
-        """The route of the API that this form calls; KeyError if `routes` does not have it."""
+        """Return the route of the API that this form calls; KeyError if `routes` does not have it."""
         method, _, path = self.route.partition(" ")
         return routes[method, path]
 
     def preview_route(self, routes: ApiRouteTable) -> ApiRoute | None:
-        """The route of the API that previews this form; None if `preview` is a function.
+        """Return the route of the API that previews this form; None if `preview` is a function.
 
-        Raises KeyError if `routes` does not have it.
+        Raises KeyError if `routes` does not have the route.
         """
         return routes["POST", self.preview] if isinstance(self.preview, str) else None
 
 
 def request_url(response: Any) -> str:
-    """The path of the page of a request; `response` is the receipt of the API's handler, which has it."""
+    """Return the path of the page of a request; `response` is the API's receipt for the request."""
     return f"{PORTAL_PREFIX}/requests/{response.request.id}"
 
 
 def rollout_url(response: Any) -> str:
-    """The path of the page of a rollout; `response` is the rollout as the API's handler returned it."""
+    """Return the path of the page of a rollout; `response` is the rollout that the API's handler returned."""
     return f"{PORTAL_PREFIX}/rollouts/{response.id}"
 
 
 def event_url(response: Any) -> str:
-    """The path of the page of an event; `response` is the event as the API's handler returned it."""
+    """Return the path of the page of an event; `response` is the event that the API's handler returned."""
     return f"{PORTAL_PREFIX}/events/{response.id}"
 
 
 def first_event_url(response: Any) -> str:
-    """The path of the page of the first of `response.events`. Raises IndexError if there are none."""
+    """Return the path of the page of the first of `response.events`; IndexError if there are none."""
     return f"{PORTAL_PREFIX}/events/{response.events[0].id}"
 
 
 def host_url(response: Any) -> str:
-    """The path of the page of a host; `response` is the host as the API's handler returned it."""
+    """Return the path of the page of a host; `response` is the host that the API's handler returned."""
     return f"{PORTAL_PREFIX}/hosts/{quote(response.name, safe='')}"
 
 
 def lab_url(response: Any) -> str:
-    """The path of the lab page, whatever the API's handler returned."""
+    """Return the path of the lab page. `response` is not used."""
     return f"{PORTAL_PREFIX}/lab"
 
 
 def clock_report_url(response: Any) -> str:
-    """The path of the lab page with a report of what happened while the clock was advanced.
+    """Return the path of the lab page with a report of what happened while the clock was advanced.
 
-    `response` has the history entries of that time, oldest first, of which the first ones may be left out. Without
-    entries the report is empty.
+    `response` is the API's response to the advance. It has the history entries of that time, oldest first, of which the
+    first ones may be left out. Without entries the report is empty.
     """
     if not response.entries:
         return f"{PORTAL_PREFIX}/lab?after=0&until=0"
@@ -256,9 +254,10 @@ SCOPE_FIELD = FormField(
 
 
 def require_notice_length(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    """Raises Rejected if the form allows a shorter notice but gives no notice; returns {} otherwise.
+    """Raise Rejected if the form allows a shorter notice but gives no notice; else return {}.
 
-    It is the `extra_body` of forms with these two fields: it adds nothing to the body.
+    It is the `extra_body` of forms with the fields `notice` and `short_notice`: it adds nothing to the body. `context`
+    is not used.
     """
     if SHORT_NOTICE_FIELD.parse(values) and NOTICE_FIELD.parse(values) is None:
         raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)

@@ -42,10 +42,7 @@ _FORMS_BY_HEALTH = {
 
 
 class FormLink(BaseView, frozen=True, kw_only=True):
-    """A button on a page that opens a form.
-
-    `form` is its name; `danger` says what it loses for good, "" for nothing.
-    """
+    """A button on a page that opens a form."""
 
     form: str  # its name, a key of FORMS
     title: str  # of the button
@@ -53,11 +50,11 @@ class FormLink(BaseView, frozen=True, kw_only=True):
 
 
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
-    """Links to the forms that the user may submit for a VM in its current state; none for a removed VM.
+    """Return links to the forms that the user may submit for a VM in its current state.
 
-    Operations (perform maintenance before others) are for users with the right to operate the VM; a fault is for those
-    with the platform right. Links to destructive forms are last. `scope` is that of the VM; with None, performing
-    pending maintenance is not offered. () if there is none.
+    Operations (performing pending maintenance before others) are for users with the right to operate the VM; setting a
+    fault is for those with the platform right. Links to destructive forms are last. `scope` is that of the VM; with
+    None, performing pending maintenance is not offered. Returns () if there is none, as for a removed VM.
     """
     if vm.removed_at is not None:
         return ()
@@ -66,10 +63,11 @@ def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> t
 
 
 def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
-    """Links to the forms that suit a host of its health; none if the user has no platform right.
+    """Return links to the forms that suit a host in its health; () if the user has no platform right.
 
-    Repair unless it is healthy and not confirmed down; fail and rollout unless it has failed; degrade if it is healthy;
-    confirm-down if it has failed or is unreachable, unless it is confirmed. Destructive ones last.
+    Repair is offered unless the host is healthy and not confirmed down; fail and rollout unless it has failed; degrade
+    if it is healthy; confirm-down if it has failed or does not answer the hypervisor, unless it is confirmed down.
+    Links to destructive forms are last.
     """
     names = list(_FORMS_BY_HEALTH[host.health])
     if host.confirmed_down and "repair" not in names:
@@ -81,7 +79,7 @@ def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, 
 
 
 def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
-    """One link, to the form of a rollout, which suits any scope; () without the platform right."""
+    """Return one link, to the form that starts a rollout, for any scope; () without the platform right."""
     return _links_to(_platform_forms(context, "rollout"))
 
 

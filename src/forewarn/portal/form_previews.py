@@ -37,10 +37,11 @@ _MAX_EVENTS_READ = 20_000
 
 
 def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences that say when the pending maintenance of a VM would start if it were approved now.
+    """Return sentences that say when the pending maintenance of a VM would start if it were approved now.
 
-    One sentence per event. The path parameter `name` is the VM's name, `group/name` or key, in any case. Raises Refused
-    if it has no pending maintenance or several VMs match, and NotFound.
+    There is one sentence per event. The path parameter `name` of the call is the VM's name, `group/name` or key,
+    ignoring letter case. Approves nothing. Raises NotFound, or Refused if the VM has no pending maintenance or several
+    VMs match.
     """
     vm = context.directory.find(call.path_params["name"])
     scope = context.control.transactions.load(vm.scope_id)
@@ -52,10 +53,11 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one sentence that says when an event would start if it were approved now.
+    """Return one sentence, in a list, that says when an event would start if it were approved now.
 
-    The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Says that nothing
-    would change if it is approved or has started. Raises Refused if it is over or several ids match, and NotFound.
+    The path parameter `id` of the call is the event's id or a unique start of it of four characters or more, ignoring
+    letter case. If the event is approved or has started, the sentence says that nothing would change. Approves nothing.
+    Raises NotFound, or Refused if the event is over or several ids match.
     """
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
@@ -84,10 +86,11 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
 
 
 def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one text: what withdrawing an event would do, and how many VMs received it.
+    """Return one text, in a list: what withdrawing an event would do, and how many VMs received it.
 
-    The path parameter `id` is its id or a unique prefix of four characters or more, in any case. Raises Refused if it
-    can no longer be withdrawn or several ids match, and NotFound.
+    The path parameter `id` of the call is the event's id or a unique start of it of four characters or more, ignoring
+    letter case. Withdraws nothing. Raises NotFound, or Refused if the event can no longer be withdrawn or several ids
+    match.
     """
     event = context.find_event(call.path_params["id"])
     scope = context.control.transactions.load(event.scope_id)
@@ -103,10 +106,11 @@ def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def rollout_change_preview(effect: str) -> PreviewSentences:
-    """Returns a preview of a change to a rollout: its progress so far, then the sentence `effect`.
+    """Return a preview of a change to a rollout: a function that returns two sentences.
 
-    The preview finds the rollout by the path parameter `id`, its id or a unique prefix, and raises NotFound, also for
-    users who may not see everything, or Refused if several match.
+    The first sentence is the rollout's progress so far, the second one is `effect`. The preview finds the rollout by
+    the path parameter `id`, its id or a unique start of it, and raises NotFound, also for users who may not see
+    everything, or Refused if several match. It changes nothing.
     """
 
     def preview(context: RequestContext, call: HandlerCall) -> list[str]:
@@ -122,18 +126,20 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
 
 
 def preview_repair_host(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one sentence: that the host of the path parameter `name` becomes healthy. Raises NotFound.
+    """Return one sentence, in a list: that a host becomes healthy again. Repairs nothing.
 
-    The name may be in any case. Does not check that it can be repaired now.
+    The path parameter `name` of the call is the host's name, ignoring letter case; raises NotFound if there is none.
+    Does not check that the host can be repaired now.
     """
     host = context.control.requests.host(call.path_params["name"])
     return [f"Host {host.name} is {host.health} and becomes healthy: VMs may move to it again."]
 
 
 def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of three sentences: what it means to confirm that the host `name` (path parameter) is down.
+    """Return three sentences: what it means to confirm that a host is down. Confirms nothing.
 
-    The name may be in any case. Raises NotFound. Does not check that it can be confirmed now.
+    The path parameter `name` of the call is the host's name, ignoring letter case; raises NotFound if there is none.
+    Does not check that the host can be confirmed down now.
     """
     host = context.control.requests.host(call.path_params["name"])
     vms = len(context.store.vms(host=host.name))
@@ -146,11 +152,11 @@ def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on which VMs a fault would affect, what their clients would see, and how long it lasts.
+    """Return sentences on which VMs a fault would affect, what their clients would see, and how long.
 
-    The body of the call is a NewFault. Raises Rejected for an unknown kind, or limits and parameters that do not suit
-    it; NotFound for its VM or scope, or Refused if several match. Without either, it says that the fault is for all
-    VMs: it does not check that exactly one of a VM, a scope or all is named.
+    The body of the call is a NewFault; sets nothing. Raises Rejected for an unknown kind, or limits and parameters that
+    do not suit it; NotFound for its VM or scope, or Refused if several match. Without either, it says that the fault is
+    for all VMs: it does not check that exactly one of a VM, a scope or all is named.
     """
     body = call.parse_body(NewFault)
     kind = parse_fault_kind(body.kind)
@@ -172,10 +178,10 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one text: which faults and storms the body of the call would clear; it names no scope.
+    """Return one text, in a list: which faults and storms the body of the call would clear.
 
-    The body is a ClearFaultsBody, else Rejected. Does not check that they exist, or that the body names any. A scope to
-    which the body restricts them is not named.
+    The body is a ClearFaultsBody, else Rejected. Clears nothing. Does not check that the faults exist, or that the body
+    names any. A scope to which the body restricts them is not mentioned.
     """
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
@@ -187,10 +193,10 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 
 
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one sentence: which VMs a storm would affect, for how long, and its seed.
+    """Return one sentence, in a list: which VMs a fault storm would affect, for how long, and its seed.
 
-    The body of the call is a NewStorm, else Rejected. Raises NotFound for an unknown VM, Refused if a name fits
-    several. A storm that names no VM affects all.
+    The body of the call is a NewStorm, else Rejected. Starts nothing. Raises NotFound for an unknown VM, Refused if a
+    name fits several. A storm that names no VM affects all.
     """
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]
@@ -199,9 +205,10 @@ def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
 
 
 def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one text: after how many of its steps a replay would end, and what its scope gets then.
+    """Return one text, in a list: after how many of its steps a replay would end, and what follows.
 
-    The path parameter `id` is its id or a unique prefix. Raises NotFound, or Refused if several match.
+    The path parameter `id` of the call is the replay's id or a unique start of it, ignoring letter case. Stops nothing.
+    Raises NotFound, or Refused if several match.
     """
     replay = context.control.replays.find(call.path_params["id"]).replay
     assert replay is not None
@@ -212,12 +219,12 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 
 
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Sentences on how far lab time would advance, and how many visible events' notices are over by then.
+    """Return sentences on how far lab time would advance, and how many visible notices end by then.
 
-    The second names the first three, and counts scheduled events whose notice is over already.
-
-    The body of the call is an AdvanceClockBody, else Rejected; whether its duration is allowed is not checked. Events
-    are searched among the 20,000 newest scheduled ones. Raises Rejected too if the clock shows real time.
+    The body of the call is an AdvanceClockBody, else Rejected; whether its duration is allowed is not checked. The
+    second sentence names the first three events; it counts scheduled events whose notice is over already, too. Events
+    are searched among the 20,000 newest scheduled ones. Advances nothing. Raises Rejected too if the clock shows real
+    time.
     """
     context.control.lab_clock.require_lab_clock("advanced")
     by_s = call.parse_body(AdvanceClockBody).by_s
@@ -232,10 +239,10 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 
 
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
-    """A list of one sentence that says how fast lab time would run, or that it would pause.
+    """Return one sentence, in a list, that says how fast lab time would run, or that it would pause.
 
-    The body of the call is a ClockSpeedBody, else Rejected; whether the speed is allowed is not checked. Raises
-    Rejected too if the clock shows real time.
+    The body of the call is a ClockSpeedBody, else Rejected; whether the speed is allowed is not checked. Sets nothing.
+    Raises Rejected too if the clock shows real time.
     """
     context.control.lab_clock.require_lab_clock("set to another speed")
     speed = call.parse_body(ClockSpeedBody).speed

@@ -41,7 +41,7 @@ _MAX_VMS_CHECKED = 5_000  # in a larger fleet a form offers VMs without checking
 
 
 class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One option that a field offers."""
+    """One option that a form field offers."""
 
     value: str  # that the form submits, such as a VM's key
     text: str  # its label
@@ -50,10 +50,7 @@ class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
-    """A form field as the template shows it, with its current value and its choices.
-
-    `value` is the entered text, or the default, that is none of `choices`; with `is_truncated` there are more of these.
-    """
+    """A form field as the template shows it, with its current value and its choices."""
 
     name: str  # this and the next five are those of the FormField
     kind: str  # a value of FieldKind
@@ -61,9 +58,9 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     hint: str  # text below the field; "": none
     is_required: bool  # the form is rejected without it
     fault_kind: str  # the only kind of fault that has this parameter; "" for other fields
-    value: str  # the entered text, or the default, without what is among the choices; "": none
+    value: str  # the entered texts or the default, joined by `, `, without those that are among `choices`; "": none
     choices: tuple[FieldChoice, ...] = ()  # of VMs, hosts, scopes and of a fixed list; () for other kinds
-    is_truncated: bool = False  # there are more choices than are offered
+    is_truncated: bool = False  # there are more choices than the 300 that are offered
 
 
 class FormPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,12 +214,14 @@ _PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/budgets", "/standing-o
 
 
 def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
-    """The route of all forms, `/portal/forms/NAME`: GET shows a form, POST asks to confirm or submits it.
+    """Return the route of all forms, `/portal/forms/NAME`.
 
-    A confirmed form calls the API's handler once and redirects to the page of its result, also if the confirmation is
-    repeated. That is remembered in memory, for the newest 300 confirmations of a user: for an older one, and after a
-    restart, it asks to confirm again, unless the store has a request of this confirmation. `authenticate` returns the
-    context and session of a request's user.
+    GET shows a form, filled in from the query, or asks to confirm it at once if the form says so (`confirms_directly`)
+    and the query fills in a field. POST asks to confirm the form or, if it is confirmed, calls the API's handler once
+    and redirects to the page of its result, also if the confirmation is repeated. It needs the session's CSRF token.
+    That a form was confirmed is remembered in memory, for the newest 300 confirmations of a user: for an older one, and
+    after a restart, POST asks to confirm again, unless the store has a request of this confirmation. `authenticate`
+    returns the context and session of a request's user.
     """
     idempotency_keys = IdempotencyKeys()
 

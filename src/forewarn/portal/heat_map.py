@@ -102,31 +102,30 @@ def _keys_of(group: GroupOverview, visible: VisibleKeys) -> Iterator[str]:
 
 
 class HeatMapRun(BaseView, frozen=True, kw_only=True):
-    """Neighbouring cells of one row that look the same. x, y and width are in units of the drawing.
+    """Neighbouring cells of one row of the heat map that look the same. Positions are in drawing units.
 
     A cell is 10 units wide and high. A cell of several VMs shows the most frequent state of those that are not running.
-    `share` says how many of its VMs are in `state`: most, some or few. `vm`, a key, and `name` are only of a single VM
-    that has a link.
     """
 
     x: int  # of its left edge
     y: int  # of its top
-    width: int
+    width: int  # of all its cells together
     state: str  # a VmState; running only if all VMs of the cells are
-    share: str  # of its VMs that are in the state: most (half or more), some (a tenth or more) or few
+    share: str  # how many of a cell's VMs are in the state: most (half or more), some (a tenth or more) or few
     vm: str = ""  # the key, if it is a single VM that has a link of its own
     name: str = ""  # of that VM
 
 
 class HeatMapArea(BaseView, frozen=True, kw_only=True):
-    """A part of the map with its title and link: a scope, standalone VMs, a resource group, or the fleet.
+    """A part of the heat map with a title and link.
 
-    `states` counts its VMs by state, running ones first; `runs` are row by row. A cell is `HeatMap.vms_per_cell` VMs.
+    It is a scope, the standalone VMs of a resource group, a resource group, or the fleet. A cell stands for
+    `HeatMap.vms_per_cell` VMs.
     """
 
     id: str  # of the area on the page
     title: str  # such as `availability set web`
-    href: str  # a path of the portal: what is in it
+    href: str  # a path of the portal: the page of the scope, or the fleet page
     size: int  # VMs
     states: dict[str, int]  # VMs by state, without states of no VM; in the order of VmState, running ones first
     columns: int  # in cells
@@ -135,17 +134,17 @@ class HeatMapArea(BaseView, frozen=True, kw_only=True):
 
     @property
     def width(self) -> int:
-        """The width of the drawing in its units, 10 for each column."""
+        """The width of the area's drawing in its units, 10 for each column."""
         return self.columns * _UNIT
 
     @property
     def height(self) -> int:
-        """The height of the drawing in its units, 10 for each row."""
+        """The height of the area's drawing in its units, 10 for each row."""
         return self.rows * _UNIT
 
     @property
     def summary(self) -> str:
-        """Its title and how many VMs are in which state, such as `web: 6 VMs, 4 running, 2 moving`."""
+        """The area's title and its VMs by state, such as `web: 6 VMs, 4 running, 2 moving`."""
         states = ", ".join(f"{count} {state_label(state)}" for state, count in self.states.items())
         return f"{self.title}: {self.size} {'VM' if self.size == 1 else 'VMs'}, {states}"
 
@@ -154,20 +153,21 @@ class HeatMap(BaseView, frozen=True, kw_only=True):
     """The heat map of the fleet as one user sees it. Field names are JSON keys."""
 
     vms_per_cell: int  # 1 unless the map has more than MAX_CELLS VMs; the last cell of an area may have fewer
-    cell_px: int  # the size of a cell on a wide screen
+    cell_px: int  # the width and height of a cell on a wide screen, in pixels
     areas: tuple[HeatMapArea, ...]  # scopes, or larger parts of the fleet, in its order
 
     @property
     def looks(self) -> list[tuple[str, str]]:
-        """Each state and share that occurs, once, sorted: the page defines a pattern for it."""
+        """Each pair of state and share that occurs, once, sorted: the page defines a pattern for each."""
         return sorted({(run.state, run.share) for area in self.areas for run in area.runs})
 
 
 def heat_map(context: PortalContext) -> HeatMap:
-    """The heat map of all VMs that the user may see, with their states now.
+    """Return the heat map of all VMs that the user may see, with their states now.
 
-    Its areas are scopes and standalone VMs of a group; with more than 40 of these (MAX_AREAS), resource groups, or else
-    one area. Above 4,000 VMs (MAX_CELLS), a cell stands for several. The context's overview must be built.
+    Its areas are scopes and the standalone VMs of each group. If the groups that the user may see have more than 40 of
+    these (MAX_AREAS), the areas are resource groups; above 40 groups there is one area. Above 4,000 VMs (MAX_CELLS), a
+    cell stands for several. The overview of the context must be built.
     """
     layout = context.overview.cached(_make_layout, context.directory)
     total_cells = sum(area.cells for area in layout.areas)

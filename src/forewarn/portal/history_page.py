@@ -57,7 +57,7 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
 
     vm: str = ""  # a name, `group/name` or key; "": any, as in the next three
     event: str = ""  # an id or its beginning, of four characters or more
-    request: str = ""  # an id
+    request: str = ""  # a full id
     scope: str = ""  # a name or id
     after: HistorySeq | None = None  # shows the oldest entries after this one; with `before`, the newest between them
     before: HistorySeq | None = None  # shows the newest entries before this one
@@ -67,8 +67,7 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
 class HistoryPage(BaseView, frozen=True, kw_only=True):
     """One page of the history. Field names are JSON keys.
 
-    `older` and `newer` are sequence numbers for the links to more entries, None if there are none. `topic` is what the
-    page follows live, such as `event:ID`; "": it does not change.
+    `older` and `newer` are sequence numbers for the links to more entries.
     """
 
     now: float  # lab time
@@ -79,10 +78,10 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
     topic: str  # what the page follows live, such as `event:ID` or `all`; "": it shows the past, which does not change
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per entry of `entries`, newest first.
+        """Return the CSV export: one row per entry of `entries`, newest first.
 
-        The columns are the fields of HistoryEntryView; times are lab time in ISO 8601. The note says if entries are
-        missing.
+        The columns are the fields of HistoryEntryView; times are lab time in ISO 8601. A note as the last line says if
+        entries are missing.
         """
         note = truncation_note(self.is_cut, len(self.entries))
         return ExportTable(
@@ -90,29 +89,35 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
         )
 
     def actor_of(self, entry: HistoryEntryView) -> str:
-        """Who caused an entry, for the page; "" if its text names them, or if its kind does not show an actor."""
+        """Return the name of who caused an entry, as the page shows it beside the text.
+
+        Returns "" if the text of the entry names them, or if entries of its kind are shown without an actor.
+        """
         return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """The path of the page of the entry's VM, by key if the entry has a scope, else by name; not quoted."""
+        """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name.
+
+        The path is not percent-encoded. For an entry without a VM it leads to no page.
+        """
         return vm_entry_url(entry)
 
 
 def vm_entry_url(entry: HistoryEntryView) -> str:
-    """The path of the page of an entry's VM, by key if the entry has a scope, else by name; not quoted.
+    """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name.
 
-    For an entry without a VM it is the path of no page.
+    The path is not percent-encoded. For an entry without a VM it leads to no page.
     """
     return f"{PORTAL_PREFIX}/vms/{vm_key_in_scope(entry.scope_id, entry.vm) if entry.scope_id else entry.vm}"
 
 
 async def show_history_page(context: PortalContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
-    """Shows one page of the history entries that the user may see and that match, newest first.
+    """Show one page of the history entries that the user may see and that match, newest first.
 
-    With `call.for_export` it holds the newest entries that match, up to MAX_EXPORT_ROWS (100,000), and ignores `after`,
-    `before` and `limit`. For a user who may not see everything, a page without filters may have fewer entries than
-    `limit`, although `older` or `newer` leads to more. Raises UnknownFilter for names and ids that match nothing or
-    several things.
+    An export (`call.for_export`) holds the newest entries that match, up to MAX_EXPORT_ROWS (100,000), and ignores
+    `after`, `before` and `limit`. For a user who may not see everything, a page without filters may have fewer entries
+    than `limit`, although `older` or `newer` leads to more. Raises UnknownFilter for names and ids that match nothing
+    or several things.
     """
     resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))
     resolve("scope", query.scope, context.find_scope, partial(offer_scopes, context))

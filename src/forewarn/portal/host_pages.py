@@ -33,15 +33,15 @@ _MAX_PAST_EVENTS = 20
 
 
 class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the list of hosts: a search in names, a health ("": all), and a page number."""
+    """The query of the list of hosts: a search in names, a health, and a page number."""
 
-    q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names, in any case
+    q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names of hosts, ignoring letter case; "": all
     health: str = ""  # healthy, degraded or failed; "": all
     page: PageNumber = 1  # from 1
 
 
 class HostCard(BaseView, frozen=True, kw_only=True):
-    """A host in the list, with its first 24 visible VMs (in an export, all); `size` is how many there are."""
+    """A host in the list of hosts, with its first visible VMs. Field names are JSON keys."""
 
     name: str  # of the host
     location: str  # its name
@@ -54,14 +54,10 @@ class HostCard(BaseView, frozen=True, kw_only=True):
 
 
 class HostsPage(BaseView, frozen=True, kw_only=True):
-    """The list of hosts: counts by health, and one page of the hosts that match.
-
-    `counts` are those of all visible hosts by health, 0 included; `found` hosts match. `is_cut`: this export lacks
-    some.
-    """
+    """The list of hosts: counts by health, and one page of the hosts that match. Names are JSON keys."""
 
     counts: dict[str, int]  # of all hosts that the user may see, by HostHealth, 0 included
-    total: int  # of these
+    total: int  # all hosts that the user may see
     found: int  # hosts that match
     q: str  # the search; this and `health` are those of the query
     health: str  # the chosen HostHealth; "": all
@@ -71,10 +67,10 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
     hosts: tuple[HostCard, ...]  # in natural order of their names
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per host of `hosts`.
+        """Return the CSV export: one row per host of `hosts`.
 
-        Columns are name, location, zone, health and the number of VMs that the user may see. The note says if hosts are
-        missing.
+        Columns are name, location, zone, health and VMs (how many the user may see). A note as the last line says if
+        hosts are missing.
         """
         rows = [(host.name, host.location, host.zone, host.health, host.size) for host in self.hosts]
         note = truncation_note(self.is_cut, len(rows), self.found)
@@ -82,10 +78,7 @@ class HostsPage(BaseView, frozen=True, kw_only=True):
 
 
 class HostVmView(BaseView, frozen=True, kw_only=True):
-    """A VM on the page of a host, or on its way there (`is_arriving`). JSON keys and CSV columns.
-
-    `state` is a VmState, `scope` an id.
-    """
+    """A VM on the page of a host: it is on the host, or moves there. Names are JSON keys and CSV columns."""
 
     key: str  # of the VM
     name: str  # of the VM
@@ -100,9 +93,8 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
 class HostPage(BaseView, frozen=True, kw_only=True):
     """The page of one host. Field names are JSON keys.
 
-    `card` has the live event that matters next, None if there is none. `vms` are those on it, then those that move to
-    it; `events` are live ones, `over` the 20 newest past ones: those about the host, with an act from or to it, or
-    scheduled for a VM on it.
+    `events` and `over` are events about the host, with an act from or to it, or scheduled for a VM on it, as far as the
+    user may see them.
     """
 
     name: str  # of the host
@@ -122,16 +114,16 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     over: tuple[EventView, ...]  # past ones, newest first, at most 20
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `vms`; the columns are the fields of HostVmView."""
+        """Return the CSV export: one row per VM of `vms`; the columns are the fields of HostVmView."""
         columns = HostVmView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
 async def show_hosts_page(context: PortalContext, call: HandlerCall, query: HostsPageQuery) -> HostsPage:
-    """Shows a page of the hosts that match a search and a health, 20 per page, in natural order of names.
+    """Show a page of the hosts that match a search and a health, 20 per page, in natural order of names.
 
     Users who may not see everything see only hosts with a VM that they may see. An export holds all pages, up to about
-    MAX_EXPORT_ROWS VMs. Raises UnknownFilter for an unknown health, or a page after the last one.
+    MAX_EXPORT_ROWS (100,000) VMs. Raises UnknownFilter for an unknown health, or a page after the last one.
     """
     require_choice("health", query.health, {str(health): str(health) for health in HostHealth}, "a state of a host")
     visible_hosts = sorted(_visible_hosts(context), key=lambda host: natural_sort_key(host.name))
@@ -193,11 +185,11 @@ def _visible_vms_on(context: PortalContext, host: Host) -> list[Vm]:
 
 
 async def show_host_page(context: PortalContext, call: HandlerCall, query: PageQuery) -> HostPage:
-    """Shows one host by its name, in any case, with its VMs, live events and past events.
+    """Show one host with its VMs, live events and past events.
 
-    The path parameter `name` has it. Its VMs are listed in pages; an export has all. Past events are searched among the
-    1,000 newest of the fleet. Raises NotFound, also if the user may see no VM on it, or UnknownFilter for a page after
-    the last one.
+    The path parameter `name` is the host's name, ignoring letter case. VMs are 15 per page; an export has all. Past
+    events are searched among the 1,000 newest of the fleet. Raises NotFound, also if the user may see no VM on the
+    host, or UnknownFilter for a page after the last one.
     """
     host = context.find_host(call.path_params["name"])
     vms = [*_visible_vms_on(context, host), *_arriving_vms(context, host)]

@@ -39,33 +39,29 @@ class DueItem(BaseView, frozen=True, kw_only=True):
 class LabPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
     """The query of the lab page. After an advance of the clock, it says which history entries were added."""
 
-    after: HistorySeq | None = None  # the number of the entry before the first one; None: the clock was not advanced
-    until: HistorySeq = 0  # the number of the last one; 0: none was added
+    after: HistorySeq | None = None  # the number of the last entry before them; None: the clock was not advanced
+    until: HistorySeq = 0  # the number of the last of them; 0: none was added
 
 
 class ClockJump(BaseView, frozen=True, kw_only=True):
-    """What happened while the clock was advanced, as far as the user may see it.
-
-    `counts` are those of history entries by kind; `entries` are the first 50, oldest first, without `more` others.
-    """
+    """What happened while the clock was advanced, as far as the user may see it, from the history."""
 
     summary: str  # by how much, and by whom; "" if it is not known
     counts: dict[str, int]  # of these entries, of more than 10,000 the first ones, by kind, such as published
     entries: tuple[HistoryEntryView, ...]  # the first 50, oldest first
-    more: int  # entries that are left out
+    more: int  # later entries that are left out
     after: int  # the number of the history entry before the first one
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """The path of the page of the entry's VM, by key if the entry has a scope, else by name; not quoted."""
+        """Return the path of the page of an entry's VM, by key if the entry has a scope, else by name.
+
+        The path is not percent-encoded. For an entry without a VM it leads to no page.
+        """
         return vm_entry_url(entry)
 
 
 class LabPage(BaseView, frozen=True, kw_only=True):
-    """The lab page. Field names are JSON keys.
-
-    `speed` is lab seconds per real second. For users who may not see everything (`sees_all`), faults, storms, replays
-    and `lately`, the recent changes, are empty. `jump` is None unless the clock was advanced to get here.
-    """
+    """The lab page: clock, faults, storms and replays. Field names are JSON keys."""
 
     now: float  # lab time
     speed: float  # lab seconds per real second; 0: paused
@@ -90,22 +86,22 @@ class LabPage(BaseView, frozen=True, kw_only=True):
         return _ADVANCE_CHOICES
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per active fault, without storms and replays; times in POSIX seconds.
+        """Return the CSV export: one row per active fault, without storms and replays.
 
-        Columns are fault (its id), kind, strikes (what it affects), for (its target), set_by, set_at (lab time), left
-        (requests or events), left_s (seconds), touched (how many it affected) and events (ids, with blanks between
-        them).
+        Columns are fault (its id), kind, strikes (what it affects), for (its target), set_by, set_at (lab time in POSIX
+        seconds), left (requests or events), left_s (seconds), touched (how many it affected) and events (ids, with
+        blanks between them).
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(fault) for fault in self.faults])
 
 
 async def show_lab_page(context: RequestContext, call: HandlerCall, query: LabPageQuery) -> LabPage:
-    """Shows the clock, which may show real time, and which notices of visible events end next.
+    """Show the clock, which notices of visible events end next, and faults, storms and replays.
 
-    It also works in production, where the clock shows real time (`is_lab` is false). To users who may see everything it
-    shows active faults, storms with their next fault, replays, and recent changes of the clock and faults too: for them
-    it first stores the requests observed so far, and removes expired faults. `call` is not used. `query` names the form
-    that led here, if any, whose message the page then shows; after an advance of the clock also what happened
+    It also works in production, where the clock shows real time (`is_lab` is false). Active faults, storms with their
+    next fault, replays, and recent changes of the clock and faults are shown only to users who may see everything: for
+    them it first stores the requests observed so far, and removes expired faults. `call` is not used. `query` names the
+    form that led here, if any, whose message the page then shows; after an advance of the clock also what happened
     meanwhile.
     """
     now, speed, is_lab = context.control.lab_clock.status()

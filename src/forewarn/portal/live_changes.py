@@ -23,15 +23,11 @@ T = TypeVar("T")
 
 
 class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed, for one user: the message `change` of the live stream. Field names are JSON keys.
+    """What changed, for one user: the message `change` of the live stream. Field names are JSON keys."""
 
-    It covers the history up to the entry `seq`. `what` has the kinds of the history entries, `vms` the key and state of
-    each VM whose state has changed, or may have; the other tuples have the ids of what changed.
-    """
-
-    seq: int  # of the history; the change covers everything up to it
+    seq: int  # number of a history entry; the change covers everything up to it
     now: float  # lab time
-    scopes: tuple[str, ...]  # ids of what changed, sorted, as in the next two fields
+    scopes: tuple[str, ...]  # ids of the scopes that changed, sorted, as in the next two fields
     events: tuple[str, ...]  # ids, upper case
     requests: tuple[str, ...]  # ids, lower case
     hosts: tuple[str, ...]  # names, sorted, also of hosts with a VM or an event that changed
@@ -40,19 +36,21 @@ class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it names nothing that changed, so that it need not be sent; `seq` and `now` do not count."""
+        """Whether the change names nothing that changed, so that it need not be sent.
+
+        `seq` and `now` do not count.
+        """
         return not (self.scopes or self.events or self.requests or self.hosts or self.vms or self.what)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeBatch:
-    """Changes that were collected, built once for all open pages; `ChangeCollector.to_batch` makes it.
+    """Changes of a short time, collected once for all open pages; `ChangeCollector.to_batch` makes it.
 
-    `events` maps an event's id to its scope's id, `vms` a VM's key to its state, and `hosts_by_id` the id of an event
-    or the key of a VM to the hosts whose pages show it.
+    From it, each page gets a LiveChange with what its user may see.
     """
 
-    seq: int  # of the history; the batch covers everything up to it
+    seq: int  # number of a history entry; the batch covers everything up to it
     now: float  # lab time
     scopes: frozenset[str]  # ids
     events: Mapping[str, str]  # id → id of its scope
@@ -64,19 +62,20 @@ class ChangeBatch:
 
     @cached_property
     def full_change(self) -> LiveChange:
-        """The change for users who may see everything; built once."""
+        """The change for users who may see everything; built on first use and cached."""
         hosts = self.hosts.union(*self.hosts_by_id.values())
         return self._build_change(self.scopes, self.events, self.requests, hosts, self.vms, self.entries)
 
     @cached_property
     def full_change_json(self) -> bytes:
-        """`full_change` encoded as JSON, once for all these users."""
+        """The change for users who may see everything, encoded as JSON once for all of them."""
         return msgspec.json.encode(self.full_change)
 
     def visible_change(self, visible: Visibility, store: Store) -> LiveChange:
-        """The change for a user, without what `visible` says that they may not see; it may be empty.
+        """Return the change for a user, without what `visible` says that they may not see; it may be empty.
 
-        Reads the changed VMs and requests from the store, unless the user sees everything.
+        Reads the changed VMs and requests from the store, unless the user sees everything; those that are no longer
+        stored are left out.
         """
         if visible.sees_everything:
             return self.full_change
@@ -117,7 +116,7 @@ class ChangeBatch:
 class ChangeCollector:
     """Collects commits, history entries, deliveries and acts until `to_batch` makes one batch of them.
 
-    It is empty at first. `vm_states` has the state of each VM that was added, by key.
+    It is empty at first, and is used for one batch. `vm_states` has the state of each VM that was added, by key.
     """
 
     def __init__(self) -> None:
@@ -130,7 +129,7 @@ class ChangeCollector:
         self._entries: list[HistoryEntry] = []
 
     def add_commit(self, commit: Commit) -> None:
-        """Adds what a commit changed: scopes, requests, hosts, events and history entries.
+        """Add what a commit changed: scopes, requests, hosts, events and history entries.
 
         The new states of VMs are not in a commit: give them to `add_vm_states`.
         """
@@ -155,9 +154,9 @@ class ChangeCollector:
             self._hosts_by_id[event.id].update((act.from_host, act.to_host))
 
     def add_entries(self, entries: Iterable[HistoryEntry]) -> None:
-        """Adds history entries, and the scopes, requests and events that they name.
+        """Add history entries, and the scopes, requests and events that they name.
 
-        Also the hosts that they name, if they name an event or no scope.
+        The host of an entry is added too, if the entry names an event or no scope.
         """
         for entry in entries:
             self._entries.append(entry)
@@ -170,33 +169,33 @@ class ChangeCollector:
                 self._events.setdefault(entry.event_id, entry.scope_id)
 
     def add_deliveries(self, deliveries: Iterable[EventDelivery]) -> None:
-        """Adds the events and scopes of deliveries to VMs: pages show these, although the history does not."""
+        """Add the events and scopes of deliveries to VMs: pages show these, although the history does not."""
         for delivery in deliveries:
             self._events[delivery.event_id] = delivery.scope_id
             self._scopes.add(delivery.scope_id)
 
     def add_act(self, act: Act, scope_id: str) -> None:
-        """Adds the event and the hosts of an act, of which the hypervisor has reported how it is going.
+        """Add the event and the hosts of an act of which the hypervisor has reported progress.
 
-        `scope_id` is the scope of the event, which itself does not count as changed.
+        `scope_id` is the scope of the event; the scope itself does not count as changed.
         """
         self._events[act.event_id] = scope_id
         self._hosts_by_id[act.event_id].update((act.from_host, act.to_host))
 
     def add_vm_states(self, states: Iterable[tuple[str, str]]) -> None:
-        """Adds VMs by key with their new state; a later state replaces an earlier one."""
+        """Add VMs, as pairs of key and new state; a later state replaces an earlier one."""
         self.vm_states.update(states)
 
     @property
     def scope_ids(self) -> frozenset[str]:
-        """The ids of the scopes that were added so far as changed."""
+        """The ids of the scopes that were added as changed so far, in a new set."""
         return frozenset(self._scopes - {""})
 
     def to_batch(self, seq: int, now: float, host_of: Callable[[str], str]) -> ChangeBatch:
-        """The batch of everything collected. Add nothing afterwards: the batch shares the collected data.
+        """Return the batch of everything collected. Add nothing afterwards: the batch shares the data.
 
-        `seq` is the number of the last history entry that it covers, `now` lab time; `host_of` gives the name of a VM's
-        host by the VM's key, "" for none.
+        `seq` is the number of the last history entry that the batch covers, `now` lab time; `host_of` returns the name
+        of a VM's host by the VM's key, "" for none.
         """
         for key in self.vm_states:
             self._hosts_by_id[key].add(host_of(key))

@@ -32,16 +32,19 @@ MAX_PENDING_BATCHES = 100  # of a slow subscriber; with more, it has to reload e
 
 @dataclass(kw_only=True)
 class PendingUpdates:
-    """Updates that wait for one open page, sent in the order of the fields; falsy if there are none."""
+    """Updates that wait for one open page, sent in the order of the fields; falsy if there are none.
+
+    `LiveSubscriber.wait` returns it.
+    """
 
     needs_reset: bool = False  # too many changes, or other rights of the user: the page has to reload everything
     batches: list[ChangeBatch] = field(default_factory=list)  # oldest first
     polling_scopes: ChangedScopes = frozenset()  # ids of scopes where VMs started or stopped polling; None: any scope
     clock_changed: bool = False  # the lab clock was advanced or has another speed
-    counts_changed: bool = False  # of VMs by state
-    health_changed: bool = False  # of the store
-    hold_changed: bool = False  # on all rollouts: it was set, changed or lifted
-    nodes_changed: bool = False  # control nodes or host nodes of the cluster
+    counts_changed: bool = False  # the counts of VMs by state may have changed
+    health_changed: bool = False  # the health of the store has changed
+    hold_changed: bool = False  # the hold on all rollouts was set, changed or lifted
+    nodes_changed: bool = False  # control nodes or host nodes of the cluster have changed
 
     def __bool__(self) -> bool:
         if self.needs_reset or self.batches or self.polling_scopes is None or self.polling_scopes:
@@ -53,8 +56,8 @@ class PendingUpdates:
 class LiveSubscriber:
     """One open page with its pending updates, which are bounded for a page that reads slowly.
 
-    `principal_id` is that of the page's user. The LiveUpdateHub makes it, adds updates and closes it (`is_closed`); the
-    page's stream takes them with `wait`. Every method that adds an update ends a `wait`. Use it on the event loop only.
+    `principal_id` is that of the page's user. `LiveUpdateHub.subscribe` makes it; the hub adds updates and closes it
+    (`is_closed`), and the page's stream takes the updates with `wait`. Use it on the event loop only.
     """
 
     def __init__(self, principal_id: str) -> None:
@@ -64,9 +67,10 @@ class LiveSubscriber:
         self.is_closed = False
 
     def add_batch(self, batch: ChangeBatch) -> None:
-        """Queues changes. If 100 batches wait already, the page has to reload everything instead.
+        """Queue changes for the page, and wake its `wait`.
 
-        Does nothing while such a reset is pending, since it covers these changes too.
+        If 100 batches wait already, queues a reset instead, which makes the page reload everything. Does nothing while
+        a reset is pending, since that covers these changes too.
         """
         if len(self._pending.batches) == MAX_PENDING_BATCHES:
             self.require_reset()
@@ -75,15 +79,18 @@ class LiveSubscriber:
             self._wakeup.set()
 
     def require_reset(self) -> None:
-        """Queues a reset, which makes the page reload everything, in place of the changes that are queued."""
+        """Queue a reset, which makes the page reload everything, and wake its `wait`.
+
+        The reset replaces the batches of changes that are queued.
+        """
         self._pending.batches.clear()
         self._pending.needs_reset = True
         self._wakeup.set()
 
     def add_polling_scopes(self, scopes: ChangedScopes) -> None:
-        """Queues the ids of scopes in which a VM started or stopped polling; None means any scope.
+        """Queue the ids of scopes in which a VM started or stopped polling, and wake the page's `wait`.
 
-        More than MAX_CHANGED_SCOPES become None.
+        None means any scope. If more than MAX_CHANGED_SCOPES (2,000) are queued, they become None.
         """
         known = self._pending.polling_scopes
         merged = None if known is None or scopes is None else known | scopes
@@ -91,39 +98,39 @@ class LiveSubscriber:
         self._wakeup.set()
 
     def notify_clock(self) -> None:
-        """Queues a message about the lab clock, which was changed."""
+        """Queue a message to the page that the lab clock was changed, and wake its `wait`."""
         self._pending.clock_changed = True
         self._wakeup.set()
 
     def notify_counts(self) -> None:
-        """Queues a message about the counts of VMs by state, which may have changed."""
+        """Queue a message that the counts of VMs by state may have changed, and wake the page's `wait`."""
         self._pending.counts_changed = True
         self._wakeup.set()
 
     def notify_health(self) -> None:
-        """Queues a message about the health of the store, which changed."""
+        """Queue a message that the health of the store changed, and wake the page's `wait`."""
         self._pending.health_changed = True
         self._wakeup.set()
 
     def notify_hold(self) -> None:
-        """Queues a message about the hold on all rollouts, which was set, changed or lifted."""
+        """Queue a message that the hold on all rollouts was set, changed or lifted, and wake `wait`."""
         self._pending.hold_changed = True
         self._wakeup.set()
 
     def notify_nodes(self) -> None:
-        """Queues a message about the nodes of the cluster, of which one changed."""
+        """Queue a message that a node of the cluster changed, and wake the page's `wait`."""
         self._pending.nodes_changed = True
         self._wakeup.set()
 
     def close(self) -> None:
-        """Marks the page as closed, so that its stream ends; a waiting `wait` returns at once."""
+        """Mark the page as closed, so that its stream ends; a waiting `wait` returns at once."""
         self.is_closed = True
         self._wakeup.set()
 
     async def wait(self, timeout_s: float) -> PendingUpdates:
-        """Returns the pending updates and forgets them; waits up to `timeout_s` real seconds for the first.
+        """Return the pending updates and forget them; wait up to `timeout_s` real seconds for the first.
 
-        They are empty on timeout, and may be empty after `close`.
+        The updates are empty on timeout, and may be empty after `close`.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -148,9 +155,9 @@ MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of t
 class LiveUpdateHub:
     """Sends changes of the store and its health, polling, nodes, the hold and the clock to all open pages.
 
-    Works only while a page is subscribed. Commits within BATCH_WINDOW_S (50 ms) become one batch. The overview must be
-    built (`ensure_built`). Use it on one event loop. `dependencies` are the service's, `overview` has the states of all
-    VMs.
+    The portal has one for all pages. It works only while a page is subscribed. Commits within BATCH_WINDOW_S (50 ms)
+    become one batch. `dependencies` are the service's; `overview` has the states of all VMs, and must be built
+    (`ensure_built`) before a page subscribes. Use the hub on one event loop.
     """
 
     def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
@@ -176,11 +183,11 @@ class LiveUpdateHub:
         return self._store_monitor.health
 
     def counts_json(self, directory: VisibleDirectory) -> bytes:
-        """How many of the VMs that a user may see are in each VmState, as a JSON object.
+        """Return how many of the VMs that a user may see are in each VmState, as a JSON object in UTF-8.
 
-        It has a key for each state except gone. `directory` is the user's. Call it only while a page is subscribed: the
-        result is cached for users with equal grants, and renewed when states have changed, at most every
-        COUNTS_INTERVAL_S (0.5 s); without a page it is not renewed before the next one subscribes.
+        The object has a key for each state except gone. `directory` is the user's. Call it only while a page is
+        subscribed: the result is cached for users with equal grants, and renewed when states have changed, at most
+        every COUNTS_INTERVAL_S (0.5 s); without a page it is not renewed before the next one subscribes.
         """
         grants = None if directory.sees_everything else directory.grants
         if grants not in self._counts_cache:
@@ -188,10 +195,10 @@ class LiveUpdateHub:
         return self._counts_cache[grants]
 
     def require_capacity(self, principal_id: str) -> None:
-        """Raises Unavailable if the limit of open pages is reached, that of all users or of this one.
+        """Raise Unavailable if the limit of open pages is reached, that of all users or of this one.
 
         The limits are 1,000 and 100, or fewer if the service's connections do not allow as many. `principal_id` is that
-        of the user. Reserves nothing.
+        of the user. Reserves nothing: call `subscribe` next.
         """
         shares = self._dependencies.connection_shares
         limit = min(MAX_SUBSCRIBERS, shares.streams)
@@ -203,10 +210,11 @@ class LiveUpdateHub:
 
     @contextmanager
     def subscribe(self, principal_id: str) -> Iterator[LiveSubscriber]:
-        """Adds an open page of a user, until the `with` block ends; yields its LiveSubscriber.
+        """Return a context manager that adds an open page of a user until its block ends.
 
-        `principal_id` is that of the user; `require_capacity` is not checked. The first page starts the hub's work, and
-        the end of the last stops it. The subscriber is closed when the service stops, or at once if it is stopping.
+        It yields the LiveSubscriber of the page. `principal_id` is that of the user; `require_capacity` is not checked.
+        The first page starts the hub's work, and the end of the last stops it. The subscriber is closed when the
+        service stops, or at once if it is stopping.
         """
         subscriber = LiveSubscriber(principal_id)
         self._subscribers.add(subscriber)
@@ -222,12 +230,12 @@ class LiveUpdateHub:
                 self._stop()
 
     def changes_since(self, after: int) -> ChangeBatch | None:
-        """The changes after the history entry of this number, for a page that missed them.
+        """Return the changes after the history entry of number `after`, for a page that missed them.
 
-        With the current states of all VMs in the changed scopes, GONE for removed ones. None if the page has to reload
-        everything: it missed more than 500 entries (MAX_MISSED_ENTRIES), more than 2000 VMs, removed ones included, are
-        in these scopes (MAX_VMS_PER_CHANGE), entries were pruned, or `after` is in the future. An empty batch if it
-        missed nothing.
+        They include the current states of all VMs in the changed scopes, GONE for removed ones. Returns None if the
+        page has to reload everything: it missed more than 500 entries (MAX_MISSED_ENTRIES), more than 2000 VMs, removed
+        ones included, are in these scopes (MAX_VMS_PER_CHANGE), entries were pruned, or `after` is in the future. The
+        batch is empty if the page missed nothing.
         """
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:
@@ -244,10 +252,10 @@ class LiveUpdateHub:
         return self._to_batch(collector, last)
 
     def polling_changes_within(self, age_s: float) -> ChangedScopes:
-        """The ids of the scopes in which a VM started or stopped polling within the last `age_s` real seconds.
+        """Return the ids of the scopes in which a VM started or stopped polling lately.
 
-        Also those of the five seconds before (PAGE_LAG_S). None, which means any scope, if the hub does not know all of
-        them, as when no page was open then.
+        That is within the last `age_s` seconds of real time, and the five seconds before (PAGE_LAG_S). None, which
+        means any scope, if the hub does not know all of them, as when no page was open then.
         """
         return self._polling_monitor.changes_within(age_s)
 

@@ -8,16 +8,12 @@ from forewarn.portal.context import FLEET_PATH, PORTAL_PREFIX
 
 
 class NavigationPage(NamedTuple):
-    """A page that the header or another page links to, and that the command palette finds.
-
-    `keys`, such as `g f`, open it when they are pressed one after the other. `below` are the beginnings of other paths
-    that belong to it.
-    """
+    """A page that the header or another page links to, and that the command palette finds."""
 
     title: str  # the text of its link
     path: str  # from `/portal` on
-    keys: str  # pressed one after the other they open the page, such as `g f`; "": none do
-    below: tuple[str, ...] = ()  # beginnings of the paths of other pages that belong to it
+    keys: str  # keys that open the page, pressed one after the other, such as `g f`; "": none do
+    below: tuple[str, ...] = ()  # beginnings of the paths of other pages that belong to it, such as `/portal/vms/`
     summary: str = ""  # what it shows, for the command palette
 
 
@@ -66,13 +62,16 @@ SUBPAGES = (
 
 
 def pages_for(*, is_cluster: bool) -> tuple[NavigationPage, ...]:
-    """The pages that the header of a service links to: without Nodes if it is not part of a cluster.
+    """Return the pages that the header links to, in its order.
 
-    In the order of the header.
+    Without `is_cluster`, the page Nodes is left out.
     """
     return NAVIGATION if is_cluster else tuple(page for page in NAVIGATION if page.path != NODES_PATH)
 
 
 def current_page(path: str) -> NavigationPage | None:
-    """The page of the header that a path belongs to: the Fleet for a VM; None for others, such as forms."""
+    """Return the page of the header that a path belongs to, such as the Fleet for a VM; None for none.
+
+    None for forms, for example. `path` begins with `/portal`.
+    """
     return next((page for page in NAVIGATION if path == page.path or path.startswith(page.below)), None)

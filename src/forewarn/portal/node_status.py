@@ -21,7 +21,11 @@ _CHECK_INTERVAL_S = 2.0  # of real time
 
 
 class HostNodeState(StrEnum):
-    """How a host node is, as the service knows. The values are JSON."""
+    """Whether the node of a host answers, as the service knows. The values are JSON.
+
+    ANSWERING (`answering`): the service heard it within the last 5 seconds. SILENT (`silent`): not heard for longer.
+    STOPPED (`stopped`): it said that it stops. ABSENT (`absent`): no node has joined for this host of the fleet.
+    """
 
     ANSWERING = "answering"
     SILENT = "silent"  # not heard for 5 s, although it did not leave
@@ -30,21 +34,21 @@ class HostNodeState(StrEnum):
 
 
 class ControlNodeRow(BaseView, frozen=True, kw_only=True):
-    """A control node on the page of nodes. Field names are JSON keys."""
+    """A control node as a row on the page of nodes. Field names are JSON keys."""
 
     name: str  # unique in the cluster
     role: str  # active, suspended, standby, starting or stopping; `silent` if it was not seen for 10 s
     url: str  # where the other nodes reach it
     version: str  # of forewarn
-    term: int | None  # of the lease, if it is the active node; None: it is not, as far as known
+    term: int | None  # the number of its lease, if it is the active node; None: it is not, as far as known
     seen: str  # `now`, or how long ago it described itself, such as `20 s ago`
-    behind: int  # groups of writes that its copy lacks
+    behind: int  # how many groups of writes its copy of the data lacks; 0: none
     clock: str  # how its clock differs from PostgreSQL's, or by at most how much, for people; "": not known
     advice: str  # what is wrong, and what to do, in a sentence; "": nothing is
 
 
 class HostNodeRow(BaseView, frozen=True, kw_only=True):
-    """The node of a host on the page of nodes. Field names are JSON keys."""
+    """The node of one host of the fleet as a row on the page of nodes. Names are JSON keys."""
 
     host: str  # the name of the host
     state: str  # a HostNodeState
@@ -52,17 +56,17 @@ class HostNodeRow(BaseView, frozen=True, kw_only=True):
     version: str  # of forewarn; "": not known
     hypervisor: str  # its name; "": not known
     vms: int  # that it served when it reported last; 0 if it is absent
-    term: int | None  # of the stream that it follows; None: it has reported none
-    position: int | None  # in that stream; None: it has reported none
+    term: int | None  # the lease term of the host stream that it follows; None: it has reported none
+    position: int | None  # the last message of that stream that it has; None: it has reported none
     clock_ahead_s: float | None  # how far its clock is ahead of the active node's; None: it does not answer now
-    waiting_acts: int  # that cannot go on without it
+    waiting_acts: int  # acts that cannot go on without this node
     advice: str  # what is wrong, and what to do; "": nothing is
 
 
 def control_node_rows(dependencies: Dependencies) -> tuple[ControlNodeRow, ...]:
-    """The control nodes, sorted by name; () for a service without other control nodes.
+    """Return the control nodes, sorted by name; () for a service without other control nodes.
 
-    Values that change all the time are rounded, so that equal rows mean that a page shows the same.
+    Values that change all the time are rounded, so that rows are equal as long as a page shows the same.
     """
     node = dependencies.control_node
     if node is None:
@@ -98,7 +102,7 @@ def _clock_text(row: NodeView, difference_s: float | None) -> str:
 
 
 def signed_seconds(seconds: float) -> str:
-    """A difference of clocks in tenths of a second, such as `+0.3 s`; `0 s` if it is smaller."""
+    """Return a difference of clocks, rounded to tenths of a second, such as `+0.3 s`; `0 s` for none."""
     rounded = round(seconds, 1)
     return f"{rounded:+g} s" if rounded else "0 s"
 
@@ -112,10 +116,11 @@ def _control_advice(row: NodeView, active_version: str) -> str:
 
 
 def host_node_rows(dependencies: Dependencies) -> tuple[HostNodeRow, ...]:
-    """The nodes of all hosts, those with a problem first; () without a bus.
+    """Return the nodes of all hosts, those with a problem first; () if the service has no bus.
 
-    In both parts silent ones come first, then absent, stopped and answering ones, each in natural order of the hosts.
-    A host of the fleet for which none has joined has a row too. Rounded like `control_node_rows`.
+    In both parts silent ones come first, then absent, stopped and answering ones, each in natural order of the hosts. A
+    host of the fleet for which no node has joined has a row too. Values that change all the time are rounded, so that
+    rows are equal as long as a page shows the same.
     """
     if dependencies.host_nodes is None:
         return ()
@@ -187,7 +192,7 @@ def _host_advice(state: HostNodeState, host: str, clock_ahead_s: float) -> str:
 
 
 class NodeMonitor:
-    """Checks while `run` runs whether the nodes of the cluster have changed, and calls `on_change` if so.
+    """Calls `on_change` when control nodes or host nodes of the cluster have changed, while `run` runs.
 
     Only what pages show of them counts: the rows of `control_node_rows` and `host_node_rows`.
     """
@@ -196,7 +201,7 @@ class NodeMonitor:
         self._dependencies, self._notify = dependencies, on_change
 
     async def run(self) -> None:
-        """Compare the nodes every 2 seconds of real time, until cancelled; calls `on_change` after changes.
+        """Compare the nodes every 2 seconds of real time, until cancelled; call `on_change` after a change.
 
         Returns at once if the service is not part of a cluster.
         """

@@ -32,18 +32,17 @@ _TAKEOVER_BEGINNINGS = ("control passed ", "control node ")  # of their sentence
 
 
 class NodesPageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the page of nodes: a search in hosts, a state ("": all), and a page number."""
+    """The query of the page of nodes: a search in names of hosts, a state, and a page number."""
 
-    q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names of hosts, in any case
+    q: Annotated[str, Meta(max_length=200)] = ""  # searched in the names of hosts, ignoring case; "": all
     state: str = ""  # answering, silent, stopped or absent; "": all
     page: PageNumber = 1  # from 1
 
 
 class NodesPage(BaseView, frozen=True, kw_only=True):
-    """The page of nodes. Field names are JSON keys.
+    """The page of nodes: control nodes, and one page of the host nodes that match. Names are JSON keys.
 
-    `control` is empty for a service without other control nodes, `hosts` for one without a bus. `problems` are
-    sentences about the whole cluster; each node has its own `advice`.
+    `control` is empty for a service without other control nodes, `hosts` for one without a bus.
     """
 
     now: float  # lab time
@@ -51,7 +50,7 @@ class NodesPage(BaseView, frozen=True, kw_only=True):
     has_bus: bool  # host nodes answer VMs and act; False: the service itself does
     active: str  # the active control node, as last read from the lease; "": none, or the service has no others
     term: int  # of its lease; 0: none is active, or the service has no others
-    problems: tuple[str, ...]  # about all nodes together
+    problems: tuple[str, ...]  # sentences about the whole cluster; each node has its own `advice`
     control: tuple[ControlNodeRow, ...]  # sorted by name
     counts: dict[str, int]  # of all host nodes, by HostNodeState, 0 included
     found: int  # host nodes that match
@@ -64,24 +63,24 @@ class NodesPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """How many host nodes there are, with those that have not joined."""
+        """How many host nodes there are, counting hosts for which none has joined."""
         return sum(self.counts.values())
 
     def clock_text(self, host: HostNodeRow) -> str:
-        """How far the node's clock is ahead, such as `+0.3 s`, or `0 s`; "" if it is not known."""
+        """Return how far the clock of a host's node is ahead, such as `+0.3 s`, or `0 s`; "": not known."""
         return "" if host.clock_ahead_s is None else signed_seconds(host.clock_ahead_s)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per host node of `hosts`; the columns are the fields of HostNodeRow."""
+        """Return the CSV export: one row per host node of `hosts`; the columns are the fields of HostNodeRow."""
         columns = HostNodeRow.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(host, name) for name in columns] for host in self.hosts])
 
 
 async def show_nodes_page(context: PortalContext, call: HandlerCall, query: NodesPageQuery) -> NodesPage:
-    """Shows all control nodes, a page of the host nodes that match, 50 per page, and the latest takeovers.
+    """Show all control nodes, a page of the host nodes that match, 50 per page, and the latest takeovers.
 
-    Host nodes with a problem come first. An export holds all that match. Raises UnknownFilter for an unknown state, or
-    a page after the last one.
+    Host nodes with a problem come first. An export holds all that match. Does not check what the user may see: the
+    route demands the right to read everything. Raises UnknownFilter for an unknown state, or a page after the last one.
     """
     labels = {str(state): state_label(state, "node") for state in HostNodeState}
     require_choice("state", query.state, labels, "a state of a host node")

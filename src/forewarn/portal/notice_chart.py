@@ -24,36 +24,36 @@ CHART_SPANS = {"1h": (3_600, 300), "6h": (21_600, 900), "1d": (86_400, 3_600), "
 
 
 class NoticeColumn(BaseView, frozen=True, kw_only=True):
-    """One column of the charts: the events that started in its time, which begins at lab time `since`.
+    """One column of the notice charts: the events that started in a stretch of time.
 
-    `reasons` counts them by each of START_REASONS. Averages are over events with notice, and None if there are none.
+    The reasons of a start are approved, due (the notice ended), without_notice and early. Averages are over events with
+    notice.
     """
 
-    since: float  # lab time
-    events: int  # how many
-    reasons: dict[str, int]  # events by reason of their start; every reason
-    promised_s: float | None  # on average; None: no event had notice
-    given_s: float | None  # on average
-    shortest_s: float | None  # of the notice given
+    since: float  # lab time at which the stretch begins
+    events: int  # how many started
+    reasons: dict[str, int]  # events by reason of their start; every reason is a key
+    promised_s: float | None  # from publication to NotBefore, on average; None: no event had notice
+    given_s: float | None  # from publication to the start, on average; None: likewise
+    shortest_s: float | None  # the shortest notice that was given; None: likewise
 
 
 class ScaleLine(BaseView, frozen=True, kw_only=True):
-    """A horizontal line of a chart, `y` pixels from the top, with its text."""
+    """A horizontal line of a notice chart, with the duration or number that it stands for."""
 
-    y: float
+    y: float  # pixels from the top
     text: str  # a duration or a number
 
 
 class ColumnMarks(BaseView, frozen=True, kw_only=True):
-    """What the charts draw for one column, with positions and the text of its tooltip.
+    """What the notice charts draw for one column, with positions and the text of its tooltip.
 
-    x and widths are percent of the chart's width, y and heights pixels. `stack` has reason, y and height of each part
-    of its bar, from the bottom.
+    x and widths are percent of the chart's width; y and heights are pixels, y from the top.
     """
 
     x: float  # of its left edge, percent of the width
     width: float  # percent of the width
-    centre: float  # percent of the width
+    centre: float  # x of its middle, percent of the width
     promised_y: float | None  # of the mean notice promised; None: no event had notice
     given_y: float | None  # likewise, of the mean notice given
     stack: tuple[tuple[str, float, float], ...]  # reason, y and height of each part of its bar, from the bottom
@@ -70,11 +70,7 @@ _MAX_LINES = 5
 
 
 class NoticeChart(BaseView, frozen=True, kw_only=True):
-    """The charts of notice promised and given, and of why events started. Field names are JSON keys.
-
-    `columns` are those with events, in order of time. Starts before `complete_since` (lab time) are not counted; None:
-    all are.
-    """
+    """Two charts over time: notice promised and given, and why events started. Field names are JSON keys."""
 
     span: str  # a key of CHART_SPANS
     since: float  # lab time; later than the span begins if earlier starts are not known
@@ -84,19 +80,20 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def events(self) -> int:
-        """How many events started in this time."""
+        """How many events started in the time that the charts show."""
         return sum(column.events for column in self.columns)
 
     @property
     def spans(self) -> tuple[str, ...]:
-        """The spans that the page offers, such as `6h`, the shortest first."""
+        """The spans of time that the page offers for the charts, such as `6h`, the shortest first."""
         return tuple(CHART_SPANS)
 
     @property
     def reasons(self) -> dict[str, str]:
-        """The text of each reason of the legend, by name: of approved and due, and of others that occur.
+        """The legend: the text of each reason for which events start, by the name of the reason.
 
-        In the order in which the bars are stacked, from the bottom.
+        It has approved and due, and other reasons only if they occur, in the order in which the bars are stacked, from
+        the bottom.
         """
         return {
             name: text
@@ -108,7 +105,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
     def summary(self) -> str:
         """How many events started and why, and the mean notice promised and given, in sentences.
 
-        Without the second sentence if no event had notice; one sentence says so if no event started.
+        The sentence about notice is left out if no event had notice; one sentence says so if no event started.
         """
         if not self.columns:
             return "No event started in this time."
@@ -133,15 +130,15 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def ticks(self) -> tuple[AxisTick, ...]:
-        """The ticks of the time axis; x is a percentage of the columns' width.
+        """The ticks of the time axis, in order of time; their x is a percentage of the width of all columns.
 
-        In order of time.
+        `plot_x` turns it into a percentage of the chart's width.
         """
         return axis_ticks(self._window)
 
     @property
     def has_day_ticks(self) -> bool:
-        """Whether the charts show more than two days: the axis then shows days, else times of the day."""
+        """Whether the charts show more than two days: the page then labels ticks by day, else by time of day."""
         return self.until - self.since > 2 * 86_400
 
     @property
@@ -149,32 +146,38 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
         return TimeWindow(since=self.since, until=self.until)
 
     def plot_x(self, percent: float) -> float:
-        """The x position in percent of the chart's width, of one in percent of the width of all columns."""
+        """Return an x position in percent of the chart's width.
+
+        `percent` is the same position in percent of the width of all columns, which is smaller by the margins.
+        """
         return _LEFT_PERCENT + percent * (100 - _LEFT_PERCENT - _RIGHT_PERCENT) / 100
 
     @property
     def height(self) -> int:
-        """The height of each chart in pixels, without its axis."""
+        """The height of each chart in pixels, without its time axis."""
         return PLOT_HEIGHT
 
     def notice_lines(self) -> tuple[ScaleLine, ...]:
-        """The lines of the chart of notice on a logarithmic scale, the shortest notice first; at most five."""
+        """Return the lines of the chart of notice, whose scale is logarithmic: the shortest notice first.
+
+        There are at most five.
+        """
         low, high = self._bounds()
         inside = [step for step in _SCALE_STEPS_S if low <= step <= high]
         thinned = inside[:: max(1, math.ceil(len(inside) / _MAX_LINES))]
         return tuple(ScaleLine(y=self._notice_y(step), text=duration_text(step)) for step in thinned)
 
     def count_lines(self) -> tuple[ScaleLine, ...]:
-        """The lines of the chart of starts, in this order: at 0, at about half and at the highest bar.
+        """Return the lines of the chart of starts, in this order: at 0, at about half and at the highest bar.
 
-        Without the half if the highest bar is 1 or 2; without events the highest bar counts as 1.
+        The half is left out if the highest bar is 1 or 2; without events the highest bar counts as 1.
         """
         top = self._highest_count()
         values = sorted({0, top // 2, top} if top > 2 else {0, top})
         return tuple(ScaleLine(y=self._count_y(value), text=str(value)) for value in values)
 
     def marks(self) -> tuple[ColumnMarks, ...]:
-        """What the charts draw for each of `columns`, in the same order."""
+        """Return what the charts draw for each of `columns`, in the same order."""
         return tuple(map(self._column_marks, self.columns))
 
     def _column_marks(self, column: NoticeColumn) -> ColumnMarks:
@@ -225,11 +228,11 @@ def _column_title(column: NoticeColumn) -> str:
 
 
 def notice_chart(history: NoticeHistory, now: float, span: str, sees: ScopeFilter | None) -> NoticeChart:
-    """The charts of a span up to the end of the column with lab time `now`.
+    """Return the charts of a span of time, up to the end of the column that lab time `now` is in.
 
     `span` is a key of CHART_SPANS, else this raises KeyError; "" stands for the shortest that shows every start of the
-    last seven days. The charts begin later than the span if earlier starts are not known. `sees` says which scopes the
-    user may see; None: all.
+    last seven days. The charts begin later than the span if earlier starts are not known. `sees` returns whether the
+    user may see the scope with an id; None: the user may see all.
     """
     chosen = span or _suitable_span(history.first_start(now - KEPT_S, sees), now)
     window = _window_for(chosen, now)

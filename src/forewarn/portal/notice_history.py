@@ -21,22 +21,19 @@ _TOLERANCE_S = 1.0  # NotBefore is a whole second
 
 
 class NoticeSample(NamedTuple):
-    """The notice of one event that started. A tuple, because thousands are kept.
-
-    Seconds from publication to NotBefore (`promised_s`, None: without notice) and to the start (`given_s`).
-    """
+    """The notice of one event that started. A tuple, because thousands are kept."""
 
     scope_id: str  # of the event's scope
     started_at: float  # lab time
-    promised_s: float | None  # rounded down to whole seconds; None: without notice
+    promised_s: float | None  # seconds from publication to NotBefore, rounded down; None: without notice
     given_s: float  # seconds from publication to the start
-    reason: str  # one of START_REASONS
+    reason: str  # why it started: approved, due (its notice ended), without_notice, or early
 
 
 def notice_sample(event: Event) -> NoticeSample | None:
-    """The notice that an event got; None if it has not started or no document listed it.
+    """Return the notice that an event got; None if it has not started or no document listed it.
 
-    The promised notice is in whole seconds, None for an event that started without notice; both are 0 or more.
+    The promised notice is in whole seconds, None for an event that started without notice; both notices are 0 or more.
     """
     if event.started_at is None or not event.listed or event.rules.kind is None:
         return None
@@ -59,7 +56,7 @@ def _start_reason(event: Event, started_at: float, *, without: bool) -> str:
 
 
 class NoticeTotals:
-    """Sums of the notice of several events: how many, by reason, with how much notice.
+    """Sums of the notice of several events: how many there are, by reason, and how much notice they got.
 
     `reasons` counts events by reason of their start, `noticed` those with notice. Of these, `promised_s` and `given_s`
     are sums in seconds, and `shortest_s` is the shortest that was given (infinity without any).
@@ -75,7 +72,7 @@ class NoticeTotals:
         self.shortest_s = math.inf  # given
 
     def add(self, sample: NoticeSample) -> None:
-        """Counts one event; without notice, only its reason counts."""
+        """Count one event. Of an event without notice, only the reason of its start counts."""
         self.reasons[sample.reason] += 1
         if sample.promised_s is not None:
             self.noticed += 1
@@ -84,7 +81,7 @@ class NoticeTotals:
             self.shortest_s = min(self.shortest_s, sample.given_s)
 
     def merge(self, other: NoticeTotals) -> None:
-        """Adds the sums of `other`, which stays as it is."""
+        """Add the sums of `other` to these; `other` stays as it is."""
         self.reasons.update(other.reasons)
         self.noticed += other.noticed
         self.promised_s += other.promised_s
@@ -93,7 +90,7 @@ class NoticeTotals:
 
     @property
     def events(self) -> int:
-        """How many events there are, with notice or without."""
+        """How many events were counted, with notice or without."""
         return self.reasons.total()
 
 
@@ -106,10 +103,11 @@ ScopeFilter = Callable[[str], bool]  # whether the user may see the scope with t
 
 
 class NoticeHistory:
-    """The notice of the events that started in the last seven days, in steps of five minutes.
+    """The notice of the events that started in the last seven days, summed in steps of five minutes.
 
     The last 20,000 events are also kept one by one, for users who may not see all of them. `complete_since` is the lab
-    time from which on every start is added; earlier ones are left out, because some would be missing. None: none is.
+    time from which on every start is added; earlier starts are ignored, because some would be missing. None: none is
+    missing.
     """
 
     def __init__(self, complete_since: float | None = None) -> None:
@@ -118,7 +116,7 @@ class NoticeHistory:
         self._samples: deque[NoticeSample] = deque(maxlen=_MAX_SAMPLES)
 
     def add(self, sample: NoticeSample) -> None:
-        """Adds the notice of an event that started. Drops sums that are older than seven days by then.
+        """Add the notice of an event that started; drop sums that are older than seven days by then.
 
         Ignores an event that started before the `complete_since` of this history.
         """
@@ -133,20 +131,20 @@ class NoticeHistory:
         self._totals.setdefault(step, NoticeTotals()).add(sample)
 
     def complete_since(self, sees: ScopeFilter | None) -> float | None:
-        """The lab time since which every start of the last seven days is known; None: all are.
+        """Return the lab time since which every start of the last seven days is known; None: all are.
 
-        It is a multiple of five minutes, and later with `sees`, a filter of what the user may see, if 20,000 starts or
-        more were added.
+        It is a multiple of five minutes. `sees` is a filter of the scopes that a user may see, None for a user who may
+        see all. With a filter, the time may be later: only the last 20,000 starts are known then.
         """
         if sees is not None and len(self._samples) == _MAX_SAMPLES:
             return _next_step(self._samples[0].started_at)
         return self._complete_since
 
     def first_start(self, since: float, sees: ScopeFilter | None) -> float | None:
-        """The lab time of the first start since `since`; None if there was none.
+        """Return the lab time of the first start at or after `since`; None if there was none.
 
-        `sees` leaves out events that the user may not see, and those before `complete_since(sees)`. With None, which
-        leaves out none, it is rounded down to five minutes and may be before `since`.
+        `sees` leaves out events of scopes that the user may not see, and those before `complete_since(sees)`. With
+        None, which leaves out none, the time is rounded down to five minutes and may be before `since`.
         """
         if sees is not None:
             return min((s.started_at for s in self._visible_samples(since, sees)), default=None)
@@ -155,11 +153,11 @@ class NoticeHistory:
     def totals_by_column(
         self, since: float, until: float, column_s: int, sees: ScopeFilter | None
     ) -> dict[int, NoticeTotals]:
-        """The sums of each column of a chart, by the number of the column from 0; empty columns are left out.
+        """Return the sums of each column of a chart, by the number of the column from 0.
 
-        The chart begins at `since`, a multiple of `column_s`, which is a multiple of 300 seconds, and ends before
-        `until`. `sees` leaves out events that the user may not see, and starts before `complete_since(sees)`; None: the
-        user may see all.
+        Columns without events are left out. The chart begins at `since`, a multiple of `column_s`, which is a multiple
+        of 300 seconds, and ends before `until`. `sees` leaves out events of scopes that the user may not see, and
+        starts before `complete_since(sees)`; None: the user may see all.
         """
         columns: dict[int, NoticeTotals] = {}
 

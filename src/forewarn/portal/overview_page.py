@@ -41,17 +41,13 @@ _MAX_ROLLOUTS = 5
 
 
 class OverviewQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the overview: the span of its charts, such as 6h; "" for a suitable one."""
+    """The query of the overview page: the span of time of its charts."""
 
     span: str = ""  # of the charts: 1h, 6h, 1d or 7d; "": a suitable one
 
 
 class UpcomingEvent(BaseView, frozen=True, kw_only=True):
-    """A scheduled event: when it starts, what it waits for, and what the user may do. Times are lab time.
-
-    `more` events of the same request are left out after it; `more_path` is where they are listed, "" if there are none
-    or the user may not see it.
-    """
+    """A scheduled event on the overview: when it starts, what it waits for, and what the user may do."""
 
     id: str  # a GUID, upper case
     label: str  # such as `Reboot of web-0`
@@ -69,10 +65,7 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
 
 
 class CurrentEvent(BaseView, frozen=True, kw_only=True):
-    """A started event and its acts: how many there are (`vms`), have ended (`done`) and failed.
-
-    `more` and `more_path` are as for UpcomingEvent; `started_at` is lab time.
-    """
+    """A started event on the overview, with the progress of its acts."""
 
     id: str  # a GUID, upper case
     label: str  # such as `Reboot of web-0`
@@ -80,31 +73,28 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
     title_of_scope: str  # such as `availability set web`
     cause: str  # a value of Cause
     started_at: float  # lab time
-    vms: int  # acts
-    done: int  # acts that ended
-    failed: int  # of these
+    vms: int  # how many acts it has, one per VM
+    done: int  # acts that ended, in success or failure
+    failed: int  # acts that failed
     more: int  # events of the same request among the first ones that are left out after this one
     more_path: str  # where they are listed; "": there are none, or the user may not see it
 
 
 class CurrentRollout(BaseView, frozen=True, kw_only=True):
-    """An open rollout with its progress and estimated end.
-
-    `ends_at` is lab time, None if it does not run; `basis` says in words what that is based on.
-    """
+    """An open rollout on the overview, with its progress and estimated end."""
 
     id: str  # of its request
     impact: str  # update, migrate or reboot
     target: str  # what it covers, in words
     progress: str  # a RolloutState
-    who: str  # requested it
+    who: str  # the name of who requested it
     tally: RolloutTally  # its VMs by what happened to them
-    ends_at: float | None  # lab time; None: it does not run
-    basis: str  # what the estimate is based on, in words; "" without one
+    ends_at: float | None  # when it probably ends, in lab time; None: it does not run
+    basis: str  # what the estimate is based on, in words; "" without an estimate
 
     @property
     def parts(self) -> tuple[ProgressPart, ...]:
-        """The parts of its progress bar, in the order of PROGRESS_PARTS, without empty ones."""
+        """The parts of the rollout's progress bar, in the order of PROGRESS_PARTS, without empty ones."""
         counts = [(name, getattr(self.tally, name)) for name in PROGRESS_PARTS]
         starts = accumulate((count for _, count in counts), initial=0)
         return tuple(
@@ -115,23 +105,19 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """Its progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`; parts without VMs are left out."""
+        """The rollout's progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`, without empty parts."""
         rest = [f"{part.count} {part.name.replace('_', ' ')}" for part in self.parts if part.name != "done"]
         return ", ".join([f"{self.tally.done} of {self.tally.total} done", *rest])
 
 
 class OverviewPage(BaseView, frozen=True, kw_only=True):
-    """The overview as one user sees it. Field names are JSON keys.
-
-    `upcoming`, `current` and `rollouts` are the first few; `scheduled`, `started` and `more_rollouts` count.
-    `attention_changes_at` is when the next event may begin to need attention for want of an approval; None: none does.
-    """
+    """The overview page as one user sees it. Field names are JSON keys."""
 
     now: float  # lab time
     is_lab: bool  # whether the clock can be changed
     speed: float  # lab seconds per real second
-    counts: dict[str, int]  # of VMs by VmState, 0 included
-    total: int  # VMs
+    counts: dict[str, int]  # of the VMs that the user may see, by VmState without gone, 0 included
+    total: int  # VMs that the user may see
     attention: tuple[AttentionItem, ...]  # urgent ones first
     events_checked: int  # the soonest scheduled ones, for what needs attention
     attention_changes_at: float | None  # lab time at which the next event may begin to need an approval; None: none
@@ -144,14 +130,14 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     more_rollouts: int  # that are left out
     fleet: HeatMap  # the states of the VMs that the user may see
     notice: NoticeChart  # the notice that visible events got, and why they started, over time
-    may_operate: bool  # some VM
-    may_run_platform: bool  # has the platform right
+    may_operate: bool  # the user has the right to operate some VM
+    may_run_platform: bool  # the user has the platform right over everything
 
     @property
     def next_start(self) -> str | None:
         """The first NotBefore after now in `upcoming`, as `2026-01-05T12:00:00` in UTC; None if there is none.
 
-        The form that advances the clock takes it.
+        The form that advances the clock takes this text.
         """
         ahead = (event.not_before for event in self.upcoming if event.not_before > self.now)
         return next((format_iso(at).removesuffix("Z") for at in ahead), None)
@@ -163,10 +149,10 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def calm_text(self) -> str:
-        """How many VMs run, and that scheduled events are delivered: the text if `attention` is empty.
+        """The text of the page if `attention` is empty: how many VMs run, and that events are delivered.
 
-        Does not check that it is empty. Says so if the user may see no VM, no event is scheduled, or only the next
-        events were checked.
+        Does not check that `attention` is empty. Says so if the user may see no VM, if no event is scheduled, or if
+        only the next scheduled events were checked.
         """
         if not self.total:
             return "There are no VMs that you can see."
@@ -183,9 +169,9 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_overview_page(context: PortalContext, call: HandlerCall, query: OverviewQuery) -> OverviewPage:
-    """Shows what needs a person, what happens next and now, rollouts, the fleet as a heat map, and notice.
+    """Show what needs a person, what happens next and now, rollouts, the fleet as a heat map, and notice.
 
-    Polls and deliveries of the last second may be missing: an open page fetches it again when they are stored. Raises
+    Polls and deliveries of the last second may be missing: an open page is loaded again when they are stored. Raises
     UnknownFilter for an unknown span, Unavailable if the index of events cannot be read from the store.
     """
     require_choice("span", query.span, {span: span for span in CHART_SPANS}, "a span of the charts")

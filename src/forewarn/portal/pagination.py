@@ -15,15 +15,15 @@ PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]  # from 1
 
 
 class PageQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of a page with one list that may be long."""
+    """The query of a page that shows one long list in parts: which part."""
 
     page: PageNumber = 1  # from 1
 
 
 def items_on_page(items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], int]:
-    """The items of the page with this number, at most `size` of them, and how many pages there are.
+    """Return the items of the page with this number, from 1, and how many pages there are.
 
-    An empty list has one page. Raises UnknownFilter for a page after the last one.
+    A page has at most `size` items. An empty list has one page. Raises UnknownFilter for a page after the last one.
     """
     pages = max(1, -(-len(items) // size))
     require_page(number, pages)

@@ -50,7 +50,7 @@ _EXACT, _BEGINNING, _CONTAINING = range(3)
 class _PaletteQuery(StrictBody, frozen=True, kw_only=True):
     """The query of the command palette."""
 
-    q: Annotated[str, Meta(max_length=200)] = ""  # in any case; "": the pages, and what the user may do
+    q: Annotated[str, Meta(max_length=200)] = ""  # letter case is ignored; "": the pages, and what the user may do
 
 
 class _PaletteResult(BaseView, frozen=True, kw_only=True):
@@ -75,12 +75,12 @@ class _RankedResult(NamedTuple):
 
 
 def palette_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
-    """The route `/portal/palette`, which finds what a user may see or do, and answers with JSON.
+    """Return the route `/portal/palette`, which finds what a user may see or do, and answers with JSON.
 
     The query parameter `q` has the text; without one, it finds the pages of the header and forms that the user may
-    submit. `results` of the JSON object has at most 20 (MAX_RESULTS), the best first.
-    `authenticate` returns the context and session of a request's user. An error is answered as plain text with its
-    status.
+    submit. `results` of the JSON object has at most 20 (MAX_RESULTS), the best first: VMs, operations on them, pages,
+    forms, hosts, scopes, events and rollouts, each with kind, title, detail, href and keys. `authenticate` returns the
+    context and session of a request's user. An error is answered as plain text with its status.
     """
 
     async def endpoint(request: Request) -> Response:

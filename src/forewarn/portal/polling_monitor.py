@@ -25,9 +25,9 @@ ChangedScopes = frozenset[str] | None  # ids of scopes in which a VM started or 
 class PollingMonitor:
     """Notes the scopes in which VMs start or stop polling for events, from `start` on, for open pages.
 
-    It is stopped at first. `take_changes` returns the scopes. Calls `on_change`, on the event loop, after each change.
-    A VM that sends no poll for a minute has stopped. After `stop` the monitor notices only starts, and IDLE_GRACE_S
-    (60) real seconds later it forgets everything.
+    A LiveUpdateHub has one. It is stopped at first. `take_changes` returns the scopes; `on_change` is called, on the
+    event loop, after each change. A VM that sends no poll for a minute has stopped. After `stop` the monitor notices
+    only starts, and IDLE_GRACE_S (60) real seconds later it forgets everything.
     """
 
     def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class PollingMonitor:
         self._new_changes: dict[str, None] = {}  # ids of scopes that `take_changes` has not returned yet
 
     def start(self) -> None:
-        """Starts to check, or continues within the grace period. Call it when the first page opens.
+        """Start to check, in a task, or continue within the grace period. Call it when the first page opens.
 
         Drops the changes that `take_changes` has not returned; `changes_within` still has them.
         """
@@ -59,7 +59,7 @@ class PollingMonitor:
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Stops checking, and forgets everything after the grace period, unless `start` is called before.
+        """Stop checking, and forget everything after 60 real seconds, unless `start` is called before.
 
         Call it when the last page closes.
         """
@@ -69,18 +69,19 @@ class PollingMonitor:
         self._reset_timer = asyncio.get_running_loop().call_later(IDLE_GRACE_S, self._reset)
 
     def take_changes(self) -> ChangedScopes:
-        """Returns and drops the ids of the scopes in which VMs started or stopped polling since the last call.
+        """Return and drop the ids of the scopes in which VMs started or stopped polling since the last call.
 
-        Changes before `start` are left out. None, which means any scope, if there are more than MAX_CHANGED_SCOPES.
+        Changes before `start` are left out. None, which means any scope, if there are more than MAX_CHANGED_SCOPES
+        (2,000).
         """
         changes, self._new_changes = self._new_changes, {}
         return frozenset(changes) if len(changes) <= MAX_CHANGED_SCOPES else None
 
     def changes_within(self, age_s: float) -> ChangedScopes:
-        """The ids of the scopes in which VMs started or stopped polling within the last `age_s` + 5 seconds.
+        """Return the ids of the scopes in which VMs started or stopped polling within `age_s` + 5 seconds.
 
         Both are real time; the 5 are PAGE_LAG_S. None, which means any scope, if the monitor does not remember all of
-        them. `take_changes` still returns them.
+        them. Drops nothing: `take_changes` still returns them.
         """
         since = _loop_time() - age_s - PAGE_LAG_S
         if since <= self._complete_since:

@@ -70,9 +70,10 @@ def _template_environment() -> Environment:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """The rendered text of a template file of the portal, which sees `values` as its variables.
+    """Return the rendered text of a template of the portal, which sees `values` as its variables.
 
-    Raises jinja2's UndefinedError if the template uses a variable that is not defined.
+    `template` is the name of its file. Values are escaped as HTML. Raises jinja2's UndefinedError if the template uses
+    a variable that is not defined.
     """
     return _template_environment().get_template(template).render(**values)
 
@@ -131,7 +132,7 @@ _GUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 
 
 def format_utc(at: float) -> str:
-    """Date and time of POSIX seconds, such as `2026-01-05 12:00:00 UTC`, rounded down to whole seconds."""
+    """Return date and time of POSIX seconds, such as `2026-01-05 12:00:00 UTC`, rounded down to seconds."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -198,12 +199,13 @@ def page_response(
     status: int = 200,
     **values: Any,
 ) -> Response:
-    """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`.
+    """Return a page for a signed-in user, with header, lab clock and CSRF token, as an HTML response.
 
-    It also sees `navigation` (the pages of the header), `who` (the user's name), `token` (CSRF), `path` and `query` (of
-    the request), `now`, `speed` and `lab` (of the lab clock), `hypervisor` (in words), `hold` (on all rollouts, or
-    None), `seq` (the last history entry that the page surely includes), and `may(right, over)`, which says whether the
-    user has a right over a resource id, by default the root. `status` is that of the HTTP response.
+    `template` is the name of its file; it sees `values` as variables, and `navigation` (the pages of the header), `who`
+    (the user's name), `token` (CSRF), `path` and `query` (of the request), `now`, `speed` and `lab` (of the lab clock),
+    `hypervisor` (in words), `hold` (on all rollouts, or None), `seq` (the last history entry that the page surely
+    includes), and `may(right, over)`, which says whether the user has a right over a resource id, by default the root.
+    `status` is that of the HTTP response.
     """
     now, speed, is_lab = context.control.lab_clock.status()
 
@@ -230,9 +232,9 @@ def page_response(
 
 
 def render_hold(context: RequestContext) -> str:
-    """The banner of every page about the hold on all rollouts, for the user of `context`, as HTML.
+    """Return the banner of every page about the hold on all rollouts, for the user of `context`, as HTML.
 
-    It is empty and hidden if there is no hold. A user who may lift it gets a link to the form.
+    The banner is empty and hidden if there is no hold. A user who may lift the hold gets a link to the form.
     """
     return render_template(
         "hold.html",
@@ -243,9 +245,9 @@ def render_hold(context: RequestContext) -> str:
 
 
 def public_page_response(template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page for users who are not signed in, such as the sign-in form; the template sees `values`.
+    """Return a page for users who are not signed in, such as the sign-in form, as an HTML response.
 
-    `template` is the file name of the template, `status` the HTTP status.
+    `template` is the name of its file, which sees `values` as variables; `status` is the HTTP status.
     """
     return Response(render_template(template, **values), status_code=status, media_type=_HTML_MEDIA_TYPE)
 
@@ -255,7 +257,7 @@ async def run_page_request(
     authenticate: PageAuthenticator,
     answer: Callable[[PortalContext, CurrentSession], Awaitable[Response]],
 ) -> Response:
-    """Returns the response of `answer` to a signed-in user; redirects others to sign in. Does not raise.
+    """Return the response of `answer` to a signed-in user; redirect others to sign in. Does not raise.
 
     `answer` gets the context and session that `authenticate` returns. An error of either becomes a page with its
     status; an unexpected one is logged.

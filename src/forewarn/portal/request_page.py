@@ -48,31 +48,31 @@ _CSV_COLUMNS = (
 
 
 class RequestPageQuery(DoneMessageQuery, frozen=True, kw_only=True):
-    """The query of the page of a request: which form led here, and which page of its events to show."""
+    """The query of the page of a request: the form that led here, and which page of its events to show."""
 
     page: PageNumber = 1  # from 1
 
 
 class RequestTimeline(BaseView, frozen=True, kw_only=True):
-    """The events of a request or rollout over time. Field names are JSON keys."""
+    """One page of the events of a request or rollout, over time. Field names are JSON keys."""
 
     now: float  # lab time
     lanes: tuple[EventRow, ...]  # live events first, then past ones, each newest first
-    more: int  # visible events that are left out
+    more: int  # visible events that are not in `lanes`, such as those on other pages
     approvable: tuple[str, ...]  # ids of those in `lanes` that await approval, and that the user may approve
     page: int  # its number, from 1
     pages: int  # how many there are
 
     def chart(self) -> TimelineChart:
-        """The chart that the page shows: the events of `lanes` over time, in a window that shows all of them."""
+        """Return the chart of the events of `lanes` over time, in a window that shows all of them."""
         return build_chart(self.lanes, window_for_rows(self.lanes, self.now), self.now)
 
     def svg(self) -> str:
-        """The text of the SVG export: the chart, with a note of how many events are left out."""
+        """Return the text of the SVG export: the chart, with a note of how many events are left out."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `lanes`: its id, kind, scope, VMs, state, times and wait.
+        """Return the CSV export: one row per event of `lanes`.
 
         Columns are event, kind, scope, vms (names with blanks between them), state, published_at, not_before,
         started_at, over_at and waits_for. Times are lab time in ISO 8601. It does not say that events are left out
@@ -84,9 +84,10 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
 def request_timeline(
     context: RequestContext, events: Sequence[Event], *, page: int = 1, size: int = EVENTS_PER_PAGE
 ) -> RequestTimeline:
-    """A page of the timeline of these events: `size` of those that the user may see, live ones first.
+    """Return one page of the timeline of these events: `size` of those that the user may see.
 
-    Both live and past ones are newest first. Raises UnknownFilter for a page after the last one.
+    Live events come first, then past ones, each newest first; pages count from 1. Raises UnknownFilter for a page after
+    the last one.
     """
     visible = [event for event in events if context.can_see_scope(event.scope_id)]
     ordered = sorted(visible, key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
@@ -109,26 +110,27 @@ def _csv_row(row: EventRow) -> list[object]:
 
 
 class RequestPage(BaseView, frozen=True, kw_only=True):
-    """The page of one request. Field names are JSON keys."""
+    """The page of one request, also of a rollout. Field names are JSON keys."""
 
-    card: EventStatusCard | None  # the event of it that matters next; None: none is live
+    card: EventStatusCard | None  # its live event that matters next; None: none is live
     standing: RequestStatusView  # the request with its state and what it waits for
     course: RequestTimeline  # its events over time, 15 per page; in an export the first 100
-    is_rollout: bool  # else another operation
+    is_rollout: bool  # the request is a rollout; False: another operation
     planned: int  # events that are not published yet
     over: int  # events that have ended, also those that the user may not see
     done: str  # the done message of the form that led here; "": none
 
     @property
     def target_text(self) -> str:
-        """The names of its targets: up to four, of more the first three and `and 17 more`."""
+        """The names of the request's targets: up to four, of more the first three and `and 17 more`."""
         return first_names(self.standing.request.targets)
 
     @property
     def waits(self) -> tuple[str, ...]:
-        """What its events wait for, in their order; equal waits are counted: `20 events: an approval`.
+        """What the request's events wait for, in their order; equal waits are counted in one text.
 
-        One that is alone begins with its event: `Reboot of web-0: an approval`.
+        A wait of one event begins with the event: `Reboot of web-0: an approval`. A wait of several begins with their
+        number: `20 events: an approval`.
         """
         counts = Counter(wait.partition(": ")[2] for wait in self.standing.waits_for)
         first = {wait.partition(": ")[2]: wait for wait in reversed(self.standing.waits_for)}
@@ -140,26 +142,27 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         return self.standing.state != RequestState.IN_PROGRESS
 
     def svg(self) -> str:
-        """The text of the SVG export: the events of `course` over time, and how many are left out.
+        """Return the text of the SVG export: the events of `course` over time, and how many are left out.
 
-        An export has up to 100: live ones, then past ones, each newest first.
+        An export has up to 100 events: live ones, then past ones, each newest first.
         """
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `course`, at most 100; times are lab time in ISO 8601.
+        """Return the CSV export: one row per event of `course`, at most 100.
 
-        Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for.
+        Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for. Times
+        are lab time in ISO 8601. It does not say that events are left out.
         """
         return self.course.table()
 
 
 async def show_request_page(context: RequestContext, call: HandlerCall, query: RequestPageQuery) -> RequestPage:
-    """Shows a request, also a rollout; the path parameter `id` is its full id, in any case.
+    """Show a request, also a rollout, with its state and its events over time.
 
-    `query` names the form that led here, if any, whose message the page then shows. First stores the polls and
-    deliveries observed so far. Raises NotFound, also if the user may not see the request, or UnknownFilter for a page
-    of events after the last one.
+    The path parameter `id` is the request's full id, ignoring letter case. `query` names the form that led here, if
+    any, whose message the page then shows. First stores the polls and deliveries observed so far. Raises NotFound, also
+    if the user may not see the request, or UnknownFilter for a page of events after the last one.
     """
     await context.dependencies.flush_observations()
     request = context.find_request(call.path_params["id"])

@@ -100,9 +100,10 @@ def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]
 
 
 def window_members(values: FormValues) -> dict[str, list[str]]:
-    """The members `windows` and `blackouts` of a body, without those whose field is empty.
+    """Return the members `windows` and `blackouts` of a request body, from the texts of a form.
 
-    Each is the list of the texts between the semicolons, stripped; what they mean is not checked.
+    Each is the list of the texts between the semicolons, stripped, without empty ones; a member whose field is empty is
+    left out. What the texts mean is not checked.
     """
     return {
         field.name: [part.strip() for part in text.split(";") if part.strip()]

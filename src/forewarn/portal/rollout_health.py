@@ -11,7 +11,7 @@ _MAX_RECENT = 10  # of one check that are shown
 
 
 class RecentMeasurement(BaseView, frozen=True, kw_only=True):
-    """One of the latest measurements of a health check. Field names are JSON keys."""
+    """One of the latest measurements of a health check of a rollout. Field names are JSON keys."""
 
     at: float  # lab time
     outcome: str  # good, bad, unclear or error
@@ -27,9 +27,10 @@ class RolloutCheckRow(BaseView, frozen=True, kw_only=True):
 
 
 def rollout_check_rows(context: RequestContext, request: MaintenanceRequest) -> tuple[RolloutCheckRow, ...]:
-    """Return the health checks of the rollout of this request, in its order; () if it has none.
+    """Return the health checks of a rollout with their latest measurements; () if it has none.
 
-    Reads at most its newest 500 measurements.
+    They are in the order of the rollout. () also if the request is no rollout. Reads the newest 500 measurements of the
+    rollout from the store, so a check may have fewer than ten.
     """
     if request.rollout is None or not request.rollout.checks:
         return ()

@@ -41,15 +41,11 @@ _NO_EVENT = "no event"  # in place of a tally field: of a VM that waits, and no 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndEstimate:
-    """When a running rollout probably ends, and what that is based on.
-
-    `waves` are update domains that are not published yet. If it is not `is_measured` by its events so far, it assumes
-    that nobody approves.
-    """
+    """When a running rollout probably ends, and what that is based on."""
 
     at: float  # lab time
     waves: int  # update domains that are not published yet, in the scope with the most of them
-    is_measured: bool  # by the pace of its events so far; if not, as if nobody approves
+    is_measured: bool  # it is based on the pace of its events so far; False: it assumes that nobody approves
 
 
 class _RemainingWaves:
@@ -88,9 +84,9 @@ class _RemainingWaves:
 class RolloutTracker:
     """The progress of one open rollout: its tally, whether it stalls, and when it probably ends.
 
-    `request` is the rollout's request as of the last commit; `serving` is what all rollouts do to VMs. Only a
-    RolloutIndex changes a tracker. Its VMs are counted host by host when it starts: until then it has fewer than the
-    rollout.
+    A RolloutIndex makes and changes it. `request` is the rollout's request as of the last commit; `serving` knows what
+    all rollouts do to VMs. The VMs of the rollout are counted host by host when the tracker is new: until that is done,
+    it has fewer VMs than the rollout.
     """
 
     def __init__(self, request: MaintenanceRequest, serving: ServingEvents) -> None:
@@ -113,16 +109,17 @@ class RolloutTracker:
 
     @property
     def rollout(self) -> Rollout:
-        """The rollout of its request."""
+        """The rollout of the tracked request, as of the last commit."""
         assert self.request.rollout is not None
         return self.request.rollout
 
     @property
     def tally(self) -> RolloutTally:
-        """Its progress in VMs, each counted once: by its newest event, or by what another rollout does.
+        """The progress of the rollout in VMs, each counted once.
 
-        VMs without an event are waiting, as are those whose event a health check withdrew; once it has completed, VMs
-        without an event do not count. It may lag behind until all its VMs were read.
+        A VM counts by its newest event of the rollout, or by what another rollout does to it in place of this one. VMs
+        without an event are waiting, as are those whose event a health check withdrew; once the rollout has completed,
+        VMs without an event do not count. The tally may lag behind until all VMs were read.
         """
         # VMs that it would cover, and that came after it completed, are not part of it.
         left_out = self._counts[_NO_EVENT] if self.rollout.progress is RolloutState.COMPLETED else 0
@@ -134,11 +131,12 @@ class RolloutTracker:
         return {name: self._counts[name] for name in RolloutTally.__struct_fields__ if name not in ("total", "waiting")}
 
     def stalled_s(self, now: float) -> float | None:
-        """Seconds of lab time since its last progress; None unless it runs and has stalled.
+        """Return for how many seconds of lab time a stalled rollout has made no progress; None: not stalled.
 
-        `now` is lab time. It has stalled if progress is overdue by more than 300 s (STALL_S). Progress is due when the
-        last notice of its events has ended, plus the usual time of an act while some are under way, or when its wave
-        has settled; else at once. While another rollout works on one of its VMs, or plans to, it has not stalled.
+        `now` is lab time. Only a running rollout stalls: when progress is overdue by more than 300 s (STALL_S).
+        Progress is due when the last notice of its events has ended, plus the usual time of an act while some are under
+        way, or when its wave has settled; else at once. While another rollout works on one of its VMs, or plans to, it
+        has not stalled.
         """
         if self.rollout.progress is not RolloutState.RUNNING or self._awaited:
             return None
@@ -150,11 +148,11 @@ class RolloutTracker:
         return now - self._changed_at if now - due_at > STALL_S else None
 
     def estimated_end(self, now: float, settle_s: float) -> EndEstimate | None:
-        """When it probably ends, from lab time `now` on; None if it is not running, as when it is paused.
+        """Return when the rollout probably ends, as of lab time `now`; None unless it is running.
 
         The update domains of a scope follow one another, and scopes do not wait for each other: so the scope with the
-        most update domains left decides. The settling times of its waves are added. `settle_s` is for how long an event
-        stays listed after its last act.
+        most update domains left decides. The settling times of the rollout's waves are added. `settle_s` is for how
+        long, in seconds of lab time, an event stays listed after its last act.
         """
         if self.rollout.progress is not RolloutState.RUNNING:
             return None
@@ -179,9 +177,9 @@ class RolloutTracker:
         return float(known_s) if known_s >= 0 else _UNKNOWN_ACT_S
 
     def on_vm(self, vm: Vm) -> None:
-        """Counts a VM that was added, changed, moved or removed. Only the index calls it.
+        """Count a VM that was added, changed, moved or removed. Only the RolloutIndex calls it.
 
-        It counts as waiting while it is present, the rollout covers it, and no event of a rollout serves it.
+        The VM counts as waiting while it is present, the rollout covers it, and no event of a rollout serves it.
         """
         before = self._covered.pop(vm.key, None)
         is_target = vm.host in self._hosts if self._hosts else covers_vm(self.rollout, vm)
@@ -192,7 +190,7 @@ class RolloutTracker:
         self.recount((vm.scope_id, vm.name))
 
     def recount(self, name: VmInScope) -> None:
-        """Counts a VM, if it is one of the rollout, by what events of all rollouts now do to it.
+        """Count a VM again, by what the events of all rollouts now do to it. Only the RolloutIndex calls it.
 
         `name` is (scope id, VM name). The VM counts in one field of the tally, or in none if the rollout neither covers
         it nor has had an event for it.
@@ -220,7 +218,7 @@ class RolloutTracker:
             self._waves.remove(key)
 
     def on_event(self, event: Event) -> None:
-        """Counts the VMs of an event of the rollout that was published or changed. Only the index calls it.
+        """Count the VMs of an event of the rollout that was published or changed. Only the index calls it.
 
         It may be called again with the same event.
         """
@@ -254,10 +252,10 @@ class StoppedRollout:
 
 
 class RolloutIndex:
-    """Tracks all open rollouts, and the last ones that stopped by themselves.
+    """Tracks all open rollouts, and the last ones that stopped by themselves, in memory.
 
-    Await `build` first; then pass every commit since that began to `on_commit`, in order. `rollouts` finds the VMs of a
-    rollout. Use it on one event loop.
+    An EventIndex has one. Await `build` first; then pass every commit since that began to `on_commit`, in order.
+    `rollouts` finds the VMs of a rollout. Use it on one event loop.
     """
 
     def __init__(self, store: Store, rollouts: RolloutService) -> None:
@@ -269,9 +267,10 @@ class RolloutIndex:
         self._counting: set[asyncio.Task[None]] = set()  # the VMs of rollouts that have just started
 
     async def build(self) -> None:
-        """Reads the open rollouts with their VMs and events, and recent rollouts that stopped.
+        """Read the open rollouts with their VMs and events, and recent rollouts that stopped, from the store.
 
-        Lets other tasks run in between. Raises Unavailable if the store cannot be read.
+        Recent are those among the 500 newest requests. Lets other tasks run in between. Raises Unavailable if the store
+        cannot be read.
         """
         open_requests = self._store.requests(open_only=True)
         await self._read_serving_events(open_requests)
@@ -329,9 +328,9 @@ class RolloutIndex:
             log.warning("the overview does not count all VMs of rollout %s: %s", tracker.request.id, error)
 
     def on_commit(self, commit: Commit, now: float) -> None:
-        """Takes in a commit: new, changed and closed rollouts, their events and VMs; `now` is lab time.
+        """Take in a commit: new, changed and closed rollouts, their events and VMs; `now` is lab time.
 
-        The VMs of a new rollout are counted in a task, so call it on the event loop.
+        The VMs of a new rollout are counted in a task that this starts, so call it on the event loop.
         """
         for request in commit.requests:
             self._on_request(request, now)
@@ -386,14 +385,14 @@ class RolloutIndex:
         return next((entry.at for entry in reversed(entries) if entry.what is EntryKind.STOPPED), request.at)
 
     def open_rollouts(self) -> list[RolloutTracker]:
-        """The trackers of all open rollouts, oldest first."""
+        """Return the trackers of all open rollouts, oldest first: a new list of live trackers."""
         return list(self._trackers.values())
 
     def stopped_since(self, since: float) -> Iterator[StoppedRollout]:
-        """The rollouts that stopped by themselves at or after this lab time.
+        """Yield the rollouts that stopped by themselves at or after lab time `since`.
 
-        Those that were read by `build` come first, in the order of their requests, then those that stopped later.
-        Without those whose target has a newer rollout. At most the last 20 are known.
+        Those that were read by `build` come first, in the order of their requests, then those that stopped later. A
+        rollout whose target has a newer rollout is left out. At most the last 20 are known.
         """
         return (stopped for stopped in self._stopped.values() if stopped.at >= since)
 
