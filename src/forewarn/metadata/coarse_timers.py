@@ -22,8 +22,9 @@ T = TypeVar("T")
 class CoarseTimers(Generic[T]):
     """Calls `callback(item)` for each scheduled item, after its time but within about `resolution_s`.
 
-    Times are those of `loop` (real time, seconds). Items must be hashable. Items of one time step are called in no
-    particular order. An error of the callback is logged, and the other items are not affected.
+    It needs one timer of the event loop for all items. Times are those of `loop` (real time, seconds). Items must be
+    hashable. Items of one time step are called in no particular order, at most 200 in one turn of the loop. An error of
+    the callback is logged, and the other items are not affected.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, resolution_s: float, callback: Callable[[T], None]) -> None:

@@ -242,7 +242,10 @@ class MetadataConnection(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Received bytes not parsed yet, without an incomplete body, plus bytes that the kernel has not taken."""
+        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken.
+
+        Bytes of an incomplete request's body do not count.
+        """
         unread = self._transport.get_write_buffer_size() if self._is_connected else 0
         return self._parser.buffered_bytes + len(self._unsent) + unread
 

@@ -22,18 +22,22 @@ _MAX_LOCK_ATTEMPTS = 2000  # a few milliseconds; a process holds the lock for mi
 class FaultQuota(Protocol):
     """Counts the requests that each fault has affected, up to its limit `Fault.count` (None: no limit).
 
-    Only for transport faults, which affect requests. A fault without a limit may always affect one more.
+    Only for transport faults, which are injected failures of VMs' requests. A fault without a limit may always affect
+    one more.
     """
 
     def set_active(self, faults: Iterable[Fault]) -> None:
-        """Replace the active faults and forget all others.
+        """Replace the active faults, and forget the counts of all others.
 
-        `Fault.touched` says how many requests each has affected so far; the count of one that was set stays if higher.
-        A quota that processes share does nothing here: one of them sets its counters in another way.
+        `Fault.touched` says how many requests each has affected so far; the count of one that was set before stays if
+        it is higher. A quota that processes share does nothing here: one of them sets its counters in another way.
         """
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request; counts nothing. Always True for one without a limit."""
+        """Return whether the fault may affect one more request; counts nothing.
+
+        Always True for a fault without a limit.
+        """
 
     def consume(self, fault: Fault) -> bool:
         """Count one more affected request and return True; False, uncounted, if the fault is at its limit.
@@ -61,9 +65,9 @@ class LocalFaultQuota:
         self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in faults}
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request; always True for one without a limit.
+        """Return whether the fault may affect one more request; always True for one without a limit.
 
-        A fault that was not set counts from 0.
+        Counts nothing. A fault that was not set counts from 0.
         """
         return fault.count is None or self._used.get(fault.id, 0) < fault.count
 
@@ -93,9 +97,10 @@ class SharedFaultQuota:
 
     @classmethod
     def create(cls) -> SharedFaultQuota:
-        """Create the file, in memory where the system can, else a temporary one without a name.
+        """Create the shared file, and return a quota without counters, which the caller closes.
 
-        Returns a quota without counters, which the caller closes.
+        The file is in memory where the system can do that, else a temporary one without a name. Raises OSError if that
+        fails.
         """
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("forewarn-allowance"))
@@ -113,10 +118,10 @@ class SharedFaultQuota:
             os.close(file)
 
     def assign_offsets(self, faults: Iterable[Fault]) -> Mapping[str, int]:
-        """Give each fault that has a limit a counter; return and keep the offsets in the file, by fault id.
+        """Give each fault that has a limit a counter; return where each counter is in the file, by fault id.
 
-        For the process that created the file. A fault that was in the last call keeps its counter; any other gets a new
-        one, which starts at `Fault.touched`. Offsets are never reused.
+        Keeps the result as `offsets`. For the process that created the file. A fault that was in the last call keeps
+        its counter; any other gets a new one, which starts at `Fault.touched`. Offsets are never reused.
         """
         limited = [fault for fault in faults if fault.count is not None]
         self.offsets = {fault.id: self.offsets.get(fault.id) or self._allocate_offset(fault) for fault in limited}
@@ -126,9 +131,9 @@ class SharedFaultQuota:
         """Do nothing: the process that created the file calls `assign_offsets` instead."""
 
     def has_remaining(self, fault: Fault) -> bool:
-        """Whether the fault may affect one more request, in any process; True for a fault without a limit.
+        """Return whether the fault may affect one more request, in any process; True for one without a limit.
 
-        Raises KeyError for a limited fault without an offset.
+        Counts nothing. Raises KeyError for a limited fault without an offset, OSError after `close`.
         """
         return fault.count is None or self._read_count(self.offsets[fault.id]) < fault.count
 

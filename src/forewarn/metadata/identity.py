@@ -22,7 +22,9 @@ PeerAddress: TypeAlias = Any  # the address that socket.accept returns
 class IdentityKind(StrEnum):
     """The kinds of identity strategies: by what the VM of a connection is identified.
 
-    The values are JSON values of `GET /service` and must not change.
+    CALLED_ADDRESS and PORT: the local address or port that was called. SOURCE_ADDRESS: the address of the caller.
+    DEDICATED: the listener itself, which only one VM can reach. DEVICE: the network device of the listener. MARK: the
+    firewall mark of the connection. The values are JSON values of `GET /service` and must not change.
     """
 
     CALLED_ADDRESS = "CalledAddress"  # the local address that was called
@@ -36,10 +38,10 @@ class IdentityKind(StrEnum):
 class IdentityStrategy(Protocol):
     """Finds out where a connection to a listener came in, its attachment, which tells VMs apart.
 
-    `CallerDirectory` says which VM has the attachment.
+    An attachment is a text, such as an address, a port or a device. `CallerDirectory` says which VM has it.
     """
 
-    kind: ClassVar[IdentityKind]
+    kind: ClassVar[IdentityKind]  # by what it identifies VMs
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Return the attachment of an accepted connection; "" if it cannot be determined.
@@ -50,7 +52,7 @@ class IdentityStrategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CalledAddressIdentity:
-    """For labs: each VM has a loopback address of its own and connects to it."""
+    """Identifies a VM by the address that was called: for labs, where each VM has a loopback address."""
 
     kind: ClassVar[IdentityKind] = IdentityKind.CALLED_ADDRESS
 
@@ -61,7 +63,7 @@ class CalledAddressIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SourceAddressIdentity:
-    """For networks that prevent forged addresses: identifies a VM by its source address."""
+    """Identifies a VM by the source address of its connection, for networks that prevent forged addresses."""
 
     kind: ClassVar[IdentityKind] = IdentityKind.SOURCE_ADDRESS
     network: str = ""  # distinguishes networks with equal addresses; "": the network of the fleet's addresses
@@ -83,7 +85,7 @@ class SourceAddressIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PortIdentity:
-    """For labs with only one loopback address: each VM has a port of its own."""
+    """Identifies a VM by the port that was called: for labs with one loopback address and a port per VM."""
 
     kind: ClassVar[IdentityKind] = IdentityKind.PORT
 
@@ -94,7 +96,7 @@ class PortIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DedicatedIdentity:
-    """For a listener that only one VM can reach, such as one inside its network namespace.
+    """Identifies the only VM that can reach a listener, such as one inside the VM's network namespace.
 
     Every connection has the same attachment, `dedicated_attachment(vm)`. Assign that to the VM's key in the
     `CallerDirectory`, also if `vm` is the key; without it the caller is unknown.
@@ -118,7 +120,7 @@ def dedicated_attachment(vm: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
-    """For hosts with one network device per VM, such as a tap: identifies by the device of the connection."""
+    """Identifies a VM by the network device of the connection, for hosts with one device per VM (a tap)."""
 
     kind: ClassVar[IdentityKind] = IdentityKind.DEVICE
     namespace: str = ""  # network namespace of the device; "": the one of this process
@@ -138,7 +140,10 @@ class DeviceIdentity:
 
 @dataclass(frozen=True, slots=True)
 class MarkIdentity:
-    """For a bridge whose ports set a firewall mark; tcp_fwmark_accept copies it to the accepted socket."""
+    """Identifies a VM by the firewall mark of its packets, for a bridge whose ports set one mark per VM.
+
+    The kernel copies the mark to the accepted socket if `tcp_fwmark_accept` is 1.
+    """
 
     kind: ClassVar[IdentityKind] = IdentityKind.MARK
     device: str  # of the listener, such as the bridge
@@ -160,7 +165,10 @@ class MarkIdentity:
 
 
 def bound_device(sock: socket.socket) -> str:
-    """Return the current name of the device a socket is bound to; "" if there is none or it is gone."""
+    """Return the current name of the network device that a socket is bound to.
+
+    "" if it is bound to none, or the device is gone.
+    """
     try:
         name: bytes = sock.getsockopt(_SOL_SOCKET, _SO_BINDTODEVICE, _IFNAMSIZ)
     except OSError:
@@ -169,9 +177,9 @@ def bound_device(sock: socket.socket) -> str:
 
 
 def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
-    """Whether the VM is identified by a loopback source address, which every local program can use.
+    """Return whether the VM is identified by a loopback source address, which every local program can use.
 
-    Always False for a strategy other than `SourceAddressIdentity`.
+    Always False for a strategy other than `SourceAddressIdentity`. `peer` is the address that `accept` returned.
     """
     if not isinstance(strategy, SourceAddressIdentity) or not peer:
         return False
@@ -211,7 +219,7 @@ class CallerDirectory:
     def assign(self, attachment: str, vm: str) -> None:
         """Assign an attachment to a VM (its key); another VM that had it loses it first.
 
-        Calls the subscribers. Does nothing if the VM has it already.
+        Calls the subscribers before it returns. Does nothing if the VM has it already.
         """
         if self._vm_by_attachment.get(attachment) != vm:
             self.release(attachment)
@@ -243,5 +251,5 @@ class Caller:
 
     attachment: str  # where the connection came in; "": could not be determined
     vm: str | None  # key; None: unknown caller
-    is_loopback: bool  # the listener is on loopback
-    from_loopback: bool = False  # identified by a loopback source address
+    is_loopback: bool  # the listener is on loopback, so that only local programs can call it
+    from_loopback: bool = False  # it was identified by a loopback source address

@@ -93,7 +93,7 @@ class GuestView:
 
     @property
     def etag(self) -> str:
-        """The ETag of the document as the response header has it, in quotes.
+        """The ETag of the VM's document, as the response header has it, in quotes.
 
         It changes with the scope, its epoch, the document's incarnation and the store.
         """

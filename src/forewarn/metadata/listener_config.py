@@ -200,7 +200,7 @@ def _quoted_alternatives(values: Iterable[str]) -> str:
 
 
 def is_ip_address(text: str) -> bool:
-    """Whether the text is an IPv4 or IPv6 address, without brackets and without a port."""
+    """Return whether the text is an IPv4 or IPv6 address, without brackets and without a port."""
     try:
         ip_address(text)
     except ValueError:

@@ -24,7 +24,7 @@ _DEBOUNCE_S = 0.02  # a new device causes several netlink messages
 class ListenerChange:
     """A configured listener that was opened, closed or opened again; `ListenerManager` makes it."""
 
-    spec: ListenerSpec
+    spec: ListenerSpec  # which listener
     listener: VmListener | None  # the open one; None: it is closed
     previous: VmListener | None = None  # was open, no longer works; the receiver closes it. None: it was closed
 

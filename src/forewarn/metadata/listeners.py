@@ -37,9 +37,9 @@ _MAX_PORTS_TRIED = 20  # for a VM that is added to a running lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmListener:
-    """Open listening sockets, and the strategy that identifies the VMs that connect to them.
+    """Open listening TCP sockets, and the strategy that identifies the VMs that connect to them.
 
-    Nothing accepts on them until a `MetadataServer` or `WorkerPool` is started with it.
+    Nothing accepts on the sockets until a `MetadataServer` or `WorkerPool` is started with the listener.
     """
 
     sockets: tuple[socket.socket, ...]  # TCP
@@ -53,7 +53,11 @@ class VmListener:
 
 
 class LabListenMode(StrEnum):
-    """How a lab listens on loopback, best mode first. A mode that the machine does not support is skipped."""
+    """How a lab listens on loopback, best mode first. A mode that the machine does not support is skipped.
+
+    DEVICE: one socket for all addresses of the loopback device. ADDRESSES: one socket per loopback address. PORTS: one
+    port per VM on 127.0.0.1, from the configured port upwards. The values are words for people.
+    """
 
     DEVICE = "one socket for all addresses of the loopback device"  # needs SO_BINDTODEVICE
     ADDRESSES = "one socket per loopback address"
@@ -89,7 +93,7 @@ class LabListeners:
     Each VM has a loopback address of its own; `endpoint` says where a program connects to poll as that VM.
     """
 
-    mode: LabListenMode
+    mode: LabListenMode  # the one that works on this machine
     port: int  # the bound port of every address; in mode PORTS that of the first VM; as configured if there is none yet
     setting: str  # the name of the port's setting, for errors
     listener: VmListener  # of the first addresses; without those that `add_address` returned
@@ -264,7 +268,11 @@ METADATA_ADDRESS, METADATA_PORT = "169.254.169.254", 80  # spec §2.1
 
 
 class IdentifyBy(StrEnum):
-    """How a listener identifies VMs; the values of `by` in the settings."""
+    """How a configured listener identifies VMs; the values of `by` in the settings.
+
+    DEVICE: each VM has a network device on the host. NAMESPACE: each VM has a network namespace, and the listener is
+    inside it. MARK: each VM's packets have a firewall mark. SOURCE: each VM has a source address.
+    """
 
     DEVICE = "device"  # each VM has a network device on the host
     NAMESPACE = "namespace"  # each VM has a network namespace, and the listener is inside it
@@ -328,9 +336,10 @@ class OpenListener:
 
     @property
     def is_current(self) -> bool:
-        """Whether its device and namespace still exist, and were not created again under the same name.
+        """Whether the listener's device and namespace still exist, and were not created again.
 
-        False also for a device that was renamed. Does not check whether the address still exists.
+        A device or namespace that was created again under the same name needs a new socket. False also for a device
+        that was renamed. Does not check whether the address still exists.
         """
         if self.namespace and namespace_id(self.namespace) != self.netns_id:
             return False

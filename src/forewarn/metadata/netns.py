@@ -25,7 +25,7 @@ def namespace_path(namespace: str) -> Path:
 
 
 def namespace_id(namespace: str) -> NamespaceId:
-    """Return an id of the namespace (a name or path), which changes if it is created again.
+    """Return an id of the network namespace (a name or path), which changes if it is created again.
 
     The id is the pair of device and inode number of its file; None if that does not exist or cannot be read.
     """

@@ -61,9 +61,10 @@ class _VmActivity:
 class GuestObservations:
     """Collects polls and event deliveries of VMs in memory until a writer takes them in batches.
 
-    Times of polls and deliveries (`at`) are lab time; intervals are measured by `real_time` (monotonic seconds). At
-    most `max_deliveries` wait; further ones are dropped and counted in `lost_deliveries`. Of more than `max_vms` VMs,
-    the one that was first seen longest ago is forgotten. VMs are named by key.
+    A delivery is the first time that a VM was sent an event in a status. Times of polls and deliveries (`at`) are lab
+    time; intervals are measured by `real_time` (monotonic seconds). At most `max_deliveries` wait; further ones are
+    dropped and counted in `lost_deliveries`. Of more than `max_vms` VMs, the one that was first seen longest ago is
+    forgotten. VMs are named by key.
     """
 
     def __init__(
@@ -174,7 +175,8 @@ class GuestObservations:
         """Record that the view's VM was sent its document in this api-version, at `at` (lab time).
 
         Queues one delivery for each listed event that the version shows and this VM has not yet received in this
-        status; none if the last document that it was sent is the same, in the same version.
+        status; none if the last document that it was sent is the same, in the same version. Deliveries beyond
+        `max_deliveries` are lost.
         """
         activity = self._activity_of(view.vm)
         delivered = (view.scope_id, view.epoch, view.document.incarnation, version)
@@ -189,11 +191,11 @@ class GuestObservations:
                 self._queue_deliveries([_make_delivery(notice, view, version, at)])
 
     def take_increments(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Remove and return the polls of at most BATCH_SIZE VMs since their last batch, and all deliveries.
+        """Remove and return, as a pair, polls of VMs since their last batch, and all deliveries that wait.
 
-        Like `take_batch`, it leaves out VMs that were in a batch less than `min_interval_s` ago (real time). Each
-        poll's count is that increment, not the total: the counts of these VMs begin at 0 again. For workers; the owner
-        process passes the result to `merge_increments`.
+        Like `take_batch`, it returns at most 500 VMs (BATCH_SIZE), and leaves out those that were in a batch less than
+        `min_interval_s` ago (real time). Each poll's count is that increment, not the total: the counts of these VMs
+        begin at 0 again. For workers; the owner process passes the result to `merge_increments`.
         """
         polls, deliveries = self.take_batch(min_interval_s)
         for poll in polls:
@@ -216,11 +218,11 @@ class GuestObservations:
         self._queue_deliveries(deliveries)
 
     def take_batch(self, min_interval_s: float = 0.0) -> ObservationBatch:
-        """Remove and return the last polls of at most BATCH_SIZE VMs that wait, and all deliveries that wait.
+        """Remove and return, as a pair, the last polls of VMs that wait, and all deliveries that wait.
 
-        The poll of a VM waits if it has polled since it was in a batch. Flushes hits of the response cache first. VMs
-        that were never in a batch come first, then those that were in one the longest time ago. Leaves out VMs that
-        were in a batch less than `min_interval_s` ago (real time). If the
+        The poll of a VM waits if it has polled since it was in a batch. At most 500 VMs (BATCH_SIZE) are taken: first
+        those that were never in a batch, then those that were in one the longest time ago. VMs that were in a batch
+        less than `min_interval_s` ago (real time) are left out. Hits of the response cache are recorded first. If the
         batch cannot be stored, give it back with `return_batch`; else call `notify_written`.
         """
         now = self._flush_time = self._real_time()
@@ -249,7 +251,7 @@ class GuestObservations:
         self._queue_deliveries(newer)
 
     def pace(self, vm: str) -> PollingPace | None:
-        """Return the gap between this VM's polls and how long it is silent, both in seconds of real time.
+        """Return the gap between this VM's polls and how long it has been silent, in seconds of real time.
 
         None if it has never polled, or was forgotten. The gap is None while it is not known. A VM that has polled, but
         not since this process started, counts as silent since then.

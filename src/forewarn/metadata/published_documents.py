@@ -27,10 +27,13 @@ _SharedResponses = dict[tuple[PollRequest, bool], HttpResponse]
 
 
 class ChangeWaiter(Protocol):
-    """A connection with a held long poll, which waits for a change of its scope."""
+    """A connection with a held long poll, which waits until the document of its scope changes."""
 
     def wake(self) -> None:
-        """Called once after the scope has changed; does nothing if the connection no longer waits."""
+        """Look at the document again, because the scope has changed; called once for each `add_waiter`.
+
+        Must do nothing if the connection no longer waits.
+        """
 
 
 @dataclass(slots=True)
@@ -46,10 +49,10 @@ class _PublishedEntry:
 class PublishedDocuments:
     """The published scopes in memory, from which polls are answered.
 
-    `first_answer_delay_s`: until how long (real time) after a scope was enabled its responses are held back (spec
-    §8.1). `store_tag`: the part of every ETag that distinguishes this store from any other (spec §4.3).
-    `stale_documents` keeps replaced scopes for about a minute, but only while it is enabled (`set_enabled`), for
-    faults. Not thread-safe; `publish` and `remove` need a running event loop.
+    A scope is a set of VMs that share one document. `first_answer_delay_s`: for how long (real time) after a scope was
+    enabled its responses are held back (spec §8.1). `store_tag`: the part of every ETag that distinguishes this store
+    from any other (spec §4.3). `stale_documents` keeps replaced scopes for about a minute, but only while it is enabled
+    (`set_enabled`), for faults. Not thread-safe; `publish` and `remove` need a running event loop.
     """
 
     def __init__(self, *, first_answer_delay_s: float = 0.0, store_tag: str = "") -> None:
@@ -247,9 +250,9 @@ class StaleDocuments:
         self._replaced: dict[str, deque[tuple[float, PublishedScope]]] | None = None
 
     def set_enabled(self, enabled: bool) -> None:
-        """Start to keep replaced scopes, or stop and drop them all; does nothing if that is so already.
+        """Start (True) to keep replaced scopes, or stop (False) and drop all that are kept.
 
-        `enabled` True: start; False: stop.
+        Does nothing if it is in that state already.
         """
         if not enabled:
             self._replaced = None

@@ -25,10 +25,13 @@ UNKNOWN_VERSION, NO_VERSION = "other", "none"  # the api-version is not in ALL_V
 
 
 class RequestCategory(NamedTuple):
-    """The kind of a request and its api-version, as labels of metrics."""
+    """The kind of a VM's request and its api-version, as labels of metrics.
+
+    The kinds are "poll", "approval", "instance", "token", "other", and "strange" for a caller that is no known VM.
+    """
 
     kind: str  # POLL, APPROVAL, INSTANCE, TOKEN, OTHER or UNKNOWN_CALLER
-    version: str = ""  # only of requests for scheduled events: the api-version, UNKNOWN_VERSION or NO_VERSION
+    version: str = ""  # only of requests for scheduled events: the api-version; "other": not known; "none": missing
 
 
 UNKNOWN_CALLER_REQUEST = RequestCategory(UNKNOWN_CALLER)
@@ -36,7 +39,7 @@ OTHER_REQUEST = RequestCategory(OTHER)
 
 
 def request_category(request: HttpRequest) -> RequestCategory:
-    """Return the category of a VM's request, by method, path (in any case) and api-version.
+    """Return the category of a VM's request, by method, path (ignoring letter case) and api-version.
 
     Scheduled events are POLL (GET) or APPROVAL (POST), the other endpoints INSTANCE or TOKEN (any method), and all else
     is OTHER, also another method on scheduled events. Never UNKNOWN_CALLER, which only the connection can tell. The
@@ -82,7 +85,7 @@ def _printable_prefix(text: str) -> str:
 class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of one process since its start, sent from workers to the owner; also the sum of several."""
 
-    answered: tuple[tuple[str, str, int, int], ...] = ()  # kind, api-version, status, count
+    answered: tuple[tuple[str, str, int, int], ...] = ()  # kind, api-version, HTTP status (0: reset), responses
     accepted: int = 0  # connections
     refused: int = 0  # connections that a limit or a drain closed at once
     lost: int = 0  # event deliveries that could not be queued
@@ -121,7 +124,7 @@ class RequestCounters:
     """The request counts of one server since its start, which its connections increase in place.
 
     Requests that the response cache answered are added when the cache flushes its hits. `answered` includes responses
-    to what is not valid HTTP, and resets (RESET_STATUS).
+    to what is not valid HTTP, and connections that a fault reset (status 0).
     """
 
     accepted: int = 0  # connections

@@ -67,16 +67,16 @@ class HeldResponse:
     """
 
     until: float  # event loop time
-    resume: Callable[[bool], AnyResponse]  # see above; called once
-    scope_id: str = ""  # "": it does not wait for a document
+    resume: Callable[[bool], AnyResponse]  # called once, with `expired`; returns the response
+    scope_id: str = ""  # whose document it waits for; "": it waits only for the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowResponse:
     """A response whose body is to be sent slowly, over `duration_s` of real time, because of a fault."""
 
-    response: HttpResponse
-    duration_s: float
+    response: HttpResponse  # complete
+    duration_s: float  # of the body; the head is sent at once
 
 
 AnyResponse: TypeAlias = "HttpResponse | ResetConnection | HeldResponse | SlowResponse | PendingResponse"
@@ -116,17 +116,17 @@ class Responder:
         self._enable_tasks: dict[str, asyncio.Task[None]] = {}
 
     def is_known(self, caller: Caller) -> bool:
-        """Whether the caller is a VM of a published scope, and its attachment is still assigned to that VM."""
+        """Return whether the caller is a VM of a published scope whose attachment is still assigned to it."""
         return self._current_view(caller) is not None
 
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
-        """Return the response to a request, or what leads to it.
+        """Decide the response to a request: return it, or an object that says how it comes later.
 
-        That is an HttpResponse or ResetConnection now, a HeldResponse (long poll or delay), a SlowResponse, or a
-        coroutine that waits for the backend (PendingResponse). Records the polls and approvals that no error or fault
-        refuses, and deliveries, and consumes faults and the rate limit, beyond which it is a 429. An unknown caller
-        gets 404, and is logged. Only the coroutine, once run, waits for the backend: Unavailable and Conflict become
-        503, and NotFound of an approval or a first request becomes 404.
+        An HttpResponse or ResetConnection is for now; a HeldResponse waits (long poll or delay), a SlowResponse is sent
+        slowly, and a coroutine (PendingResponse) waits for the backend. Sends nothing. Records the polls and approvals
+        that no error or fault refuses, and deliveries, and consumes faults and the rate limit, beyond which the
+        response is 429. An unknown caller gets 404, and is logged. Only the coroutine, once run, calls the backend:
+        Unavailable and Conflict become 503, and NotFound of an approval or a first request becomes 404.
         """
         view = self._current_view(caller)
         if view is None:
@@ -377,9 +377,9 @@ class KnownApprovals:
             self._approved[scope_id, event_id] = None
 
     def covers(self, view: GuestView, event_ids: tuple[str, ...]) -> bool:
-        """Whether there are ids (in upper case), and none of these events needs an approval.
+        """Return whether there are ids (in upper case), and none of these events needs an approval.
 
-        It needs none if it was added for the view's scope, or if the view's document lists it as started.
+        An event needs none if it was added for the view's scope, or if the view's document lists it as started.
         """
         return bool(event_ids) and all(self._needs_no_approval(view, event_id) for event_id in event_ids)
 

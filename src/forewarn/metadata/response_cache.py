@@ -69,12 +69,12 @@ class _VmResponseCache:
 
 
 class ResponseCache:
-    """The response cache of one server. Connections look up entries themselves and call `serve_hit`.
+    """The response cache of one server: responses by the exact bytes of a request, for each VM.
 
-    Hits are counted in the entries. A flush records them: it calls `count_hits(category, status, count)` and
-    `observations.record_poll`. The cache sets itself as the flush hooks of `observations`. `now` returns lab time,
-    `writer` makes the bytes. It keeps at most 200,000 VMs, then drops the one that was added first. With
-    `is_enabled=False` nothing is ever cached.
+    Connections look up entries themselves (`responses_for`) and call `serve_hit`. Hits are counted in the entries. A
+    flush records them: it calls `count_hits(category, status, count)` and `observations.record_poll`. The cache sets
+    itself as the flush hooks of `observations`. `now` returns lab time, `writer` makes the bytes. It keeps at most
+    200,000 VMs, then drops the one that was added first. With `is_enabled=False` nothing is ever cached.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class ResponseCache:
         self.invalidate_all()
 
     def flush_hits(self) -> None:
-        """Record hits in counters and observations, of at most BATCH_SIZE VMs: those that wait the longest.
+        """Record hits in counters and observations, of at most 500 VMs (BATCH_SIZE) that wait the longest.
 
         The hits of all other VMs stay counted in their entries, for a later call.
         """

@@ -86,15 +86,15 @@ class MetadataServer:
 
     @property
     def counters(self) -> RequestCounters:
-        """The live request counters, after recording cache hits of at most BATCH_SIZE VMs; others come later."""
+        """The live request counters, after recording cache hits of at most 500 VMs; others come later."""
         self._response_cache.flush_hits()
         return self._counters
 
     def request_totals(self) -> RequestTotals:
         """Return the counts of `counters`, the lost deliveries and the open connections now, as a new value.
 
-        Records cache hits of at most BATCH_SIZE VMs first; others are not counted yet. Workers send it to the owner
-        process, where `sum_totals` adds it up.
+        Records cache hits of at most 500 VMs (BATCH_SIZE) first; those of others are not counted yet. Workers send it
+        to the owner process, where `sum_totals` adds it up.
         """
         counters = self.counters
         return RequestTotals(
@@ -113,9 +113,9 @@ class MetadataServer:
 
     @property
     def buffered_bytes(self) -> int:
-        """Received bytes not parsed yet, and written ones that the kernel has not taken, of all connections.
+        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken.
 
-        The body of a request that is not complete does not count.
+        It is the sum over all connections. The body of a request that is not complete does not count.
         """
         return self._state.buffered_bytes
 

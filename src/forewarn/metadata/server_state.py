@@ -46,7 +46,10 @@ class OpenConnection(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Received bytes not parsed yet, without an incomplete body, plus bytes that the kernel has not taken."""
+        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken.
+
+        Bytes of an incomplete request's body do not count.
+        """
 
 
 class ServerState:
@@ -96,16 +99,17 @@ class ServerState:
 
     @property
     def buffered_bytes(self) -> int:
-        """Received bytes not parsed yet, and written ones that the kernel has not taken, of all connections.
+        """The number of received bytes not parsed yet, plus bytes of responses that the kernel has not taken.
 
-        The body of a request that is not complete does not count.
+        It is the sum over all connections. The body of a request that is not complete does not count.
         """
         return sum(connection.buffered_bytes for connection in self._connections)
 
     def admit_connection(self, vm: str | None) -> bool:
-        """Whether one more connection of the VM (its key) may be added; counts it as accepted or refused.
+        """Return whether one more connection of the VM (its key) may be added.
 
-        Does not add it. None is an unknown caller; all of them together have the limit of one VM. False while draining.
+        Counts the connection as accepted or refused, but does not add it. None is an unknown caller; all of them
+        together have the limit of one VM. False while draining.
         """
         is_full = self._per_vm.get(vm, 0) >= self._max_per_vm or len(self._connections) >= self.limits.connections
         if is_full or self.is_draining:

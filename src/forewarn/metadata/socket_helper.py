@@ -26,9 +26,9 @@ _ACCEPT_RETRY_S = 0.2
 
 
 class SocketDistributor:
-    """Keeps the open listening sockets, and passes them and later changes to each connected client.
+    """Keeps the open listening sockets of `forewarn sockets`, and passes them to each connected client.
 
-    A client is the service.
+    A client is a process of the service; it also gets every later change.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class SocketPacket:
     """A message from `forewarn sockets` to the service: a listener that opened or closed."""
 
-    listener_name: str  # ListenerSpec.name
+    listener_name: str  # the `ListenerSpec.name` of the listener
     sock: socket.socket | None  # its listening socket, which the receiver owns (the sender keeps its own); None: closed
 
 

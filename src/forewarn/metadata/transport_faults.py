@@ -35,8 +35,9 @@ RenderView = Callable[[PollRequest, GuestView], HttpResponse]  # the response wi
 class FaultTable:
     """The active transport faults, and the requests that they affected (hits) until they are taken.
 
-    `now` is lab time, for hits; `real_time` (POSIX seconds) decides when a fault ends. `quota` counts the requests of
-    faults with a limit; None: only those of this process. `stale_documents` are kept while a fault needs them.
+    Transport faults are injected failures of VMs' requests. `now` is lab time, for hits; `real_time` (POSIX seconds)
+    decides when a fault ends. `quota` counts the requests of faults with a limit; None: only those of this process.
+    `stale_documents` are kept while a fault needs them.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class FaultTable:
     def subscribe_hits(self, callback: Callable[[], None]) -> None:
         """Call back, without arguments, after each hit that `consume` counts; not after `add_hits`.
 
-        Several may subscribe, for good.
+        There is no way to unsubscribe.
         """
         self._hit_subscribers.append(callback)
 
@@ -116,7 +117,7 @@ class FaultTable:
             self._add_hit(hit)
 
     def is_active(self, fault: Fault) -> bool:
-        """Whether the fault is set, within its limit, and not over in real time; consumes nothing."""
+        """Return whether the fault is set, within its limit, and not over in real time; consumes nothing."""
         if fault.id not in self._active_since or not self._quota.has_remaining(fault):
             return False
         return fault.until is None or self._real_time() < fault.until
@@ -175,26 +176,26 @@ class FaultTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFaults:
-    """The transport faults that cover one VM; changes its responses by them. Made by `FaultTable`.
+    """The transport faults that cover one VM, by which it changes the responses to that VM.
 
-    To consume a fault is to count one request that it affects (see `FaultTable.consume`).
+    `FaultTable.faults_for` makes it. To consume a fault is to count one request that it affects (`FaultTable.consume`).
     """
 
-    table: FaultTable
+    table: FaultTable  # which knows whether they are active
     vm: str  # key
     faults: tuple[Fault, ...]  # oldest first; never empty
 
     def adjusted_rules(self, rules: EndpointRules) -> EndpointRules:
-        """Return the rules; with 404 for unknown api-versions while a fault of that kind is active.
+        """Return these endpoint rules, with 404 for unknown api-versions while a fault of that kind is active.
 
-        Consumes nothing: see `keeps_refusal`.
+        Consumes nothing; `keeps_refusal` does.
         """
         if self._first_active(FaultKind.UNKNOWN_VERSION_404) is None:
             return rules
         return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
 
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
-        """Whether to send an error that reading the request under `adjusted_rules` gave.
+        """Return whether to send an error that reading the request under `adjusted_rules` gave.
 
         If the error is the 404 for an unknown api-version, consumes the fault of that kind; False if none is active or
         it could not be consumed, so that the request must be read under the normal rules. True for any other error.
