@@ -159,7 +159,7 @@ class AsyncClient(ClientProperties):
         return await self.ask(self._session.discover())
 
     async def events(self) -> Received:
-        """Returns the current document. Retries transient failures a few times, then raises Unavailable.
+        """Return the current document. Retries transient failures a few times, then raises Unavailable.
 
         It lists the events of this VM's whole scope, also those of other VMs, unless its service shows each VM only its
         own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the connection,
@@ -178,7 +178,7 @@ class AsyncClient(ClientProperties):
         return await self.ask(self._session.mine())
 
     async def name(self) -> str:
-        """Returns this VM's name, as the `resources` of events spell it; asks only until it is known.
+        """Return this VM's name, as the `resources` of events spell it; ask only until it is known.
 
         An unknown endpoint is discovered first, which may take minutes. Retries transient failures a few times, then
         raises Unavailable, also if the answer cannot be a name. Raises Unreachable at once if nothing accepts the
@@ -187,7 +187,7 @@ class AsyncClient(ClientProperties):
         return await self.ask(self._session.name())
 
     async def approve(self, *events: Event | str) -> None:
-        """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
+        """Approve events, given as events or ids, so that they may start early; repeating it is harmless.
 
         All in one request: if the endpoint refuses it, as for an unknown id, none is approved (spec §5.2). An unknown
         endpoint is discovered first, which may take minutes. Retries transient failures a few times, then raises
@@ -205,7 +205,7 @@ class AsyncClient(ClientProperties):
         return self._session.time_left(event)
 
     def documents(self) -> AsyncGenerator[Received, None]:
-        """Yields the current document, then each one that differs from the last, for ever.
+        """Yield the current document, then each one that differs from the last, for ever.
 
         It waits out outages of any length, also a failed discovery. It raises NotFound and Rejected, which a retry
         cannot fix.
@@ -213,7 +213,7 @@ class AsyncClient(ClientProperties):
         return self.hear(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncGenerator[Change, None]:
-        """Yields each change of each event, also of other VMs' events, for ever, at least once.
+        """Yield each change of each event, also of other VMs' events, for ever, at least once.
 
         A change is a Scheduled, Started or Gone; another NotBefore of a listed event, for example, is none. It is
         handled when the next one is requested or when its `done()` is called; with `explicit` only by `done()`. The
@@ -227,7 +227,7 @@ class AsyncClient(ClientProperties):
     def follow(
         self, cursor: Path | str | None, options: WatchOptions, *, interrupt: asyncio.Event | None = None
     ) -> AsyncGenerator[Any, None]:
-        """Yields each change of each event, for ever, at least once: `watch` with all `WatchOptions`.
+        """Yield each change of each event, for ever, at least once: `watch` with all `WatchOptions`.
 
         If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
         raises WatchInterrupted, also in the middle of a poll or of a pause. Waits out outages. Raises NotFound or

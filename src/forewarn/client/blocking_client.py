@@ -97,7 +97,7 @@ class BlockingConnection:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection if it is open."""
+        """Close the connection if it is open; `send` may open it again."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -207,7 +207,7 @@ class Client(ClientProperties):
         return self.ask(self._session.discover())
 
     def events(self) -> Received:
-        """Returns the current document. Retries transient failures a few times, then raises Unavailable.
+        """Return the current document. Retries transient failures a few times, then raises Unavailable.
 
         It lists the events of this VM's whole scope, also those of other VMs, unless its service shows each VM only its
         own. An unknown endpoint is discovered first. Raises Unreachable at once if nothing accepts the connection,
@@ -253,7 +253,7 @@ class Client(ClientProperties):
         return self._session.time_left(event)
 
     def documents(self) -> Generator[Received, None, None]:
-        """Yields the current document, then each one that differs from the last, for ever.
+        """Yield the current document, then each one that differs from the last, for ever.
 
         It waits out outages of any length, also a failed discovery. It raises NotFound and Rejected, which a retry
         cannot fix.
@@ -261,7 +261,7 @@ class Client(ClientProperties):
         return self.hear(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> Generator[Change, None, None]:
-        """Yields each change of each event, also of other VMs' events, for ever, at least once.
+        """Yield each change of each event, also of other VMs' events, for ever, at least once.
 
         A change is a Scheduled, Started or Gone; another NotBefore of a listed event, for example, is none. It is
         handled when the next one is requested or when its `done()` is called; with `explicit` only by `done()`. The
@@ -275,7 +275,7 @@ class Client(ClientProperties):
     def follow(
         self, cursor: Path | str | None, options: WatchOptions, *, interrupt: WatchInterrupt | None = None
     ) -> Generator[Any, None, None]:
-        """Yields each change of each event, for ever, at least once: `watch` with all `WatchOptions`.
+        """Yield each change of each event, for ever, at least once: `watch` with all `WatchOptions`.
 
         If they set `max_poll_s`, it also yields None after each poll, failed ones too. When `interrupt` is set, it
         raises WatchInterrupted, also in the middle of a poll or of a pause. Waits out outages. Raises NotFound or

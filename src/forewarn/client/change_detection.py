@@ -118,10 +118,10 @@ def is_older_document(known: KnownDocument, observed: ObservedDocument) -> bool:
 
 
 def epoch_from_etag(tag: str) -> str:
-    """The part of this service's ETag that stays while the incarnation grows; "" for any other ETag.
+    """Return the part of this service's ETag that stays while the incarnation grows; "" for another ETag.
 
-    That is the epoch, with the digits that identify scope and store if it has them (spec §4.3): `"2-17-0a1b2c3d"`
-    gives `2-0a1b2c3d`.
+    That is the epoch, with the digits that identify scope and store if it has them (spec §4.3): `"2-17-0a1b2c3d"` gives
+    `2-0a1b2c3d`.
     """
     found = _ETAG.fullmatch(tag)
     return found["epoch"] + (found["scope"] or "") if found else ""

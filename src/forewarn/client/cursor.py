@@ -70,10 +70,9 @@ def encode_cursor(cursor: WatchCursor) -> bytes:
 
 
 def decode_cursor(raw: bytes) -> WatchCursor:
-    """Decodes the bytes of a cursor file; its changes have no `when_done`.
+    """Decode the bytes of a cursor file, as `encode_cursor` made them; its changes have no `when_done`.
 
-    Raises BadCursor if they are damaged or of another format than CURSOR_FORMAT. `raw` is what `encode_cursor`
-    returned.
+    Raises BadCursor if they are damaged or of another format than CURSOR_FORMAT.
     """
     try:
         content = json.loads(raw)
@@ -139,7 +138,7 @@ def _event_from_json(raw: object) -> Event:
 
 
 def load_cursor(path: Path) -> WatchCursor:
-    """Reads the cursor file; an absent file gives a new, empty cursor.
+    """Read the cursor file of a watcher; an absent file gives a new, empty cursor.
 
     Raises BadCursor if its content is damaged or of another format, Rejected if the file cannot be read.
     """
@@ -152,7 +151,7 @@ def load_cursor(path: Path) -> WatchCursor:
 
 
 def save_cursor(path: Path, cursor: WatchCursor) -> None:
-    """Writes the cursor durably and atomically in place of the file, with a temporary file beside it.
+    """Write the cursor durably and atomically in place of the file, with a temporary file beside it.
 
     Raises Rejected if the file cannot be written; its folder must exist.
     """

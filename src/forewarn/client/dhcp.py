@@ -33,7 +33,7 @@ class EthernetInterface:
 
 
 def encode_discover(xid: bytes, mac: bytes) -> bytes:
-    """Encodes a DHCPDISCOVER of 244 bytes that asks for a broadcast answer.
+    """Encode a DHCPDISCOVER of 244 bytes that asks for a broadcast answer.
 
     `xid` has 4 bytes that identify the transaction, `mac` the 6 of the interface. Without an address the client could
     not receive a unicast answer.
@@ -48,7 +48,7 @@ def encode_discover(xid: bytes, mac: bytes) -> bytes:
 
 
 def endpoint_from_offer(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
-    """The endpoint's IPv4 address from option 245 of an offer, as text.
+    """Return the endpoint's IPv4 address from option 245 of a DHCP offer, as text.
 
     `packet` is the DHCP message, without IP and UDP headers. None if the option is absent, 0.0.0.0 or not of 4 bytes,
     or the packet is damaged or not an answer to this `xid` (4 bytes) and `mac` (6 bytes).
@@ -80,7 +80,7 @@ def _parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def ethernet_interfaces() -> tuple[EthernetInterface, ...]:
-    """Lists the Ethernet interfaces of this network namespace, in the kernel's order, also inactive ones.
+    """List the Ethernet interfaces of this network namespace, in the kernel's order, also inactive ones.
 
     Those without a hardware address are left out. It asks the kernel, because /sys may show another namespace's
     interfaces.
@@ -105,10 +105,10 @@ def _parse_interface(name: str, hardware: bytes) -> EthernetInterface | None:
 
 
 def ask_for_endpoint(interface: EthernetInterface, *, answer_s: float = ANSWER_TIMEOUT_S) -> str | None:
-    """Asks DHCP once on this interface; returns the first endpoint (IPv4) offered, None if none came.
+    """Ask DHCP once on this interface; return the first endpoint (IPv4) offered, None if none came.
 
-    Blocks for up to `answer_s` seconds. It needs root or capabilities, and UDP port 68; raises Unavailable without
-    them, or if the request cannot be sent.
+    Blocks for up to `answer_s` seconds. The offered address for this VM is not claimed. It needs root or capabilities,
+    and UDP port 68; raises Unavailable without them, or if the request cannot be sent.
     """
     xid = os.urandom(4)
     try:

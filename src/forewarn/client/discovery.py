@@ -61,10 +61,11 @@ def _is_error_response(response: HttpResponse, content: dict[str, object]) -> bo
 
 
 def discover_endpoint(discovery: Discovery) -> Flow[Endpoint]:
-    """Flow: returns the first endpoint that answers: the well-known one, else DHCP's at port 80 or 8080.
+    """Flow: return the first endpoint that answers: the well-known one, else DHCP's at port 80 or 8080.
 
     It polls each of them, and takes only an answer that `is_scheduled_events_response` accepts. It may take minutes.
-    Raises Unreachable if there is none; the message says what was tried.
+    Raises Unreachable if there is none; the message says what was tried. Calling it only makes the generator of
+    effects, which a client runs.
     """
     if (yield from _probe_endpoint(discovery, discovery.well_known)):
         return discovery.well_known

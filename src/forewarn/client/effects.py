@@ -44,7 +44,7 @@ class WatchInterrupted(Exception):
 
 
 def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
-    """Returns (does not raise) the error for a failed connection attempt, for `raise … from error`.
+    """Return (do not raise) the error for a failed connection attempt, for `raise … from error`.
 
     Its message names the endpoint and the system's reason, which `error` has.
     """
@@ -55,7 +55,7 @@ def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
 
 
 def incomplete_response_error(endpoint: Endpoint, error: Exception, *, may_be_stale: bool) -> IncompleteResponse:
-    """Returns (does not raise) the error for a response that broke off because of `error`.
+    """Return (do not raise) the error for a response that broke off because of `error`.
 
     It is a `StaleConnection` if `may_be_stale`, unless the request timed out. `may_be_stale` says that the connection
     was reused and nothing was received on it.
@@ -161,13 +161,13 @@ class FlowRunner(Generic[T]):
 def request_flow(
     endpoint: Endpoint, request: HttpRequest, timeout_s: float, *, connect_s: float = CONNECT_TIMEOUT_S
 ) -> Generator[Effect, Any, HttpResponse]:
-    """Flow: sends one request, and repeats it once if a kept connection turns out to be closed.
+    """Flow: send one request, and repeat it once if a kept connection turns out to be closed.
 
-    Returns a response of any status. `timeout_s` limits the wait until the response begins, and between two reads of
-    it; all of it may take up to BODY_TIMEOUT_S (120 s) longer. `connect_s` limits the connection attempt, or
-    `timeout_s` if that is shorter. The repetition is harmless: polls change nothing, and an approval may be
-    repeated (spec §5.2). Raises Unreachable if it cannot connect, IncompleteResponse if the response does not come
-    whole or in time.
+    Calling it only makes the generator of effects, which a client runs. It returns a response of any status.
+    `timeout_s` limits the wait until the response begins, and between two reads of it; all of it may take up to
+    BODY_TIMEOUT_S (120 s) longer. `connect_s` limits the connection attempt, or `timeout_s` if that is shorter. The
+    repetition is harmless: polls change nothing, and an approval may be repeated (spec §5.2). Raises Unreachable if it
+    cannot connect, IncompleteResponse if the response does not come whole or in time.
     """
     effect = SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s, connect_timeout_s=connect_s)
     try:

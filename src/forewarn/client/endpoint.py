@@ -25,7 +25,7 @@ class Endpoint:
 
 
 def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoint | None:
-    """Returns the explicit endpoint, else FOREWARN_ENDPOINT, else SCHEDULEDEVENTSIP; None if none is set.
+    """Return the explicit endpoint, else FOREWARN_ENDPOINT, else SCHEDULEDEVENTSIP; None if none is set.
 
     `environ` has the environment variables. An empty text counts as not set. Raises Rejected if the first that is set
     is not valid (`parse_endpoint`).
@@ -35,7 +35,7 @@ def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> End
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Parses a host, address or http:// URL, with or without a port (default 80); resolves no names.
+    """Parse a host, address or http:// URL, with or without a port (default 80); resolve no names.
 
     The host is returned in lower case. A path at or below /metadata, and a query, are ignored, so that URLs can be
     pasted. Raises Rejected for another path, another scheme such as https, a user name, port 0, or text that is no

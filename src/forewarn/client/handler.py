@@ -84,18 +84,18 @@ class Handler:
 
     @overload
     def gone(self, function: F, /) -> F:
-        """Decorator without parentheses: calls the function with the Gone of an event of any kind; returns it."""
+        """Decorator without parentheses: register a function for the Gone of events of any kind; returns it."""
 
     @overload
     def gone(self, *kinds: str) -> Callable[[F], F]:
-        """Decorator: calls the function with the Gone of an event of these kinds; no kinds means all."""
+        """Decorator: register a function to be called with the Gone of events of these kinds (none: all)."""
 
     def gone(self, *kinds: Any) -> Any:
-        """Decorator: calls the function when an event is gone; `change.outcome` says how it ended.
+        """Decorator: register a function to be called with the Gone of an event, once it is not listed.
 
-        Without parentheses or kinds it applies to all kinds, whose case is ignored. The Gone drops other functions of
-        the event that are not running. Raises Rejected for a kind that is not a text, and for a function that cannot be
-        called with one argument.
+        `change.outcome` says how the event ended. Without parentheses or kinds it applies to all kinds; letter case is
+        ignored. The Gone drops other functions of the event that are not running. Raises Rejected for a kind that is
+        not a text, and for a function that cannot be called with one argument. The function is returned unchanged.
         """
         if len(kinds) == 1 and callable(kinds[0]):
             return self._add_rule(_is_gone, (), False, kinds[0])

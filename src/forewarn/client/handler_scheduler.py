@@ -151,7 +151,7 @@ class HandlerScheduler:
                 yield ApproveEvent(task=due) if due.has_returned else CallHandlerFunction(task=due)
 
     def job_succeeded(self, job: HandlerJob, result: Any) -> None:
-        """Takes the result of a job: the VM's name for LearnVmName, else it is ignored.
+        """Take the result of a job: the VM's name for LearnVmName, else it is ignored.
 
         With the name, the changes that waited for it get their tasks, or are done if no function wants them. After a
         function whose rule wants it, the approval becomes due if the change is a Scheduled, unless the event is gone or
@@ -176,11 +176,11 @@ class HandlerScheduler:
             self._finish_task(task)
 
     def job_failed(self, job: HandlerJob, error: Exception) -> None:
-        """Takes the error of a job, logs it, and makes the job due again after the next delay in `retry_s`.
+        """Take the error of a job, log it, and make the job due again after the next delay in `retry_s`.
 
         There is no retry if a Gone of the event came after the task's change, or if an approval was Rejected: then the
-        task (the call of one function, with its approval) is over, and the last task of a change calls its `done()`,
-        as if it had succeeded. Raises the error, without logging it, if it is a Rejected of LearnVmName: the endpoint
+        task (the call of one function, with its approval) is over, and the last task of a change calls its `done()`, as
+        if it had succeeded. Raises the error, without logging it, if it is a Rejected of LearnVmName: the endpoint
         refuses to give this VM's name.
         """
         if isinstance(job, LearnVmName):

@@ -19,7 +19,7 @@ _STATUS_CODE = re.compile(r"[1-9][0-9]{2}")
 
 
 def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
-    """Encodes a request, head and body, as the bytes to send to the endpoint.
+    """Encode a request, head and body, as the bytes to send to the endpoint.
 
     Adds Host, Accept and User-Agent, and Content-Length for a POST or a body. Characters outside Latin-1 become "?";
     the values are not escaped.

@@ -124,11 +124,11 @@ def _answer_to_json(answer: RecordedResponse) -> dict[str, Any]:
 
 
 def decode_recording(raw: bytes, source: str) -> EndpointRecording:
-    """Decodes the bytes of a recording file; `source` names the file in messages.
+    """Decode the bytes of a recording file, `raw`; `source` names the file in messages.
 
     Ignores blank lines, and a last line that was cut off. Raises BadRecording, with line and remedy, for content that
     is no recording of RECORDING_FORMAT, lines after its end or not in order of time, and a recording without any
-    answer. `raw` is the content of the file. `end` of the result is None if the recording was cut off.
+    answer. `end` of the result is None if the recording was cut off.
     """
     lines = list(_parse_lines(raw, source))
     if not lines:

@@ -82,7 +82,7 @@ class PollStep:
 
 
 def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 0) -> HttpRequest:
-    """Builds the GET of the document in this api-version.
+    """Build the GET of the document in this api-version.
 
     `tag` is an ETag with its quotes, "" for none: with it the server answers 304 if the document is unchanged. With it
     and `hold_s` the server may hold its answer until the document changes, for at most `hold_s` seconds.
@@ -93,7 +93,7 @@ def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 
 
 
 def approval_request(ids: Iterable[str], *, version: str = NEWEST_VERSION) -> HttpRequest:
-    """Builds the POST that approves the events with these ids, in one body; it does not check them.
+    """Build the POST that approves the events with these ids, in one body; it does not check them.
 
     `version` is the api-version of the request.
     """
@@ -103,7 +103,7 @@ def approval_request(ids: Iterable[str], *, version: str = NEWEST_VERSION) -> Ht
 
 
 def name_request(*, version: str = _NAME_VERSION) -> HttpRequest:
-    """Builds the GET of this VM's name as text, as the `resources` of events spell it (spec §2.6).
+    """Build the GET of this VM's name as text, as the `resources` of events spell it (spec §2.6).
 
     `version` is one of NAME_VERSIONS: /metadata/instance has api-versions of its own.
     """
@@ -117,7 +117,7 @@ def _metadata_request(
 
 
 def parse_poll_answer(response: HttpResponse) -> PollAnswer:
-    """Parses the answer to a poll: a 200 with a document, or a 304.
+    """Parse the answer to a poll: a 200 with a document, or a 304.
 
     Raises Unavailable if a retry may help: TemporarilyUnavailable for a transient status, plain Unavailable for a body
     that is not a document. Raises NotFound for 404, and Rejected for any other status.
@@ -141,7 +141,7 @@ def _decode_document(response: HttpResponse) -> Received:
 
 
 def raise_for_status(response: HttpResponse) -> None:
-    """Raises the error that a status other than 200 means; returns None for 200.
+    """Raise the error that a status other than 200 means; return None for 200.
 
     TemporarilyUnavailable if the status is transient (`is_transient_status`), NotFound for 404, else Rejected, also for
     a 304 or a redirect. The last two errors contain the service's reason.

@@ -165,9 +165,10 @@ class ClientSession:
         return self.service_time.time_at(self.clock())
 
     def discover(self) -> Flow[Endpoint]:
-        """Flow: returns the endpoint; if it is not configured, discovers it once and keeps it in `endpoint`.
+        """Flow: return the endpoint; if it is not configured, discover it once and keep it in `endpoint`.
 
-        Raises Unreachable if none is found; the next call then searches again.
+        Raises Unreachable if none is found; the next call then searches again. Calling it only makes the generator of
+        effects, which a client runs.
         """
         if self.endpoint is None:
             self.endpoint = yield from discover_endpoint(self._discovery)
@@ -178,7 +179,8 @@ class ClientSession:
         """Flow: return the current document. Retries transient failures, but raises Unreachable at once.
 
         Raises Unavailable after MAX_TRIES (5) failures, for status 410 after pauses of GONE_TIMEOUT_S (80 s) in all;
-        NotFound or Rejected if a retry cannot help.
+        NotFound or Rejected if a retry cannot help. Calling it only makes the generator of effects, which a client
+        runs.
         """
         return (yield from self._with_retries(self._events_once))
 
@@ -186,27 +188,30 @@ class ClientSession:
         """Flow: return the events that list this VM, in the document's order; () if none does.
 
         Asks first for the VM's name, if it is not known; letter case of names does not matter. Retries transient
-        failures, then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot help.
+        failures, then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot help. Calling it
+        only makes the generator of effects, which a client runs.
         """
         name = yield from self.name()
         received = yield from self.events()
         return tuple(event for event in received.events if lists(event, name))
 
     def name(self) -> Flow[str]:
-        """Flow: returns this VM's name, as the `resources` of events spell it; asks only until it is known.
+        """Flow: return this VM's name, as the `resources` of events spell it; ask only until it is known.
 
         Retries transient failures, then raises Unavailable, also if the answer cannot be a VM's name; Unreachable at
-        once, NotFound or Rejected if a retry cannot help.
+        once, NotFound or Rejected if a retry cannot help. Calling it only makes the generator of effects, which a
+        client runs.
         """
         if self._name is None:
             self._name = yield from self._with_retries(self._name_once)
         return self._name
 
     def approve(self, events: Sequence[Event | str]) -> Flow[None]:
-        """Flow: approves these events or event ids, in one request: all or, if it is refused, none.
+        """Flow: approve these events or event ids, in one request: all or, if it is refused, none.
 
         Retries transient failures, then raises Unavailable; Unreachable at once, NotFound or Rejected if a retry cannot
-        help. Raises Rejected also if there is no id, or an empty one.
+        help. Raises Rejected also if there is no id, or an empty one. Calling it only makes the generator of effects,
+        which a client runs.
         """
         ids = [event if isinstance(event, str) else event.id for event in events]
         if not all(ids) or not ids:
@@ -214,12 +219,13 @@ class ClientSession:
         yield from self._with_retries(partial(self._approve_once, ids))
 
     def poll(self, state: PollState, *, hold_s: int, confirm_time: bool = False) -> Flow[PollAnswer]:
-        """Flow: polls once and returns the answer; retries only with an older version, if that is negotiated.
+        """Flow: poll once and return the answer; retry only with an older version, if that is negotiated.
 
         Sends the ETag of `state`, if any; only then may the service hold the answer, for up to `hold_s` seconds. May
         run the discovery first. Updates the estimate of the service's time, `answered_at` and `held_s`. If the answer's
         Date does not fit the estimate, further requests confirm or reject it; with `confirm_time`, they also confirm
-        the first Date. Raises Unavailable if a retry may help, else Rejected or NotFound.
+        the first Date. Raises Unavailable if a retry may help, else Rejected or NotFound. Calling it only makes the
+        generator of effects, which a client runs.
         """
         yield from self.discover()
         asks_to_hold, asked_at = bool(state.condition and hold_s), self.clock()

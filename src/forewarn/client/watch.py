@@ -154,10 +154,11 @@ class WatchOptions:
 
 
 def documents_flow(session: ClientSession) -> Flow[None]:
-    """Flow: yields the current document (`Received`), then each one that differs from the last, for ever.
+    """Flow: yield the current document (`Received`), then each one that differs from the last, for ever.
 
     Long-polls if the service supports that. Retries Unavailable without end, and logs the third failure in a row.
-    Raises NotFound and Rejected.
+    Raises NotFound and Rejected. Calling it only makes the generator of effects, which a client runs; documents are
+    YieldItem effects.
     """
     state = PollState()
     while True:
@@ -169,12 +170,13 @@ def documents_flow(session: ClientSession) -> Flow[None]:
 
 
 def changes_flow(session: ClientSession, path: Path | None, options: WatchOptions) -> Flow[None]:
-    """Flow: yields each change at least once, for ever; `path` is the cursor file, None keeps no file.
+    """Flow: yield each change at least once, for ever; `path` is the cursor file, None keeps no file.
 
     Changes are written to the file before they are yielded. It first yields the unhandled changes of the file, once a
     poll has succeeded; with `options.max_poll_s` it also yields None after each poll. Retries Unavailable without end,
     and logs the third failure in a row. Raises NotFound and Rejected, the latter also if the file cannot be read, or
-    written at the start.
+    written at the start. Calling it only makes the generator of effects, which a client runs; changes are YieldItem
+    effects.
     """
     boot_id = yield CallFunction(function=session.boot_id)
     store = _CursorStore(path, (yield from _load_or_create_cursor(path)))
