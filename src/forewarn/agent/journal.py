@@ -80,7 +80,7 @@ class JournalLock:
             ) from error
 
     def release(self) -> None:
-        """Releases the lock, and leaves its file; call it once."""
+        """Release the lock, and leave its file; call it once."""
         os.close(self._fd)
 
 
@@ -219,7 +219,7 @@ class JournalDamaged(Rejected):
 
 
 def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:
-    """Returns the error to raise for an error while the journal at `path` was read or opened.
+    """Return the error to raise for an error while the journal at `path` was read or opened.
 
     It is JournalDamaged, whose message names the repair command, with `config_file` (the agent's) if given; for an
     operational error that is not about the content (disk, permissions, lock) a plain Rejected: it cannot be opened.

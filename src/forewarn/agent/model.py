@@ -72,9 +72,9 @@ class ApprovalPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalCheckConfig:
-    """A command or webhook that must answer yes before the agent approves an event (its key is `gate`).
+    """A command or webhook that must answer yes before the agent approves an event.
 
-    `runner.run_approval_check` runs it. The times are seconds.
+    It is the key `gate` of a rule; `runner.run_approval_check` runs it. The times are seconds.
     """
 
     command: tuple[str, ...] = ()  # exit status 0 is yes, 1 is no; either this or `url`

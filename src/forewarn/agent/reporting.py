@@ -77,31 +77,31 @@ class NullObserver:
     """An `AgentObserver` that ignores everything; the agent uses it if it is given no other."""
 
     def poll_answered(self, lag_s: float) -> None:
-        """Does nothing; `lag_s` is how late the answer was, in seconds."""
+        """Do nothing; `lag_s` is how late the answer was, in seconds."""
 
     def poll_failed(self, reason: str) -> None:
-        """Does nothing; `reason` says why, for people."""
+        """Do nothing; `reason` says why the poll failed, for people."""
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """Does nothing."""
+        """Do nothing; `notice_s` is the seconds of notice left, None if there are none or they are unknown."""
 
     def notice_missed(self, event: Event) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Does nothing; `notice_s` is the notice that the event gave, in seconds."""
+        """Do nothing; `notice_s` is the notice that the event gave, in seconds."""
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Does nothing; `took_s` is how long the step took, in seconds."""
+        """Do nothing; `took_s` is how long the step took, in seconds."""
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def event_approved(self, event: Event) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """Does nothing; `outcome` says how the event ended."""
+        """Do nothing; `outcome` says how the event ended."""
 
 
 class _ErrorLoggingObserver:

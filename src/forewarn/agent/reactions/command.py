@@ -31,14 +31,15 @@ class CommandReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Runs the configured command `run`; success if it exits with 0 in the step's time, else a failure.
+        """Run the configured command `run`; success if it exits with 0 in the step's time, else a failure.
 
-        It gets the event on stdin as JSON and in its environment; its output goes to do.log in the step's folder.
+        It gets the event on stdin as JSON and in its environment; its output goes to do.log in the step's folder. It is
+        ended when the step's time is over.
         """
         return await child_process.run_command(self._options.run, context)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Runs the configured command `undo`; success if it exits with 0, or at once if there is none.
+        """Run the configured command `undo`; success if it exits with 0, or at once if there is none.
 
         It gets the event on stdin as JSON and in its environment; its output goes to undo.log in the step's folder. A
         failure also if it cannot be run, or does not end in the step's time.
@@ -48,9 +49,10 @@ class CommandReaction:
         return await child_process.run_command(self._options.undo, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Runs the configured command `check`; True if it exits with 0, False with another status.
+        """Run the configured command `check`; return True if it exits with 0, False with another status.
 
-        None if there is none, or it cannot be run or does not end in the step's time.
+        None if there is none, or it cannot be run or does not end in the step's time. It gets the event on stdin as
+        JSON and in its environment; its output goes to check.log in the step's folder.
         """
         return await run_check_command(self._options.check, context)
 

@@ -40,8 +40,9 @@ class LogReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Append the event to the configured file, synced to disk; without a file, to the systemd journal.
 
-        In the file it is a line of JSON: the `event_facts` with `at` (real time, ISO 8601) and `message`. The outcome
-        is a failure if that place cannot be written to; the other one is not tried.
+        In the file it is a line of JSON: the `event_facts` with `at` (real time, ISO 8601) and `message`. In the
+        systemd journal it is an entry with a sentence and fields FOREWARN_*. The outcome is a failure if that place
+        cannot be written to; the other one is not tried.
         """
         target_path = self._options.file or self._options.journal
         try:
@@ -62,7 +63,7 @@ class LogReaction:
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Always None: it cannot tell whether the line was written."""
+        """Return None always: it cannot tell whether the line was written."""
         return None
 
 

@@ -218,7 +218,7 @@ class MailReaction:
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Always None: it cannot tell whether the mail was sent."""
+        """Return None always: it cannot tell whether the mail was sent."""
         return None
 
 

@@ -100,7 +100,10 @@ class ReadinessReaction:
         return StepOutcome(ok=True, text="ready")
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return whether the file exists, or none is configured, and the ports are unused; never None."""
+        """Return whether the VM is marked as not ready, and the ports have no connections; never None.
+
+        It is marked if the file exists, or if none is configured.
+        """
         is_marked = self._options.file is None or self._options.file.exists()
         return is_marked and await self._is_idle()
 

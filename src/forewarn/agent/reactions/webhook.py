@@ -66,7 +66,7 @@ class WebhookReaction:
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Always None: it cannot tell whether the message was received."""
+        """Return None always: it cannot tell whether the message was received."""
         return None
 
     def _http_call(self, context: StepContext) -> HttpCall:
