@@ -47,8 +47,9 @@ def peer_refusal(peer: PeerCredentials, owner_uid: int) -> str:
 def bind_unix_socket(path: Path) -> socket.socket:
     """Return a stream socket bound to this path with mode 0600, not listening yet. The caller closes it.
 
-    Removes a socket file that refuses connections, because no process listens on it. Raises Rejected if the path is too
-    long or cannot be bound, and Refused if it is a file of another kind, or a process listens on it or may do so.
+    Removes a socket file that refuses connections, because no process listens on it. Changes the umask of the process
+    while it binds. Raises Rejected if the path is too long or cannot be bound, and Refused if it is a file of another
+    kind, or a process listens on it or may do so.
     """
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise Rejected(
