@@ -133,8 +133,8 @@ class LiveStage:
     async def withdraw(self, event: StageEvent) -> None:
         """Withdraw an event that has not started; it disappears from documents.
 
-        If the event has started or is over, this is no error: the event goes on, and the timeline gets a disturbance
-        that says so.
+        If the event has started or is over, nothing changes and nothing is raised; the timeline gets a disturbance that
+        says that it had started.
         """
         try:
             await self._service.control.requests.withdraw(event.id, who=TEST_ACTOR)

@@ -390,7 +390,10 @@ class Lab:
 
     @property
     def story(self) -> str:
-        """The lab's report as text: the history, then the explanations of the ten newest events, oldest first."""
+        """The lab's report as text: the history, then the explanations of the ten newest events, oldest first.
+
+        Also of a closed lab. A test that fails inside of the `with` block shows it.
+        """
         return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
