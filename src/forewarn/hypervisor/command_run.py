@@ -191,7 +191,7 @@ async def _wait_until_unlocked(output: Path, *, within_s: float) -> bool:
 
 
 class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The journal's entry about the latest run of the command of one act."""
+    """The journal's entry about the latest run of the operator's command for one act."""
 
     act_id: str  # of the act, or `ACT/STEP` for a step of a move
     begun_at: float  # lab time

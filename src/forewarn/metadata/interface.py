@@ -54,7 +54,10 @@ class ResetConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedScope:
-    """Everything that the VMs of one scope may see, as of one commit; made by the publisher."""
+    """Everything that the VMs of one scope may see, as of one commit; made by the publisher.
+
+    A scope is a set of VMs that share one document. After a change, another PublishedScope replaces this one.
+    """
 
     scope_id: str  # of the scope in the store
     enabled: bool  # False: the first request calls `MetadataBackend.enable`

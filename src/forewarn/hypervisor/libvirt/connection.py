@@ -35,7 +35,10 @@ T = TypeVar("T")
 
 
 class LibvirtHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to reach the libvirt of one host. In the settings: `[libvirt.hosts.NAME]`."""
+    """How to reach the libvirt of one host, and how to fence it. In the settings: `[libvirt.hosts.NAME]`.
+
+    NAME is the fleet's name of the host.
+    """
 
     uri: str  # of its libvirt, as the service reaches it, such as qemu+ssh://kvm-a/system
     peer_uri: str = ""  # of its libvirt, as other hosts reach it: they then migrate without the service; "": through it
@@ -46,7 +49,7 @@ class LibvirtHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[libvirt]` of the settings."""
+    """The table `[libvirt]` of the settings: the hosts whose VMs libvirt runs."""
 
     hosts: dict[str, LibvirtHost] = {}  # by the fleet's name of the host
     lock_directories: tuple[str, ...] = ()  # must be empty: `check_libvirt` refuses others

@@ -124,7 +124,10 @@ class LiveMigrations:
             raise HostUnreachable(f"host {source.name} has not stopped sending VM {vm!r}") from error
 
     async def close(self) -> None:
-        """Stop waiting for migrations; those that the hosts run themselves continue."""
+        """Stop waiting for migrations, without aborting them.
+
+        Those that the hosts run themselves continue; one that this process controls lasts no longer than the process.
+        """
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -48,7 +48,7 @@ OnClose = Callable[[], None]  # the daemon ended the connection; called in libvi
 
 
 class FoundDomain(msgspec.Struct, frozen=True, kw_only=True):
-    """A domain as a host lists it."""
+    """A domain as a host lists it; `LibvirtSession.domains` returns it."""
 
     name: str  # of the domain
     is_active: bool  # it has a process, running or paused

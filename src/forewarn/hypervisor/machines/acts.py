@@ -433,7 +433,7 @@ class MachineHypervisor:
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts that did not answer when their capacity was last looked at."""
+        """Names of the hosts that did not answer, or refused, when their capacity was last looked at."""
         return self._capacity.silent_hosts
 
     async def watch_capacity(self) -> None:

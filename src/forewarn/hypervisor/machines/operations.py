@@ -110,7 +110,7 @@ class HostFencer:
         return is_fenced
 
     async def close(self) -> None:
-        """Cancel fence commands that still run, and wait until they have ended."""
+        """Cancel fence commands that still run, which kills them, and wait until they have ended."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

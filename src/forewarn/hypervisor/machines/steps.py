@@ -114,7 +114,10 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stays_off(self) -> bool:
-        """Whether a move leaves the VM off: its user stopped it, or it was off before its live migration."""
+        """Whether a move leaves the VM off: its user stopped it, or it was off before its live migration.
+
+        A VM that stopped while it was being sent is booted all the same.
+        """
         was_off = self.is_live and self.release is Release.STOPPED and self.entry(Step.SEND) is None
         return self.is_stopped or was_off
 

@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024  # the hello of a supervisor may list many act
 
 
 class KnownOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of an act, from the supervisor's journal; part of its hello."""
+    """The outcome of an act that is over, from the supervisor's journal; part of its hello message."""
 
     ok: bool  # whether the act succeeded
     note: str = ""  # for people, in the history
@@ -53,7 +53,7 @@ class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message that the program inside the VM ended by itself, not by an act."""
+    """The supervisor's message that the program inside the VM ended by itself, not by an act."""
 
     code: int | None = None  # its exit code; None: a signal ended it
     signal: int | str | None = None  # the number or name of that signal; None: it exited
@@ -88,7 +88,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_message(line: bytes) -> SupervisorMessage:
-    """Decode one line (JSON, with or without newline) from a supervisor. Rejected if it is no message."""
+    """Decode one line (JSON, with or without newline) from a supervisor, and return the message.
+
+    Raises Rejected if the line is not JSON of a message, or has none of hello, listener, exited and act.
+    """
     try:
         message = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -99,7 +102,7 @@ def decode_message(line: bytes) -> SupervisorMessage:
 
 
 def encode_message(message: dict[str, Any]) -> bytes:
-    """Encode a message to a supervisor as one line of JSON, with the newline."""
+    """Return a message to a supervisor as one line of JSON, with the newline; sends nothing."""
     return _encode(message) + b"\n"
 
 

@@ -30,7 +30,10 @@ _POLL_INTERVAL_S = 0.1
 
 
 class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor of a VM (the process that holds it), as it was last seen; stored in a file."""
+    """The supervisor of a VM (the process that holds it), as it was last seen; stored in a file.
+
+    A restarted service reads it to know which supervisors to expect.
+    """
 
     vm: str  # the VM's key
     pid: int = 0  # of the supervisor

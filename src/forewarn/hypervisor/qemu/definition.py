@@ -29,7 +29,10 @@ _MAX_SOCKET_PATH = 107  # bytes; the limit of Linux
 
 
 class QemuHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One host in the settings: `[qemu.hosts.NAME]`. NAME is the fleet's name of the host."""
+    """One host that runs VMs with plain QEMU, on this machine. In the settings: `[qemu.hosts.NAME]`.
+
+    NAME is the fleet's name of the host.
+    """
 
     directory: str  # absolute: definitions, sockets, process ids, logs and marks of its VMs
     prefix: tuple[str, ...] = ()  # put before QEMU's command, such as `ip netns exec host-1`

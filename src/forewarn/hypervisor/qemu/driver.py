@@ -95,7 +95,7 @@ class QemuDriver:
         return tuple(self._hosts)
 
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
-        """Return all VMs defined on the host, by name: asks each QEMU. HostUnreachable without its directory."""
+        """Return the state of each VM defined on the host, by name. HostUnreachable without its directory."""
         directory = Path(self._host(host).directory)
         if not directory.is_dir():
             raise HostUnreachable(f"directory {str(directory)!r} of host {host!r} does not exist")
@@ -123,7 +123,7 @@ class QemuDriver:
             return await self._state(self._instance(host, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
-        """Return the error that has halted the VM, with the disk that it is about; "" if none has."""
+        """Return for people why the VM is halted, with the disks that fail; "" if it is not halted, or off."""
         async with self._lock(host, vm):
             try:
                 return await self._processes.ask(self._instance(host, vm), stop_reason)
@@ -146,7 +146,7 @@ class QemuDriver:
                 await monitor.execute("stop")
 
     async def resume(self, host: str, vm: str) -> None:
-        """Let a paused, halted or received VM continue; nothing if it runs. Refused otherwise, or migrating."""
+        """Continue a paused, halted or received VM; nothing if it runs. Refused otherwise and while migrating."""
         async with self._running(host, vm, "resumed") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.RUNNING:
@@ -242,7 +242,7 @@ class QemuDriver:
             await asyncio.to_thread(sync_directory, instance.directory)
 
     async def reimage(self, host: str, vm: str) -> None:
-        """Copy the image of the definition over its first disk. Refused if it has none, or the VM is not off."""
+        """Copy the definition's image over the VM's first disk. Refused if it names none or the VM is not off."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             if (state := await self._state(instance)) is not MachineState.OFF:
@@ -320,7 +320,7 @@ class QemuDriver:
         await self.send_to(host, vm, to_host, "")
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
-        """Begin the migration to the URI, unless begun; "": to `to_host`, Refused if that does not receive."""
+        """Begin a live migration to URI `address`, unless begun; "": to `to_host`, Refused unless it receives."""
         async with self._running(host, vm, "migrated") as (instance, monitor):
             find_address = partial(self.receive_address, to_host, vm)
             await begin_to_send(monitor, instance, address=address, find_address=find_address)
@@ -356,7 +356,7 @@ class QemuDriver:
                 return
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
-        """Return the mark from its file; None without one, or without the VM. Refused if it cannot be read."""
+        """Return the mark (the act last begun) from its file; None without one. Refused if it is unreadable."""
         instance = self._instance(host, vm)
         if not instance.is_defined():
             return None
@@ -368,7 +368,7 @@ class QemuDriver:
             raise Refused(f"mark {str(instance.mark_file)!r} cannot be read ({error}): delete the file") from error
 
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
-        """Write the mark's file durably. Refused if the VM does not exist on this host."""
+        """Write the mark (an act and its step) durably to its file. Refused if the VM is not defined there."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             require_defined(instance)
