@@ -136,9 +136,9 @@ class ExternalIssuer:
 
     Tokens must name `issuer_url` (the attribute `url`) as their issuer and one of `audiences`. The keys are fetched
     with `client` when a token needs them: from `jwks_url`, or if that is "" from the address in the issuer's
-    configuration. They are fetched again after an hour and for a token with an unknown key, at most every 30 s; while
-    the issuer is unreachable the old ones stay in use. The constructor fetches nothing, and raises Rejected if there is
-    no audience, or if a URL is neither https nor on loopback.
+    configuration. They are fetched again after an hour and for a token with an unknown key, but not within 30 s of the
+    last attempt (5 s while none is known); while the issuer is unreachable the old ones stay in use. The constructor
+    fetches nothing, and raises Rejected if there is no audience, or if a URL is neither https nor on loopback.
     """
 
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "", *, client: HttpClient) -> None:

@@ -68,8 +68,8 @@ def show_order(call: Invocation) -> None:
     """Show the standing order, its progress, and which hosts are late.
 
     \f
-    Prints a table of up to 20 hosts, those that are late or due first; a sentence if there is no order. With --json the
-    view of the API, with up to 1,000 hosts.
+    Prints a table of up to 20 hosts, in the order in which they become late; a sentence if there is no order. With
+    --json the view of the API, with up to 1,000 hosts.
     """
     _print_order(call, call.api.get("rollouts", "standing-order"))
 

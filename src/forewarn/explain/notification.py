@@ -125,7 +125,7 @@ def is_subscribed(webhook: WebhookSubscription, notification: EventNotification,
 
 
 class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to a webhook, before it is rendered in one of the two schemas.
+    """A message to a webhook, before `render_message` puts it in the schema Event Grid or CloudEvents.
 
     About an event (`notification_message`), a rollout (`rollout_message`), or to test or validate the receiver
     (`webhooks.verification`).
