@@ -17,7 +17,11 @@ from forewarn.errors import Rejected
 
 @click.group()
 def client() -> None:
-    """Manage the clients: programs that sign in with their own secret."""
+    """Manage the clients: programs that sign in with their own secret.
+
+    \f
+    A group, which does nothing itself: its commands are `add`, `renew` and `remove`.
+    """
 
 
 def _secret_file_option(function: CommandFunction) -> CommandFunction:
@@ -125,7 +129,11 @@ _NEEDS_ONE_OVER = (
 
 @click.group()
 def access() -> None:
-    """Show and change who may do what."""
+    """Show and change who may do what.
+
+    \f
+    A group, which does nothing itself: its commands are `show`, `grant`, `revoke` and the group `client`.
+    """
 
 
 access.add_command(client)

@@ -17,7 +17,11 @@ _MAX_ROWS = 20  # groups of one budget in a table
 
 @click.group()
 def budget() -> None:
-    """Limit how many VMs may be out of service at once."""
+    """Limit how many VMs may be out of service at once.
+
+    \f
+    A group, which does nothing itself: its commands are `set`, `list` and `remove`.
+    """
 
 
 @budget.command("set")

@@ -16,7 +16,11 @@ _ADVANCE_TIMEOUT_S = 3600.0
 
 @click.group()
 def clock() -> None:
-    """Show the service's clock, or change a lab's."""
+    """Show the service's clock, or change a lab's.
+
+    \f
+    A group, which does nothing itself: its commands are `show`, `advance` and `speed`.
+    """
 
 
 @clock.command()

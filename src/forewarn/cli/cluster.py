@@ -16,6 +16,9 @@ def cluster() -> None:
 
     \b
     forewarn cluster init /etc/forewarn/secrets
+
+    \f
+    A group, which does nothing itself: its commands are `init` and `add-host`.
     """
 
 

@@ -19,7 +19,11 @@ _NUMERIC_PARAMETERS = frozenset({"events"})  # parameters that are numbers; all 
 
 @click.group()
 def fault() -> None:
-    """Inject faults that clients must handle, and clear them."""
+    """Inject faults that clients must handle, and clear them.
+
+    \f
+    A group, which does nothing itself: its commands are `list`, `set`, `clear` and `storm`.
+    """
 
 
 @fault.command("list")

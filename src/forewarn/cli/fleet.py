@@ -23,7 +23,12 @@ _DIFF_STYLES = {"+": "green", "-": "red", "~": "yellow"}
 
 @click.group()
 def fleet() -> None:
-    """Show and change the fleet."""
+    """Show and change the fleet.
+
+    \f
+    A group, which does nothing itself: its commands are `show`, `add`, `remove`, `add-host`, `remove-host`, `check`,
+    `apply` and the group `import`.
+    """
 
 
 fleet.add_command(import_fleet)

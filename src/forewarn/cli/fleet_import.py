@@ -23,7 +23,11 @@ _DEFAULT_FILE = "fleet.toml"
 
 @click.group("import")
 def import_fleet() -> None:
-    """Write a fleet file from the hosts and VMs of a platform."""
+    """Write a fleet file from the hosts and VMs of a platform.
+
+    \f
+    A group, which does nothing itself: its commands are `libvirt`, the only platform so far.
+    """
 
 
 @import_fleet.command("libvirt")

@@ -39,7 +39,11 @@ def endpoint_option(function: CommandFunction) -> CommandFunction:
 
 @click.group()
 def guest() -> None:
-    """Show and approve a VM's events, from inside it."""
+    """Show and approve a VM's events, from inside it.
+
+    \f
+    A group, which does nothing itself: its commands are `events`, `watch` and `approve`.
+    """
 
 
 @guest.command()

@@ -23,7 +23,11 @@ _STOP_TIMEOUT_S = 60.0
 
 @click.group()
 def lab() -> None:
-    """Run a lab with real VMs on this machine."""
+    """Run a lab with real VMs on this machine.
+
+    \f
+    A group, which does nothing itself: its commands are `vms` and `down`.
+    """
 
 
 @lab.command()

@@ -30,7 +30,11 @@ _STATE_OPTION = click.option(
 
 @click.group()
 def network() -> None:
-    """Give the VMs of this host 169.254.169.254."""
+    """Give the VMs of this host 169.254.169.254.
+
+    \f
+    A group, which does nothing itself: its commands are `plan`, `apply`, `check` and `remove`.
+    """
 
 
 def _source_options(function: CommandFunction) -> CommandFunction:

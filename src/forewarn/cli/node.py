@@ -17,7 +17,12 @@ from forewarn.log_rate_limit import limit_repeated_messages
 
 @click.group()
 def node() -> None:
-    """Nodes of a cluster: control nodes, and one node per hypervisor host."""
+    """Nodes of a cluster: control nodes, and one node per hypervisor host.
+
+    \f
+    A group, which does nothing itself: its commands are `list`, `show` and `resign` for control nodes, and `run` for
+    the node of a host.
+    """
 
 
 for command in (list_nodes, show_node, resign_node):

@@ -33,7 +33,12 @@ _PAUSED_BUT_SCHEDULED = (
 
 @click.group()
 def rollout() -> None:
-    """Roll maintenance out over hosts, scopes or VMs."""
+    """Roll maintenance out over hosts, scopes or VMs.
+
+    \f
+    A group, which does nothing itself: its commands are `start`, `plan`, `list`, `show`, `pause`, `resume`, `abort`,
+    `hold`, `lift-hold`, `checks`, `check`, and the group `standing`.
+    """
 
 
 rollout.add_command(standing_order)

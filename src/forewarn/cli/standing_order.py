@@ -17,7 +17,11 @@ _MAX_ROWS = 20
 
 @click.group("standing")
 def standing_order() -> None:
-    """Visit every host within an interval, again and again."""
+    """Visit every host within an interval, again and again.
+
+    \f
+    A group, which does nothing itself: its commands are `set`, `show` and `remove`.
+    """
 
 
 @standing_order.command("set")

@@ -28,6 +28,9 @@ def store() -> None:
 
     \b
     forewarn store check postgresql://forewarn@db1,db2/forewarn
+
+    \f
+    A group, which does nothing itself: its commands are `migrate`, `copy`, `check` and `renew`.
     """
 
 

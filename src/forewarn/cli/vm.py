@@ -17,7 +17,11 @@ from forewarn.namespace_vm.vm_spec import NetworkMode
 
 @click.group()
 def vm() -> None:
-    """Run programs inside VMs."""
+    """Run programs inside VMs.
+
+    \f
+    A group, which does nothing itself: its commands are `run`, `shell`, `list` and `console`.
+    """
 
 
 def _vm_options(function: CommandFunction) -> CommandFunction:

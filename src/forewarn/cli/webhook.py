@@ -24,7 +24,11 @@ id_argument = click.argument("webhook_id", metavar="WEBHOOK", shell_complete=web
 
 @click.group()
 def webhook() -> None:
-    """Notify other programs of what happens to events and rollouts."""
+    """Notify other programs of what happens to events and rollouts.
+
+    \f
+    A group, which does nothing itself: its commands are `add`, `list`, `remove` and `test`.
+    """
 
 
 @webhook.command("add")
