@@ -26,7 +26,7 @@ _UNKNOWN_CLIENT_HASH = hash_secret(new_secret())  # compared for an unknown clie
 
 
 class AuthenticationRequired(Unauthenticated):
-    """The caller is not authenticated; the response is a 401.
+    """Raised if a request's caller is not authenticated; the response is a 401.
 
     `challenge` is the value for its WWW-Authenticate header. `message` is a sentence for people.
     """
@@ -50,7 +50,7 @@ class BearerAuthenticator:
         self._real_time = real_time
 
     async def authenticate(self, request: Request) -> Principal:
-        """The principal of the request's bearer token, with its current name and grants.
+        """Verify the request's bearer token, and return its principal with the current name and grants.
 
         Raises AuthenticationRequired if the token is missing, invalid or expired, its owner was removed, or its client
         has another secret now, and Unavailable if the keys of an external issuer were never fetched.
@@ -68,11 +68,11 @@ class BearerAuthenticator:
 
 
 def principal_for_claims(claims: Claims, store: Store) -> Principal:
-    """The principal of verified claims, with its current name and the grants of all its ids.
+    """Return the principal that verified claims of a token name, with its current name and grants.
 
-    The name is `client ID`, `VM NAME`, or `NAME (oidc)` for a user of an external issuer. Does not check when the
-    claims expire. Raises Unauthenticated if the client or VM was removed or replaced since, or the client has another
-    secret now.
+    The grants are those of all ids in the claims, read from the store now. The name is `client ID`, `VM NAME`, or `NAME
+    (oidc)` for a user of an external issuer. Does not check when the claims expire. Raises Unauthenticated if the
+    client or VM was removed or replaced since, or the client has another secret now.
     """
     name = _display_name(claims, store)
     grants = tuple(grant for principal_id in claims.ids for grant in store.grants(to=principal_id))
@@ -117,9 +117,10 @@ def _bearer_token(request: Request) -> str:
 
 
 def verify_client_secret(client_id: str, secret: str, store: Store) -> RegisteredClient:
-    """Returns the registered client with this id, in any case, if `secret` is its secret; logs a failure.
+    """Return the registered client with this id, ignoring letter case, if `secret` is its secret.
 
-    Raises Unauthenticated with the same message, after the same time, for an unknown id and for a wrong secret.
+    Raises Unauthenticated with the same message, after the same time, for an unknown id and for a wrong secret; both
+    are logged.
     """
     client = store.client(client_id.casefold())
     expected_hash = client.secret_hash if client is not None else _UNKNOWN_CLIENT_HASH

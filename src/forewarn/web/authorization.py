@@ -24,7 +24,8 @@ class VisibleDirectory:
     """The fleet directory as one caller, `principal`, sees it: without the VMs that they may not read.
 
     `unfiltered` is the whole directory; `sees_everything` is true for a caller with the right to read `/`. Methods that
-    find or list VMs behave as those of FleetDirectory, unless they say otherwise.
+    find or list VMs behave as those of FleetDirectory, unless they say otherwise. It is for one request, because it
+    keeps the grants that the caller had when it was made.
     """
 
     def __init__(self, directory: FleetDirectory, principal: Principal) -> None:
@@ -34,40 +35,41 @@ class VisibleDirectory:
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """The caller's grants, () if there are none; callers with equal grants see the same directory."""
+        """The caller's grants; () if there are none. Callers with equal grants see the same directory."""
         return self._principal.grants
 
     def can_see(self, vm: Vm) -> bool:
-        """Whether the caller may read the VM, present or removed."""
+        """Return whether the caller may read this VM, which may be a removed one."""
         return self.can_read(vm_resource_id(vm))
 
     def can_read(self, resource: str) -> bool:
-        """Whether the caller may read the resource id (in any case), and so everything below it.
+        """Return whether the caller may read the resource with this Azure id, and so everything below it.
 
-        It need not exist.
+        Letter case is ignored. The resource need not exist.
         """
         return self.sees_everything or self._principal.may(Right.READ, resource)
 
     def find(self, name: str) -> Vm:
-        """The visible present VM with this name, `group/name` or key, in any case.
+        """Return the visible, present VM with this name, `group/name` or key, ignoring letter case.
 
-        Raises NotFound, also for a removed or invisible VM, or Refused if several visible VMs match.
+        Present means not removed. Raises NotFound, also for a removed VM and one that the caller may not read, or
+        Refused if several visible VMs match.
         """
         return self.unfiltered.find(name, self.can_see)
 
     def find_any(self, name: str) -> Vm:
-        """The visible VM with this name, `group/name` or key, in any case, present or removed.
+        """Return the visible VM with this name, `group/name` or key, ignoring letter case; it may be removed.
 
-        A removed one is found only if no present one matches. Raises NotFound, also for an invisible VM, or Refused if
-        several visible VMs match.
+        A removed VM is found only if no present one matches. Raises NotFound, also for a VM that the caller may not
+        read, or Refused if several visible VMs match.
         """
         return self.unfiltered.find_any(name, self.can_see)
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
-        """The visible present VMs of a subscription, group or set, in natural order of their keys.
+        """Return the visible, present VMs of a subscription, group or set, in natural order of their keys.
 
-        `resource` is its Azure resource id, in any case. Empty for an unknown resource. Do not change the list: it may
-        be a cache.
+        `resource` is its Azure resource id, ignoring letter case. Empty for an unknown resource. Do not change the
+        list: it may be a cache.
         """
         vms = self.unfiltered.vms_within(resource)
         # An availability set contains VMs whose ids are not below its own: the right to read the set is not enough.
@@ -76,15 +78,15 @@ class VisibleDirectory:
         return [vm for vm in vms if self.can_read(vm.resource)]
 
     def sets_within(self, resource: str) -> list[str]:
-        """Ids of the readable scale and availability sets of a subscription or group, in natural order.
+        """Return the ids of the readable scale and availability sets of a subscription or group.
 
-        A readable VM does not make its set readable. `resource` is an Azure resource id, in any case; empty for an
-        unknown one.
+        Readable by the caller, that is; in natural order. A readable VM does not make its set readable. `resource` is
+        an Azure resource id, ignoring letter case; empty for an unknown one.
         """
         return [set_id for set_id in self.unfiltered.sets_within(resource) if self.can_read(set_id)]
 
     def groups(self) -> list[str]:
-        """The Azure ids of the resource groups that contain anything the caller may read, in natural order.
+        """Return the Azure ids of the resource groups with anything the caller may read, in natural order.
 
         Only groups with a present VM exist. Empty if the caller may read nothing.
         """
@@ -95,22 +97,22 @@ class VisibleDirectory:
         ]
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """Subscription id and name of the resource group with the most present VMs, visible or not.
+        """Return subscription id and name of the resource group with the most present VMs, visible or not.
 
         None if the fleet has no present VM.
         """
         return self.unfiltered.most_common_group()
 
     def subscriptions(self) -> set[str]:
-        """The subscription ids of all present VMs, visible or not, as the VMs spell them, in a new set."""
+        """Return the subscription ids of all present VMs, visible or not, as the VMs spell them, in a new set."""
         return self.unfiltered.subscriptions()
 
 
 class Visibility:
-    """What one caller, `principal`, may see. Make one for each request: it caches some answers.
+    """Decides which VMs, scopes, hosts, requests and history entries one caller, `principal`, may see.
 
-    They are those about scopes and requests. `sees_everything` is true for a caller with the right to read `/`, who
-    causes no reads of the store. `directory` is the whole directory.
+    Make one for each request: it caches the answers about scopes and requests. `sees_everything` is true for a caller
+    with the right to read `/`, for whom the store is not read. `directory` is the whole directory.
     """
 
     def __init__(self, store: Store, directory: FleetDirectory, principal: Principal) -> None:
@@ -122,13 +124,14 @@ class Visibility:
         self._requests: dict[str, bool] = {}
 
     def can_see_vm(self, vm: Vm) -> bool:
-        """Whether the caller may read the VM, present or removed. Reads no store and caches nothing."""
+        """Return whether the caller may read this VM, which may be a removed one. Reads no store."""
         return self.sees_everything or self._principal.may(Right.READ, vm_resource_id(vm))
 
     def can_see_scope(self, scope_id: str) -> bool:
-        """Whether the caller may read any VM of the scope, present or removed; no for a scope without VMs.
+        """Return whether the caller may see this scope: may read any VM of it, present or removed.
 
-        Each VM is shown all events of its scope (spec §7.2). A caller who sees everything may see any scope id.
+        One VM is enough, because each VM is shown all events of its scope (spec §7.2). False for a scope without VMs;
+        but True for any id if the caller sees everything.
         """
         if self.sees_everything:
             return True
@@ -137,18 +140,18 @@ class Visibility:
         return self._scopes[scope_id]
 
     def can_see_host(self, name: str) -> bool:
-        """Whether the caller may read any VM that is on the host now, or everything.
+        """Return whether the caller may see this host: may read any VM that is on it now, or everything.
 
         `name` is spelled as declared. For an unknown host, only a caller who sees everything gets True.
         """
         return self.sees_everything or any(map(self.can_see_vm, self._store.vms(host=name)))
 
     def can_see_request(self, request: MaintenanceRequest) -> bool:
-        """Whether the caller may read all VMs of the request, or made it as one of our own clients.
+        """Return whether the caller may see a request: may read all its VMs, or made it as one of our clients.
 
-        For a request that approved events, the caller must see their scopes, whose VMs are all shown them (spec §7.2).
-        Only a caller who sees everything sees rollouts. A request without any known VM is visible only to its client
-        and to a caller who sees everything.
+        For a request that approved events, the caller must see the scopes of these events instead. Only a caller who
+        sees everything sees rollouts. A request without any known VM is visible only to its client and to a caller who
+        sees everything.
         """
         if self.sees_everything:
             return True
@@ -158,7 +161,7 @@ class Visibility:
         return self._requests[request.id]
 
     def can_see_entry(self, entry: HistoryEntry) -> bool:
-        """Whether the caller sees the entry's scope; without one its request; without that its VM.
+        """Return whether the caller may see an entry: its scope; without one its request; else its VM.
 
         An entry with only a VM's name needs the right to read every VM of that name, present or removed; at least one
         must be known. Entries about none of these (the service, its clock) are only for callers who see everything, and
@@ -176,14 +179,14 @@ class Visibility:
         return bool(entry.vm) and self._sees_every_vm_named(entry.vm)
 
     def visible_entries(self, entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
-        """The entries that the caller may see, in their order, as the caller is shown them.
+        """Return those of the entries that the caller may see, in the same order, as the caller is shown them.
 
         Their texts name no faults, unless the caller sees everything.
         """
         return [self.shown_entry(entry) for entry in entries if self.can_see_entry(entry)]
 
     def shown_entry(self, entry: HistoryEntry) -> HistoryEntry:
-        """The entry as this caller is shown it: its text names no faults, unless they see everything.
+        """Return the entry as this caller is shown it: without faults in its text, unless they see everything.
 
         An event that a fault withdrew is then withdrawn by forewarn, not by the person who set the fault. Returns a
         copy if anything differs, else `entry` itself; does not check `can_see_entry`.
@@ -194,9 +197,9 @@ class Visibility:
         return replace(entry, text=text, who="forewarn" if entry.what is EntryKind.WITHDRAWN else entry.who)
 
     def shown_event(self, event: Event) -> Event:
-        """The event as this caller is shown it: its texts name no faults, unless they see everything.
+        """Return an event as this caller is shown it: without faults in its texts, unless they see everything.
 
-        Returns a copy if it has faults to hide, else `event` itself; does not check whether they may see it.
+        Returns a copy if it has faults to hide, else `event` itself; does not check whether the caller may see it.
         """
         if self.sees_everything or not event.faults:
             return event

@@ -14,23 +14,24 @@ _MAX_NAMED_ROLLOUTS = 20
 
 
 class NewBudget(StrictBody, frozen=True, kw_only=True):
-    """A budget to set, in place of one of its name: at most `max_vms` VMs, or `max_percent` % of them.
+    """A budget to set: how many VMs of a group may be out of service at once. Replaces one of its name.
 
-    Exactly one of the two is above 0. `per` says which VMs are counted together: everything, location, fault-domain,
-    scope or `tag:NAME`. `location` and `tag` select the VMs that it counts at all.
+    It is `max_vms` VMs or `max_percent` % of them: exactly one of the two is above 0. `per` says which VMs are counted
+    together as a group: everything, location, fault-domain, scope or `tag:NAME`. `location` and `tag` select the VMs
+    that it counts at all.
     """
 
-    name: NonEmptyText  # letters, digits, `-`, `_` and `.`; in any case
+    name: NonEmptyText  # letters, digits, `-`, `_` and `.`; letter case does not matter
     max_vms: int = 0  # 0: not given
-    max_percent: int = 0  # rounded down to whole VMs, but at least one VM
-    per: str = "everything"  # see above
+    max_percent: int = 0  # of the group's VMs, rounded down, but at least one VM; 0: not given
+    per: str = "everything"  # which VMs are counted together, as above
     location: str = ""  # "": VMs of all locations
     tag: str = ""  # such as `team=platform`; "": VMs with any tags or none
 
     def to_budget(self) -> Budget:
-        """Returns the budget that it describes; raises Rejected if `per` or `tag` is not valid.
+        """Return the budget that this body describes; sets nothing.
 
-        Its name and limits are checked when it is set.
+        Raises Rejected if `per` or `tag` is not valid. The name and the limits are checked when the budget is set.
         """
         return make_budget(
             self.name,
@@ -43,21 +44,21 @@ class NewBudget(StrictBody, frozen=True, kw_only=True):
 
 
 class BudgetGroupView(BaseView, frozen=True, kw_only=True):
-    """One group of VMs that a budget counts together."""
+    """One group of VMs that a budget counts together, with its use now."""
 
     title: str  # such as `location westeurope`; "" if it counts everything
     limit: int  # VMs that may be out at once
     vms: int  # present VMs of the group
-    out: int  # VMs that are out of service or reserved
+    out: int  # VMs that are out of service, or reserved for an event
     out_vms: tuple[str, ...]  # names of the first 20 of them
     reserved: int  # how many of them still run: an event is only planned or scheduled for them
     rollouts: tuple[str, ...]  # ids of rollouts, and of faults that made Freezes, that they are due to; the first 20
 
 
 class BudgetView(BaseView, frozen=True, kw_only=True):
-    """A budget, and how much of it is used in each of its groups, of which the first 1,000 are shown."""
+    """A budget, and how much of it is used now in each of its groups, of which the first 1,000 are shown."""
 
-    name: str  # unique, ignoring case
+    name: str  # unique, ignoring letter case
     text: str  # in words: `2 VMs of each location out of service at once`
     max_vms: int  # 0: it is a percentage
     max_percent: int  # 0: it is a number of VMs
@@ -74,12 +75,12 @@ class BudgetsView(BaseView, frozen=True, kw_only=True):
 
 
 def read_budgets(context: RequestContext) -> BudgetsView:
-    """Returns all budgets with their use now, sorted by name; does not check what the caller may see."""
+    """Return all budgets with their use now, sorted by name; does not check what the caller may see."""
     return BudgetsView(budgets=tuple(budget_view(context, budget) for budget in context.control.budgets.budgets()))
 
 
 def budget_view(context: RequestContext, budget: Budget) -> BudgetView:
-    """Returns the view of a budget, with its use now; without groups if it is not set.
+    """Return the view of a budget, with its use now; without groups if the budget is not set.
 
     Does not check what the caller may see.
     """

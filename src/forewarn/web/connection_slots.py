@@ -29,7 +29,7 @@ _SLOT_STATE = "connection_slot"  # its name in the state of a request
 
 
 class ShareExceeded(Unavailable):
-    """One caller has as many connections open as its share allows; others are not affected.
+    """Raised if one caller has as many connections open as its share allows; others are not affected.
 
     The caller is a principal or, before sign-in, an address group. The response is a 429.
     """
@@ -39,14 +39,14 @@ class ShareExceeded(Unavailable):
 class ConnectionShares:
     """How many connections one socket may have in total, and how many of them each kind of caller.
 
-    Every property is a number of connections, a fixed fraction of `total`.
+    Every property is a number of connections, computed from `total`.
     """
 
     total: int  # connections of the socket, of all kinds
 
     @classmethod
     def from_open_files(cls) -> ConnectionShares:
-        """Returns shares whose total is a quarter of the process's soft limit of open files, at least 1.
+        """Return shares whose total is a quarter of the process's soft limit of open files, at least 1.
 
         Without such a limit the total is a million.
         """
@@ -56,7 +56,7 @@ class ConnectionShares:
 
     @property
     def refused(self) -> int:
-        """How many connections may be open only to be answered with the reason for their refusal.
+        """How many refused connections may be open at once, to be answered with the reason for their refusal.
 
         A 16th of the total, rounded down.
         """
@@ -66,8 +66,8 @@ class ConnectionShares:
     def reserved(self) -> int:
         """How many connections are kept for administrators and callers on this machine.
 
-        An eighth of the total, rounded down. They are used when all general ones are in use, a few of them also by
-        callers who have not signed in yet.
+        They are used when all general ones are in use, a few of them also by callers who have not signed in yet. An
+        eighth of the total, rounded down.
         """
         return self.total // 8
 
@@ -78,7 +78,7 @@ class ConnectionShares:
 
     @property
     def per_address(self) -> int:
-        """How many connections that are not signed in one address group of another machine may have.
+        """How many connections of one address group (of another machine) may be open before sign-in.
 
         An eighth of the total, at least 1.
         """
@@ -86,9 +86,9 @@ class ConnectionShares:
 
     @property
     def per_local_address(self) -> int:
-        """How many connections of this machine may be not signed in: half of the total, at least 1.
+        """How many connections from this machine may be open before sign-in: half of the total, at least 1.
 
-        A proxy here may serve many people.
+        It is that many because a proxy here may serve many people.
         """
         return max(1, self.total // 2)
 
@@ -104,9 +104,9 @@ class ConnectionShares:
 
     @property
     def streams_per_principal(self) -> int:
-        """How many live streams one principal may have: half of its connections, at least 1.
+        """How many live streams of the portal one principal may have: half of its connections, at least 1.
 
-        The others load its pages.
+        The other half loads its pages.
         """
         return max(1, self.per_principal // 2)
 
@@ -124,7 +124,7 @@ class ConnectionSlot:
     owner releases it when the connection is closed. `group` is that of its peer's address, `principal_id` is "" until
     it is signed in, and `refusal`, if not None, is the error that answers its requests; `evict()` closes the connection
     at once. `waits_since` (event loop time) is since when it waits for a whole request, None while one is answered;
-    `pool` has the connections among which it counts.
+    `pool` says whether it counts among the general, the reserved or the refused connections.
     """
 
     def __init__(self, slots: ConnectionSlots, group: str, pool: _Pool, now: float, evict: Callable[[], None]) -> None:
@@ -142,19 +142,22 @@ class ConnectionSlot:
         return bool(self.principal_id)
 
     def request_received(self) -> None:
-        """Record that the peer has sent a whole request, so that the connection is not closed for another one."""
+        """Record that the peer has sent a whole request, so that its connection is not closed for another one."""
         self.waits_since = None
 
     def response_sent(self, now: float) -> None:
-        """Record that the connection waits for the next request from `now` (time of the event loop) on."""
+        """Record that the connection waits for its next request since `now` (time of the event loop).
+
+        From then on it may be closed for another one, unless it is signed in.
+        """
         self.waits_since = now
 
     def claim(self, principal: Principal) -> None:
         """Count the connection for the principal of its current request, from now on.
 
         Raises ShareExceeded if that principal has its share already, and Unavailable if only reserved slots are left.
-        Then it sets `refusal`, and the connection is closed after the response. Does nothing if the connection counts
-        for this principal already or was released.
+        In both cases it sets `refusal`, and the connection is closed after the response. Does nothing if the connection
+        counts for this principal already or was released.
         """
         try:
             self._slots.claim(self, principal)
@@ -171,9 +174,10 @@ class ConnectionSlots:
     """Counts the open connections of one listening socket and keeps them within `shares`.
 
     `open` gives a new connection a slot. If none is free, it closes a connection that is not signed in and has waited
-    for its peer for `EVICT_AFTER_S`. If there is none either, the new slot has a `refusal`, the error that answers its
-    requests, or `open` returns None: then close the connection. Release each slot when its connection is closed. A
-    signed-in connection is never closed for another. Use it on the event loop only; times are those of the loop.
+    for its peer for `EVICT_AFTER_S`. If no such connection exists either, the new slot has a `refusal`, the error that
+    answers its requests, or `open` returns None: then close the connection. Release each slot when its connection is
+    closed. A signed-in connection is never closed for another. Use it on the event loop only; times are those of the
+    loop.
     """
 
     def __init__(self, shares: ConnectionShares) -> None:
@@ -190,12 +194,12 @@ class ConnectionSlots:
         self._refused: dict[ConnectionSlot, None] = {}  # oldest first
 
     def open(self, group: str, share: int, now: float, evict: Callable[[], None]) -> ConnectionSlot | None:
-        """Return a slot for a new connection of this address group, which may hold `share` before sign-in.
+        """Return a slot for a new connection of this address group; None: close the connection at once.
 
-        If its `refusal` is not None, the connection may only be answered with that error. Returns None if no slot is
-        free for that either: then close the connection. May close another connection that waits for its peer: it
-        releases that slot and calls its `evict`, which must close the connection at once. `now` is the time of the
-        event loop.
+        The group may hold `share` connections before sign-in. If the slot's `refusal` is not None, the connection may
+        only be answered with that error; None is returned if no slot is free for that either. May close another
+        connection that waits for its peer: it releases that slot and calls its `evict`, which must close the connection
+        at once. `now` is the time of the event loop.
         """
         pool, refusal = self._choose_pool(group, share, now)
         if refusal is not None:
@@ -209,9 +213,9 @@ class ConnectionSlots:
     ) -> ConnectionSlot | None:
         """Return a slot for a new connection whose requests are only answered with the error `refusal`.
 
-        If there are too many of these, it closes the one that has waited longest for its request; None if all are being
-        answered. `group` is that of the peer's address, `now` the time of the event loop; `evict` must close the
-        connection at once.
+        If too many are refused at once, it closes the one that has waited longest for its request; it returns None if
+        all are being answered: then close the connection. `group` is that of the peer's address, `now` the time of the
+        event loop; `evict` must close the connection at once.
         """
         if self._is_full(_Pool.REFUSED) and not self._evict_one(self._refused, now, after_s=0):
             return None
@@ -221,11 +225,11 @@ class ConnectionSlots:
         return slot
 
     def claim(self, slot: ConnectionSlot, principal: Principal) -> None:
-        """Count an open slot for a principal from now on; does nothing if it does already, or is released.
+        """Count a slot's connection for this principal from now on. Call `ConnectionSlot.claim` instead.
 
-        Moves a reserved slot of a caller who may not use it to the general ones. Raises ShareExceeded if the principal
-        has its share already, and Unavailable if only reserved slots are left. Call `ConnectionSlot.claim`, which also
-        sets the refusal.
+        That also sets the refusal. Does nothing if the slot counts for the principal already, or is released. Moves a
+        reserved slot of a caller who may not use it to the general ones. Raises ShareExceeded if the principal has its
+        share already, and Unavailable if only reserved slots are left.
         """
         if slot not in self._slots or slot.principal_id == principal.id:
             return
@@ -315,11 +319,11 @@ def _all_in_use() -> Unavailable:
 
 
 def address_group(address: str) -> str:
-    """Return the name of the group whose connections count together before sign-in.
+    """Return the name of the group of addresses whose connections count together before sign-in.
 
     It is LOCAL_GROUP for all loopback addresses, the network of 64 bits for an IPv6 address (`2001:db8::/64`), since
-    one machine may use all of it, and the address itself for IPv4 or a text that is no address. An IPv4 address that
-    is mapped to IPv6 (`::ffff:192.0.2.1`) counts as IPv4.
+    one machine may use all of it, and the address itself for IPv4 or a text that is no address. An IPv4 address that is
+    mapped to IPv6 (`::ffff:192.0.2.1`) counts as IPv4.
     """
     try:
         parsed = ip_address(address.partition("%")[0])
@@ -340,10 +344,10 @@ def slot_state(slot: ConnectionSlot) -> dict[str, ConnectionSlot]:
 
 
 def claim_connection(request: Request, principal: Principal) -> None:
-    """Count the connection of this request for its authenticated principal.
+    """Count the connection of this request for its authenticated principal, from now on.
 
     Raises ShareExceeded if the principal has its share of connections already, and Unavailable if only reserved ones
-    are left; the connection is then closed after the response. Does nothing without a connection, as in tests.
+    are left; the connection is then closed after the response. Does nothing if the request has no connection slot.
     """
     slot: ConnectionSlot | None = request.scope.get("state", {}).get(_SLOT_STATE)
     if slot is not None:

@@ -37,9 +37,9 @@ _RECENT_LIMIT = 10_000  # an id prefix is searched among this many recent events
 class RequestContext:
     """One caller of one request: who they are, what they may do and see, and the service's dependencies.
 
-    `principal` is the caller. `directory` and `visibility` show only what this caller may see; `store` and `control`
-    are not filtered. Finders (`find_…`) raise NotFound for what the caller may not see. Without `reauthenticate`,
-    `refresh` keeps the same principal.
+    Made for each request after authentication. `principal` is the caller. `directory` and `visibility` show only what
+    this caller may see; `store` and `control` are not filtered. Finders (`find_…`) raise NotFound for what the caller
+    may not see. Without `reauthenticate`, `refresh` keeps the same principal.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class RequestContext:
         self._set_principal(principal, directory)
 
     async def refresh(self) -> None:
-        """Authenticates the caller again, reads their current grants and forgets what `visibility` cached.
+        """Authenticate the caller again, read their current grants and forget what `visibility` cached.
 
         It replaces `principal`, `directory` and `visibility`. A handler that waited calls it before it answers. Raises
-        Unauthenticated if the caller's token or session is no longer valid.
+        Unauthenticated if the caller's token or session is no longer valid, Unavailable if that cannot be verified now.
         """
         principal = self.principal if self._reauthenticate is None else await self._reauthenticate()
         self._set_principal(principal, self.directory.unfiltered)
@@ -69,12 +69,12 @@ class RequestContext:
 
     @property
     def control(self) -> ControlPlane:
-        """The use cases of the service. They check no rights: the handler does."""
+        """The service's control plane, with all its use cases. They check no rights: the handler does."""
         return self.dependencies.control
 
     @property
     def store(self) -> Store:
-        """The store, unfiltered: handlers check what the caller may see."""
+        """The store of the service, not filtered: handlers check what the caller may see."""
         return self.dependencies.control.store
 
     @property
@@ -83,27 +83,27 @@ class RequestContext:
         return self.principal.name
 
     def can_see(self, vm: Vm) -> bool:
-        """Whether the caller may read the VM, present or removed."""
+        """Return whether the caller may read this VM, which may be a removed one."""
         return self.visibility.can_see_vm(vm)
 
     def can_see_everything(self) -> bool:
-        """Whether the caller has the right to read `/`, and so the whole fleet."""
+        """Return whether the caller has the right to read `/`, and so the whole fleet."""
         return self.visibility.sees_everything
 
     def can_see_scope(self, scope_id: str) -> bool:
-        """Whether the caller may read everything, or any VM of the scope, present or removed."""
+        """Return whether the caller may read everything, or any VM of this scope, present or removed."""
         return self.visibility.can_see_scope(scope_id)
 
     def require(self, right: Right, resource: str) -> None:
-        """Raises Forbidden unless the caller has the right over the resource id, which need not exist.
+        """Raise Forbidden unless the caller has this right over the resource with this id.
 
-        Its case is ignored.
+        The resource need not exist; letter case is ignored.
         """
         if not self.principal.may(right, resource):
             raise self.missing_right_error(right, "everything" if resource == ROOT_RESOURCE else resource)
 
     def missing_right_error(self, right: Right, over: str) -> Forbidden:
-        """Returns the error to raise for a missing right, with the role that has it.
+        """Return (not raise) the error for a missing right, with the role that has it as the remedy.
 
         `over` says in words over what the right is missing.
         """
@@ -115,22 +115,23 @@ class RequestContext:
         )
 
     def now(self) -> float:
-        """The service's time in POSIX seconds: lab time, or real time if it is not a lab."""
+        """Return the service's time in POSIX seconds: lab time, or real time if the service is not a lab."""
         return self.dependencies.control.clock.now()
 
     async def record_history(self, what: EntryKind, text: str) -> None:
-        """Commits a history entry of this kind, of now and of this caller, about no VM, event or request.
+        """Commit a history entry of this kind, with the present lab time, by this caller; durable on return.
 
-        Its text is `text` followed by `by` and the caller's name. Raises Unavailable if it cannot be stored.
+        It is about no VM, event or request. Its text is `text` followed by `by` and the caller's name. Raises
+        Unavailable if it cannot be stored.
         """
         entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
 
     async def wait_for_reconciler(self) -> None:
-        """Waits until the reconciler has done all work that is due now, so that the response shows its effect.
+        """Wait until the reconciler has done all work that is due now, so that the response shows its effect.
 
-        It does not wait for acts that run. The request is durable already: if the work fails, that is logged and the
-        reconciler tries again later. Waits for ten seconds of real time at most.
+        It does not wait for acts that run. The request is durable already: if the work fails, that is logged, not
+        raised, and the reconciler tries again later. Waits for ten seconds of real time at most.
         """
         try:
             await self.control.reconciler.catch_up()
@@ -138,11 +139,11 @@ class RequestContext:
             log.warning("due work failed, the reconciler will retry: %s", error)
 
     def find_event(self, name: str) -> Event:
-        """The visible event, live or over, with this id or unique id prefix, in any case.
+        """Return the visible event, live or over, with this id or unique id prefix, ignoring letter case.
 
-        A prefix has MIN_ID_PREFIX characters or more, and is searched among the live and the 10,000 newest events.
-        Raises NotFound, also for a shorter prefix, or Refused if several visible events match. `name` is the id or
-        prefix; blanks around it are ignored.
+        A prefix has MIN_ID_PREFIX (4) characters or more, and is searched among the live and the 10,000 newest events.
+        Blanks around `name` are ignored. Raises NotFound, also for a shorter prefix and an event of a scope that the
+        caller may not see, or Refused if several visible events match.
         """
         wanted = name.strip().upper()
         if (event := self.store.event(wanted)) is not None and self.can_see_scope(event.scope_id):
@@ -165,11 +166,11 @@ class RequestContext:
         return {event_id: event for event_id, event in matching.items() if self.can_see_scope(event.scope_id)}
 
     def find_scope(self, name: str) -> Scope:
-        """The visible scope with this id or name, or the scope of the VM with this name, in any case.
+        """Return the visible scope with this id or name, or of the VM with this name, ignoring letter case.
 
         A name is that of a set, cloud service or placement group (`pool/pg-0`), also after its group (`lab/web`); the
-        VM, by name, `group/name` or key, may be a removed one. Raises NotFound, or Refused if several scopes or VMs
-        match.
+        VM, by name, `group/name` or key, may be a removed one. Raises NotFound, also for what the caller may not see,
+        or Refused if several visible scopes or VMs match.
         """
         wanted = name.strip().casefold()
         exact = self.store.scope(wanted) if self.can_see_scope(wanted) else None
@@ -190,16 +191,19 @@ class RequestContext:
         return self.store.scope(ids[0]) if ids else None
 
     def find_request(self, name: str) -> MaintenanceRequest:
-        """The visible request whose full id is `name`, in any case; NotFound, also for an invisible one."""
+        """Return the visible request whose full id is `name`, ignoring letter case.
+
+        Raises NotFound, also for a request that the caller may not see.
+        """
         request = self.store.request(name.strip().lower())
         if request is None or not self.visibility.can_see_request(request):
             raise NotFound(f"request {name!r} does not exist", Remedy.LIST_REQUESTS)
         return request
 
     def list_rollouts(self) -> list[MaintenanceRequest]:
-        """The requests of rollouts: all open ones, and those among the 10,000 newest requests; oldest first.
+        """Return the requests of all open rollouts, and of the ended ones among the 10,000 newest requests.
 
-        Empty for a caller who does not see everything.
+        The oldest comes first. Empty for a caller who does not see everything.
         """
         if not self.can_see_everything():
             return []
@@ -207,7 +211,7 @@ class RequestContext:
         return sorted((r for r in known.values() if r.rollout is not None), key=lambda r: r.at)
 
     def find_rollout(self, name: str) -> MaintenanceRequest:
-        """The request of the rollout with this id or unique id prefix, in any case.
+        """Return the request of the rollout with this id or unique id prefix, ignoring letter case.
 
         A prefix is searched among the rollouts of `list_rollouts`. Raises NotFound, also for an empty name, another
         kind of request or a caller who does not see everything, or Refused if several match.
@@ -224,9 +228,10 @@ class RequestContext:
         return self.control.rollout_requests.find(found[0].id)
 
     def find_host(self, name: str) -> Host:
-        """The host with this name, in any case. Raises NotFound, also for a host that the caller may not see.
+        """Return the host with this name, ignoring letter case, if the caller may see it.
 
-        Without the right to read everything, the caller must be allowed to read a VM that is on it now.
+        That is, if they may read everything, or a VM that is on the host now. Raises NotFound otherwise, and for an
+        unknown host.
         """
         hosts = self.control.transactions.placement.hosts()
         wanted = name.casefold()
@@ -237,10 +242,10 @@ class RequestContext:
         return found
 
     def similar_name(self, name: str) -> str:
-        """Return `: did you mean 'web-0'?` with the most similar name of a visible VM, host or set.
+        """Return `: did you mean 'web-0'?` with the most similar name of a visible VM, host or set; else "".
 
-        "" if no name is similar, or if there are more than 5,000 names. Never the name itself: the caller may see a
-        host's name and still not be allowed to ask about it.
+        "" if no name is similar, or if there are more than 5,000 names. It never suggests `name` itself: the caller may
+        see a host's name and still not be allowed to ask about it.
         """
         vms = map(self.store.vm, self.directory.unfiltered.keys())
         vm_names = (vm.name for vm in vms if vm is not None and self.directory.can_see(vm))

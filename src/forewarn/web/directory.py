@@ -34,10 +34,7 @@ _TURN_S = 0.005  # real time
 
 
 class IndexedVm(NamedTuple):
-    """A present VM in the index: its key and resource id, without a read of the store.
-
-    `is_standalone`: it is an instance of neither a uniform scale set nor a cloud service.
-    """
+    """A present VM (not removed) in the index: its key and resource id, without a read of the store."""
 
     key: str  # `subscription/group/name` in lower case
     resource: str  # its Azure resource id
@@ -45,10 +42,10 @@ class IndexedVm(NamedTuple):
 
 
 class ResourceIndex:
-    """The VMs and sets of each subscription and resource group, and the VMs of each set; empty at first.
+    """The VMs and sets of each subscription and resource group, and the VMs of each set, in memory.
 
-    Sets are scale sets and availability sets. Resource ids are matched without case. A resource exists while it
-    contains a present VM. VMs of cloud services are in no set.
+    Empty at first; `update` adds VMs. Sets are scale sets and availability sets. Letter case of resource ids is
+    ignored. A resource exists while it contains a present VM. VMs of cloud services are in no set.
     """
 
     def __init__(self) -> None:
@@ -59,10 +56,7 @@ class ResourceIndex:
         self._groups: dict[str, str] = {}
 
     def update(self, vm: Vm) -> None:
-        """Adds or changes a VM; removes it if it has a `removed_at`. May be repeated.
-
-        The VM is found by its key; without a change nothing happens.
-        """
+        """Add or change this VM in the index, by its key; remove it if it has a `removed_at`. May be repeated."""
         key, parents = vm.key, _parents_of(vm)
         listed = IndexedVm(key, vm_resource_id(vm), not (vm.is_uniform_instance or vm.cloud_service))
         known_parents = self._parents_by_key.get(key)
@@ -92,9 +86,10 @@ class ResourceIndex:
                 self._sets_by_parent[parent][key] = resource
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
-        """The present VMs of a resource in natural order of their keys; empty for an unknown resource.
+        """Return the present VMs of a resource in natural order of their keys; empty for an unknown resource.
 
-        `resource` is the id of a subscription, group or set, in any case. Do not change the list: it is a cache.
+        `resource` is the id of a subscription, group or set, ignoring letter case. Do not change the list: it is a
+        cache.
         """
         wanted = resource.casefold()
         if wanted not in self._vms_by_resource:
@@ -106,21 +101,21 @@ class ResourceIndex:
         return self._sorted_vms[wanted]
 
     def has_vms_in(self, resource: str) -> bool:
-        """Whether the subscription, group or set (its id, in any case) has a present VM, that is, exists.
+        """Return whether a subscription, group or set has a present VM, that is, exists.
 
-        `resource` is the resource id.
+        `resource` is its Azure resource id, ignoring letter case.
         """
         return resource.casefold() in self._vms_by_resource
 
     def sets_within(self, resource: str) -> list[str]:
-        """The ids of the scale sets and availability sets of a subscription or group, in natural order.
+        """Return the ids of the scale sets and availability sets of a subscription or group, in natural order.
 
-        `resource` is its id, in any case. Empty for an unknown resource.
+        `resource` is its Azure resource id, ignoring letter case. Empty for an unknown resource.
         """
         return sorted(self._sets_by_parent.get(resource.casefold(), {}).values(), key=natural_sort_key)
 
     def groups(self) -> list[str]:
-        """The Azure ids of all resource groups with a present VM, in natural order, in a new list."""
+        """Return the Azure ids of all resource groups with a present VM, in natural order, in a new list."""
         return sorted(self._groups.values(), key=natural_sort_key)
 
     def _remove(self, key: str, parents: _Parents) -> None:
@@ -141,7 +136,7 @@ class ResourceIndex:
 
 
 def natural_sort_key(text: str) -> NaturalSortKey:
-    """A sort key that ignores case and compares numbers by value, so `pool_2` is before `pool_10`.
+    """Return a sort key that ignores letter case and compares numbers by value: `pool_2` before `pool_10`.
 
     Different texts have different keys.
     """
@@ -222,12 +217,12 @@ class _FleetIndex:
 
 
 class FleetDirectory:
-    """Finds VMs by name and lists them by Azure resource, with an index in memory.
+    """Finds VMs by name and lists them by Azure resource, with an index of the fleet in memory.
 
     It reads the whole fleet when it is made, and follows each commit until `close()` is called. It indexes a large
     commit in turns, so that the event loop does other work in between, or at once when a caller needs the index. `find`
-    and its variants read the VMs they return from the store. Names and resource ids are matched without case; `has` and
-    `power_of` need the exact key.
+    and its variants read the VMs they return from the store. Letter case of names and resource ids is ignored; `has`
+    and `power_of` need the exact key. It checks no rights: see `VisibleDirectory`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -238,10 +233,10 @@ class FleetDirectory:
         self.close = store.subscribe(self._on_commit)
 
     def find(self, name: str, is_visible: VmPredicate = _any_vm) -> Vm:
-        """The present VM with this name, `group/name` or key, in any case, for which `is_visible` is true.
+        """Return the present VM with this name, `group/name` or key, ignoring letter case.
 
-        Raises NotFound (for a removed VM it says so, else it suggests a similar name), or Refused if several visible
-        VMs match.
+        Present means not removed. Only VMs for which `is_visible` returns True count. Raises NotFound (for a removed VM
+        it says so, else it suggests a similar name), or Refused if several visible VMs match.
         """
         found = self._matching(name, self._index.keys, is_visible)
         if not found and self._matching(name, self._index.removed_keys, is_visible):
@@ -249,9 +244,10 @@ class FleetDirectory:
         return self._require_one(name, found, is_visible)
 
     def find_any(self, name: str, is_visible: VmPredicate = _any_vm) -> Vm:
-        """The VM with this name, `group/name` or key, in any case; a removed one if no present one matches.
+        """Return the VM with this name, `group/name` or key, ignoring letter case; it may be a removed one.
 
-        Only VMs for which `is_visible` is true. Raises NotFound, or Refused if several match.
+        A removed VM is found only if no present one matches. Only VMs for which `is_visible` returns True count. Raises
+        NotFound, or Refused if several match.
         """
         return self._require_one(
             name,
@@ -261,7 +257,7 @@ class FleetDirectory:
         )
 
     def find_all_named(self, name: str) -> list[Vm]:
-        """All VMs with this name, in any case, of any group, present or removed; sorted by key.
+        """Return all VMs with this name (letter case ignored), of any group, present or removed, by key.
 
         `group/name` and keys find nothing. Empty if there are none.
         """
@@ -270,63 +266,66 @@ class FleetDirectory:
         return [vm for vm in map(self.store.vm, sorted(keys)) if vm is not None]
 
     def keys(self) -> list[str]:
-        """The keys of all present VMs, unsorted, in a new list.
+        """Return the keys of all present VMs, unsorted, in a new list.
 
         A key is `subscription/group/name` in lower case. Present means not removed: a stopped VM is present.
         """
         return list(self._index.group_by_key)
 
     def has(self, key: str) -> bool:
-        """Whether a present VM has this key, which is in lower case."""
+        """Return whether a present VM (not removed) has this key, which must be in lower case."""
         return key in self._index.group_by_key
 
     def power_of(self, key: str) -> PowerState:
-        """The power state of the present VM with this key, in lower case; RUNNING for any other key."""
+        """Return the power state of the present VM with this key (lower case); RUNNING for any other key."""
         return self._index.power_if_not_running.get(key, PowerState.RUNNING)
 
     def stopped_keys(self) -> list[str]:
-        """The keys of the present VMs whose power state is not RUNNING, unsorted, in a new list."""
+        """Return the keys of the present VMs whose power state is not RUNNING, unsorted, in a new list."""
         return list(self._index.power_if_not_running)
 
     def most_common_group(self) -> tuple[str, str] | None:
-        """Subscription id and name of the resource group with the most present VMs; None if there is no VM.
+        """Return subscription id and name of the resource group with the most present VMs; None without VMs.
 
-        Any of several with as many.
+        If several have as many, it is any of them.
         """
         common = self._index.vm_count_by_group.most_common(1)
         return common[0][0] if common else None
 
     def subscriptions(self) -> set[str]:
-        """The subscription ids of the present VMs, as the VMs spell them, in a new set."""
+        """Return the subscription ids of the present VMs, as the VMs spell them, in a new set."""
         return {subscription for subscription, _ in self._index.vm_count_by_group}
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
-        """The present VMs of a subscription, group or set, in natural order of their keys.
+        """Return the present VMs of a subscription, group or set, in natural order of their keys.
 
-        `resource` is its Azure resource id, in any case. Empty for an unknown resource. Do not change the list: it is a
-        cache.
+        `resource` is its Azure resource id, ignoring letter case. Empty for an unknown resource. Do not change the
+        list: it is a cache.
         """
         return self._index.resources.vms_within(resource)
 
     def has_vms_in(self, resource: str) -> bool:
-        """Whether the subscription, group or set (its id, in any case) has a present VM, that is, exists."""
+        """Return whether a subscription, group or set has a present VM, that is, exists.
+
+        `resource` is its Azure resource id, ignoring letter case.
+        """
         return self._index.resources.has_vms_in(resource)
 
     def sets_within(self, resource: str) -> list[str]:
-        """The ids of the scale sets and availability sets of a subscription or group, in natural order.
+        """Return the ids of the scale sets and availability sets of a subscription or group, in natural order.
 
-        `resource` is its Azure resource id, in any case. Empty for an unknown resource.
+        `resource` is its Azure resource id, ignoring letter case. Empty for an unknown resource.
         """
         return self._index.resources.sets_within(resource)
 
     def groups(self) -> list[str]:
-        """The Azure ids of all resource groups with a present VM, in natural order, in a new list."""
+        """Return the Azure ids of all resource groups with a present VM, in natural order, in a new list."""
         return self._index.resources.groups()
 
     def find_group(self, name: str) -> str:
-        """The Azure resource id of the group with this name, in any case, which must have a present VM.
+        """Return the Azure resource id of the group with this name, ignoring letter case.
 
-        Raises NotFound, or Refused if several subscriptions have such a group.
+        The group must have a present VM. Raises NotFound, or Refused if several subscriptions have such a group.
         """
         wanted, groups = name.strip().casefold(), self.groups()
         found = [group for group in groups if group.rpartition("/")[2].casefold() == wanted]

@@ -28,16 +28,16 @@ RETRY_AFTER_BY_STATUS = {status: {"Retry-After": "1"} for status in (429, 503)} 
 
 
 def status_and_message(error: Exception, surface: Surface) -> tuple[int, str]:
-    """The HTTP status of an error, and its message with a remedy in the words of the surface.
+    """Return the HTTP status of an error, and its message with a remedy in the words of the surface.
 
-    An unexpected error is logged and gives 500. As `classify_error`, without the code.
+    An unexpected error is logged and gives 500. It is `classify_error` without the code.
     """
     status, _, message = classify_error(error, surface)
     return status, message
 
 
 def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
-    """The HTTP status, the API's error code and the message with a remedy in the words of the surface.
+    """Return the HTTP status, the API's error code and the message, with a remedy in the surface's words.
 
     The code is the name of the error's class or base class (NotFound with 404, Refused with 409, …), except
     `TooManyRequests` with 429 for ShareExceeded; a too long body gives `Rejected` with 413. An unexpected error is
@@ -51,7 +51,7 @@ def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
 
 
 def internal_error_message(error: Exception) -> str:
-    """The message for an unexpected error: names its class, and refers to the log; logs nothing itself."""
+    """Return the message for an unexpected error: it names the class, and refers to the log. Logs nothing."""
     return f"forewarn failed with an internal error ({type(error).__name__}): see its log, and please report it"
 
 

@@ -15,7 +15,7 @@ class FaultView(BaseView, frozen=True, kw_only=True):
 
     id: str  # such as f1
     kind: str  # a value of FaultKind
-    strikes: str
+    strikes: str  # what the kind affects: requests, events or at once
     target: str  # in words
     vm: str  # a name; empty for a fault of a scope or of the whole fleet
     scope: str  # an id; empty for a fault of the whole fleet
@@ -25,16 +25,16 @@ class FaultView(BaseView, frozen=True, kw_only=True):
     count: int | None  # it ends after this many requests or events; None: no limit
     left: int | None  # of its count; None: no limit
     left_s: float | None  # real time for faults on requests, lab time for those on events; None: until cleared
-    touched: int
+    touched: int  # how many requests or events it affected so far; of a reset, scopes
     touched_at: float | None  # lab time of the last request; None: none so far, or a fault on events
-    events: tuple[str, ...]
-    seen: str  # in words
+    events: tuple[str, ...]  # ids of the events it affected, among the 1,000 newest, oldest first
+    seen: str  # what VMs notice of it, in words
 
 
 class StormFaultView(BaseView, frozen=True, kw_only=True):
-    """One scheduled fault of a storm: `after_s` is lab time since the storm began."""
+    """One scheduled fault of a fault storm; `after_s` is lab time since the storm began."""
 
-    after_s: float
+    after_s: float  # lab time since the storm began
     kind: str  # a value of FaultKind
     vm: str  # its name
     count: int | None  # of requests or events that it affects; None: it happens at once
@@ -44,18 +44,18 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
 
 
 class StormView(BaseView, frozen=True, kw_only=True):
-    """A fault storm, active or just ended, and its schedule; `for_s` is its duration in lab time."""
+    """A fault storm (a random schedule of faults), active or just ended; `for_s`: its length in lab time."""
 
     id: str  # such as s1
     seed: int  # the same seed, VMs and duration give the same schedule
     who: str  # the name of who set it
     set_at: float  # lab time
-    for_s: float
+    for_s: float  # its duration, in seconds of lab time
     gusts: tuple[StormFaultView, ...]  # its scheduled faults, in order
 
 
 class FaultParameterView(BaseView, frozen=True, kw_only=True):
-    """The default and the bounds (both allowed) of a parameter of a kind of fault."""
+    """A parameter of a kind of fault: its default and its bounds, which are allowed themselves."""
 
     default: float  # seconds if the name of the parameter ends with `_s`, else a count
     least: float
@@ -63,14 +63,14 @@ class FaultParameterView(BaseView, frozen=True, kw_only=True):
 
 
 class FaultKindView(BaseView, frozen=True, kw_only=True):
-    """A kind of fault: what it affects (`strikes`), what VMs notice (`seen`), its parameters.
+    """A kind of fault: what it affects (`strikes`), what VMs notice (`seen`), and its parameters.
 
-    `longest_s` is its longest and default duration; None: until it is cleared.
+    `longest_s` is its longest duration, and the default; None: until it is cleared.
     """
 
     kind: str  # a value of FaultKind
     strikes: str  # requests, events or at once
-    seen: str  # in words
+    seen: str  # what VMs notice of it, in words
     parameters: dict[str, FaultParameterView]  # by name
     longest_s: float | None  # real time for faults on requests, lab time for those on events
 
@@ -87,4 +87,4 @@ class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
     """The faults and storms that a call ended; empty if none matched."""
 
     cleared: tuple[FaultView, ...]  # as they were, oldest first
-    storms: tuple[StormView, ...]
+    storms: tuple[StormView, ...]  # as they were, oldest first

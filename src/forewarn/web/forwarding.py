@@ -48,9 +48,9 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 class NodeUnreachable(Exception):
-    """The call had no effect, and can be sent again.
+    """Raised by `ForwardingApp.forward` if a call had no effect and can be sent again.
 
-    It did not arrive, arrived at a node that is not active, or only reads.
+    The call did not arrive, arrived at a node that is not active, or only reads.
     """
 
 
@@ -59,11 +59,12 @@ class _TargetChanged(Exception):
 
 
 class ForwardingApp:
-    """An ASGI app that forwards every HTTP call to the base URL that `target` returns.
+    """The ASGI app of a control node that is not active: forwards every HTTP call to the active node.
 
-    `target` returns "" while no node is active; `node` is the name of this node. With `owner`, the calls come from the
-    unix socket, and count as those of the local owner of that name. `tls` verifies the certificate of the other node.
-    Close it at the end. `tokens` signs each call, so that the active node knows where it comes from.
+    `target` returns the active node's base URL, "" while no node is active; `node` is the name of this node. With
+    `owner`, the calls come from the unix socket, and count as those of the local owner of that name. `tls` verifies the
+    certificate of the other node. `tokens` signs each call, so that the active node knows where it comes from. A call
+    that cannot be forwarded gets a 503. Close it at the end.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class ForwardingApp:
     async def forward(
         self, scope: Scope, receive: Receive, send: Send, can_repeat: Callable[[], bool] = lambda: False
     ) -> None:
-        """Forward one HTTP call and send the response; raises NodeUnreachable if it can be sent again.
+        """Forward one HTTP call and send the response; raises NodeUnreachable if the call can be sent again.
 
         It can if the active node cannot be connected to. If `can_repeat()` says that the same messages can be received
         again, it also can if the node answers that it is not active, or a call that only reads fails. Any other failure
-        is answered with an error, as is a call while no node is active, and one that was forwarded already. An error
-        after the beginning of the response is raised.
+        is answered with an error, as is a call while no node is active, and one that was forwarded already. If the
+        response breaks off after its beginning, that error is raised.
         """
         if is_forwarded(scope):
             await _not_active_response(scope, self._node)(scope, receive, send)
@@ -107,11 +108,11 @@ class ForwardingApp:
         await _Exchange(self, scope, receive, send, target, can_repeat).run()
 
     async def request(self, scope: Scope, target: str, body: AsyncIterator[bytes]) -> httpx2.Response:
-        """Send the call to the active node; returns its response, whose body is not read yet.
+        """Send the call to the node at `target`, and return its response, whose body is not read yet.
 
-        Raises httpx2.HTTPError or OSError if there is none, httpx2.InvalidURL if the path cannot be forwarded. `scope`
-        is the ASGI scope of the call, `target` the base URL of the active node, `body` the call's body in pieces. The
-        caller closes the response. Only connecting has a time limit.
+        `scope` is the ASGI scope of the call, `target` the base URL of the active node, `body` the call's body in
+        pieces. The caller closes the response. Only connecting has a time limit, of 2 s. Raises httpx2.HTTPError or
+        OSError without a response, httpx2.InvalidURL if the path cannot be forwarded.
         """
         call = ForwardedCall(
             node=self._node, scheme="https" if self._owner else str(scope["scheme"]), owner=self._owner
@@ -129,7 +130,7 @@ class ForwardingApp:
         return await self._transport.handle_async_request(request)
 
     def has_target(self, target: str) -> bool:
-        """Whether calls still go to this base URL: the active node has not changed since."""
+        """Return whether calls still go to this base URL, so that the active node has not changed since."""
         return self._target() == target
 
 
@@ -228,10 +229,10 @@ class _Exchange:
 
 
 class ForwardedCallMiddleware:
-    """ASGI middleware of the active node: verifies forwarding tokens, and restores what they say.
+    """ASGI middleware of the active node: verifies calls that other control nodes have forwarded.
 
-    A call without a token passes unchanged; one with an invalid token gets a 401. `forwarded_owner` returns the local
-    owner of a call that came from another node's unix socket. `app` gets the calls; `tokens` verifies the tokens.
+    It restores the scheme and the local owner that the call's token names; see `forwarded_owner`. A call without a
+    token passes unchanged; one with an invalid token gets a 401. `app` gets the calls; `tokens` verifies the tokens.
     """
 
     def __init__(self, app: ASGIApp, *, tokens: ForwardingTokens) -> None:
@@ -258,7 +259,7 @@ class ForwardedCallMiddleware:
 
 
 def forwarded_owner(request: Request) -> Principal | None:
-    """The owner who called on another node's unix socket, as that node says; None: any other caller.
+    """Return the owner who made this call on another node's unix socket; None for any other call.
 
     The principal may do everything, and its name is `OWNER on NODE`. Only a call that passed `ForwardedCallMiddleware`
     has one.
@@ -298,7 +299,7 @@ def _unavailable_response(scope: Scope, reason: str) -> Response:
 
 
 def is_forwarded(scope: Scope) -> bool:
-    """Whether another node has forwarded this call, as it says; its token is not verified."""
+    """Return whether another node says that it has forwarded this call; its token is not verified."""
     return any(name == FORWARDED_HEADER.encode() for name, _ in scope["headers"])
 
 
@@ -315,17 +316,29 @@ def _not_active_response(scope: Scope, node: str) -> Response:
 
 
 def no_active_node_response(scope: Scope) -> Response:
-    """The 503 for a call while no node is active."""
+    """Make the 503 response for a call while no control node is active. Sends nothing.
+
+    It has Retry-After and says what to do, as a page for the portal and else as JSON. `scope` is the ASGI scope of the
+    call.
+    """
     return _unavailable_response(scope, "no control node is active now")
 
 
 def unreachable_response(scope: Scope) -> Response:
-    """The 503 for a call that had no effect, because the active node cannot be reached."""
+    """Make the 503 response for a call that had no effect, because the active node cannot be reached.
+
+    It has Retry-After and says what to do, as a page for the portal and else as JSON. `scope` is the ASGI scope of the
+    call. Sends nothing.
+    """
     return _unavailable_response(scope, "the active control node cannot be reached, so nothing was done")
 
 
 def unsure_response(scope: Scope) -> Response:
-    """The 503 of a node that would refuse a change, but cannot be sure of its lease and so of its state."""
+    """Make the 503 of a node that would refuse a change, but is not certain that it still has the lease.
+
+    It has Retry-After and says what to do, as a page for the portal and else as JSON. `scope` is the ASGI scope of the
+    call. Sends nothing.
+    """
     return _unavailable_response(
         scope, "this control node cannot be sure that it is still the active one, so nothing was done"
     )

@@ -17,9 +17,9 @@ _RECENT_EVENTS = 1000  # a fault's events are searched among these
 
 
 async def read_faults(context: RequestContext) -> FaultsView:
-    """All active faults and storms, and every kind of fault with its parameters.
+    """Return all active faults and storms, and every kind of fault with its parameters.
 
-    Calls `refresh_faults` first. Filters nothing: for callers who see everything.
+    Calls `refresh_faults` first, which stores observations. Filters nothing: for callers who see everything.
     """
     await refresh_faults(context)
     active = context.control.faults.active
@@ -31,7 +31,7 @@ async def read_faults(context: RequestContext) -> FaultsView:
 
 
 async def refresh_faults(context: RequestContext) -> None:
-    """Stores what was observed until now, such as requests that faults affected; removes expired faults.
+    """Store what was observed until now, such as requests that faults affected, and remove expired faults.
 
     Both are durable; the history gets an entry for each removed fault, by forewarn. Call it before reading faults, so
     that they are up to date. If the store cannot be written, it logs that, and expired faults stay.
@@ -44,7 +44,7 @@ async def refresh_faults(context: RequestContext) -> None:
 
 
 def fault_view(context: RequestContext, fault: Fault) -> FaultView:
-    """The view of a fault, active or just ended: its remaining time and count, and the events it affected.
+    """Return the view of a fault, active or just ended: what is left of it, and the events it affected.
 
     The events are ids from the 1,000 newest of its scope or, without one, of all, oldest first; () for a fault on
     requests.
@@ -77,7 +77,7 @@ def _touched_events(context: RequestContext, fault: Fault) -> tuple[str, ...]:
 
 
 def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
-    """Seconds until the fault ends, never negative; None if it lasts until it is cleared.
+    """Return the seconds until the fault ends, never negative; None if it lasts until it is cleared.
 
     Real time for faults on requests of VMs (transport), lab time for faults on events.
     """
@@ -88,7 +88,7 @@ def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
 
 
 def storm_view(context: RequestContext, storm: FaultStorm) -> StormView:
-    """The view of a fault storm, active or ended: its scheduled faults, and which of them are done with.
+    """Return the view of a fault storm, active or ended: its schedule, and which faults are done with.
 
     `is_set` is True for the first `storm.gone` faults: those that were set, or skipped, as when the VM was removed.
     `context` is used to look up the names of the VMs; a VM that is not in the store appears by its key.
@@ -121,12 +121,15 @@ def _fault_kind_view(kind: FaultKind, row: FaultDefinition) -> FaultKindView:
 
 
 def read_replays(context: RequestContext) -> tuple[ReplayView, ...]:
-    """All running replays, and ended ones among the 10,000 newest requests; oldest first, not filtered."""
+    """Return all running replays, and the ended ones among the 10,000 newest requests; oldest first.
+
+    Filters nothing: for callers who see everything.
+    """
     return tuple(replay_view(context, request) for request in context.control.replays.list_replays())
 
 
 def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
-    """The view of a replay, running or ended, with what it shows now.
+    """Return the view of a replay, running or ended, with the step that it shows now.
 
     `request` must be that of a replay, else AssertionError. Does not check what the caller may see.
     """

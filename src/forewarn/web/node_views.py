@@ -14,7 +14,7 @@ ACTIVE_ROLES = ("active", "suspended")
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A control node as it last described itself."""
+    """A control node of a cluster, as it last described itself."""
 
     name: str  # unique in the cluster
     url: str  # where the other nodes reach it
@@ -31,11 +31,14 @@ class NodesView(msgspec.Struct, frozen=True, kw_only=True):
 
     active: str  # the name of the node that has the lease, as far as known; "": none has, or the service runs alone
     term: int  # of that lease; 0 if `active` is ""
-    nodes: tuple[NodeView, ...]
+    nodes: tuple[NodeView, ...]  # sorted by name
 
 
 def nodes_view(node: ControlNodeView | None) -> NodesView:
-    """The view of all control nodes, as `node`, which answers, knows them; None: the service runs alone."""
+    """Return the view of all control nodes of the cluster, as `node`, the one that answers, knows them.
+
+    `node` None: the service runs alone, and the view is empty.
+    """
     if node is None:
         return NodesView(active="", term=0, nodes=())
     return NodesView(active=node.active_name, term=node.active_term, nodes=_node_list(node.nodes))

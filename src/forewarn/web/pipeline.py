@@ -33,7 +33,7 @@ class GuardedRoute(Protocol):
 
     @property
     def right(self) -> Right:
-        """The right that the caller needs."""
+        """The right that a caller of this route needs over each resource that `resources` returns."""
 
     @property
     def resources(self) -> ResourceSelector:
@@ -41,7 +41,7 @@ class GuardedRoute(Protocol):
 
     @property
     def signature(self) -> HandlerSignature:
-        """The structs of the body and query that the handler takes, and its response type."""
+        """What the route's handler declares: the structs of its body and query, its response type and summary."""
 
 
 async def run_request(
@@ -51,11 +51,12 @@ async def run_request(
     handle: Callable[[Caller], Awaitable[Response]],
     render_error: Callable[[Exception, Caller | None], Response],
 ) -> Response:
-    """Authenticates the caller of a request, then returns the response of `handle`.
+    """Authenticate the caller of a request, then return the response of `handle(caller)`.
 
     `authenticate` returns the caller, or raises. Every error of both becomes the response of `render_error(error,
-    caller)`, whose caller is None if authentication failed; if the client has gone, the response is an empty 400.
-    Authentication comes before everything else: an unknown caller learns nothing, not even that a body is too long.
+    caller)`, whose caller is None if authentication failed; if the client has gone, the response is an empty 400. So it
+    raises nothing. Authentication comes before everything else: an unknown caller learns nothing, not even that a body
+    is too long.
     """
     caller: Caller | None = None
     try:
@@ -68,7 +69,7 @@ async def run_request(
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Reads and returns the whole body of a request; b"" if it has none.
+    """Read and return the whole body of a request; b"" if it has none.
 
     Raises BodyTooLarge for more than `max_bytes` (16 MiB by default), and ClientDisconnect, which `run_request`
     handles.
@@ -80,11 +81,11 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
 
 
 def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
-    """Authorizes a call over the resources it names, then returns the keyword arguments of its handler.
+    """Check the caller's right over the resources of a call; return its handler's keyword arguments.
 
     These are `body` and `query`, decoded, as far as the handler declares them; {} if neither. Raises Forbidden without
     the right over one of the resources, NotFound, Refused (an ambiguous name), and Rejected for a body or query that
-    the handler does not take.
+    the handler does not take. Does not run the handler.
     """
     for resource in route.resources(context, call):
         context.require(route.right, resource)
@@ -92,7 +93,7 @@ def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: Hand
 
 
 async def run_route(context: RequestContext, route: ApiRoute, call: HandlerCall, key: str = "") -> Any:
-    """Authorizes and parses a call, and returns what the route's handler returns.
+    """Check the caller's right, parse the call, run the route's handler, and return what that returns.
 
     A repeated call of the same caller with the same `key` ("": none) does not run the handler: it returns what the
     route's `show_repeated` returns for the request of the first call, as it is now. The caller must still see that
