@@ -28,7 +28,8 @@ _MAX_PERFORM_CALLS = 1000  # calls after which an act counts as never done
 class HypervisorConformance(ABC):
     """The tests that every `Hypervisor` must pass. Subclass it and define `open` and `effects`.
 
-    pytest collects the tests. Override `act`, `wait_until` and `start_time` if your hypervisor needs that.
+    pytest collects the tests of the subclass. Override `act` (to name a VM of yours), `wait_until` (if acts take real
+    time) and `start_time` (the time of the first call, in seconds since 1970) if your hypervisor needs that.
     """
 
     start_time = 1_700_000_000.0  # the `now` of the first `perform`, in seconds since 1970; may be overridden
@@ -37,7 +38,7 @@ class HypervisorConformance(ABC):
     async def open(self) -> Hypervisor:
         """Open and return the hypervisor under test; the suite closes it.
 
-        A second call within one test must find the state that the first one left.
+        A second call within one test comes after the first hypervisor was closed, and must find the state that it left.
         """
 
     @abstractmethod
@@ -48,9 +49,9 @@ class HypervisorConformance(ABC):
         """
 
     async def wait_until(self, at: float) -> float:
-        """Return `at` (seconds since 1970) at once, as virtual time allows.
+        """Wait until the time `at` (seconds since 1970) and return the time then.
 
-        If acts take real time, override it to wait until then, and to return the time after the wait.
+        Here it returns `at` at once, as virtual time allows. If acts take real time, override it to wait.
         """
         return at
 
@@ -80,11 +81,11 @@ class HypervisorConformance(ABC):
             await hypervisor.close()
 
     async def perform_until_done(self, hypervisor: Hypervisor, act: Act, now: float) -> tuple[ActDone, float]:
-        """Call `perform` as the executor does until the act is done; return its result and the time then.
+        """Call `perform` again and again, as the service does, until the act is done; return (result, time).
 
-        `now` is the time of the first call in seconds since 1970; `wait_until` gives that of each later one. After
-        Unavailable it tries again a second later. AssertionError after 1000 calls, or if ActUnderWay names a time that
-        is not in the future.
+        `now` is the time of the first call in seconds since 1970; the next one is at the time that ActUnderWay names,
+        through `wait_until`. After Unavailable it tries again a second later. The returned time is that of the last
+        call. Raises AssertionError after 1000 calls, or if ActUnderWay names a time that is not in the future.
         """
         for _ in range(_MAX_PERFORM_CALLS):
             try:

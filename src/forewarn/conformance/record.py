@@ -33,10 +33,10 @@ HOUR_S = 3600.0
 
 
 def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int = 0) -> RecordGroup:
-    """Return the group that a holder writes `number` groups after it took the lease.
+    """Return the group of row changes that a node writes as the `number`-th one after it took the lease.
 
-    `lease` is as it was taken; `changes` are the group's; `seq` is how many history entries were written since. Its
-    clock is `number` seconds later.
+    A group is what one transaction of the record writes. `lease` is as it was taken; `changes` are the group's rows;
+    `seq` is how many history entries were written since. The group's clock is `number` seconds after the lease's.
     """
     return RecordGroup(
         term=lease.term,
@@ -49,9 +49,10 @@ def group_after(lease: LeaseRow, *changes: RowChange, number: int = 1, seq: int 
 
 
 class RecordConformance(ABC):
-    """The tests that every `SharedRecord` must pass.
+    """The tests that every `SharedRecord` must pass: the tables that several control nodes share.
 
-    A subclass defines `open`, `expire_lease` and `make_log_old`; pytest collects the tests.
+    The node that holds the lease writes groups of row changes; the log keeps each group. A subclass defines `open`,
+    `expire_lease` and `make_log_old`; pytest collects its tests.
     """
 
     @abstractmethod
@@ -63,20 +64,23 @@ class RecordConformance(ABC):
 
     @abstractmethod
     def expire_lease(self) -> None:
-        """Let the time of the lease pass, without a holder that renews it."""
+        """Make the lease of the record under test expire, as if its holder had not renewed it in time."""
 
     @abstractmethod
     def make_log_old(self) -> None:
-        """Make everything that is in the log two hours old."""
+        """Make all groups that are in the record's log two hours old, so that pruning may delete them."""
 
     def take(self, record: SharedRecord, holder: str = "c1", url: str = URL_1) -> LeaseRow:
-        """Take the lease for this node and return it. AssertionError if it is held and has not expired."""
+        """Take the lease of the record for a control node and return it.
+
+        `holder` is the node's name, `url` its address. Raises AssertionError if the lease is held and has not expired.
+        """
         lease = record.take_lease(holder, url)
         assert lease is not None
         return lease
 
     def rows(self, record: SharedRecord, table: str = "saved") -> list[SqlValues]:
-        """Return all rows of a table in a new snapshot, sorted; [] if it has none."""
+        """Return all rows of a table of the record, read in a new snapshot, sorted; [] if it has none."""
         found: list[SqlValues] = []
         with record.snapshot() as snapshot:
             for name, rows in snapshot.tables:
@@ -294,9 +298,9 @@ class RecordConformance(ABC):
             record.log_after(2, 10)
 
     def commit_many(self, record: SharedRecord, lease: LeaseRow, count: int) -> None:
-        """Commit this many groups without changes, numbered from the one after `lease` on.
+        """Commit `count` groups without changes to the record, numbered from the one after `lease` on.
 
-        A subclass may do it faster.
+        A subclass may override it to do that faster.
         """
         for number in range(1, count + 1):
             record.commit(group_after(lease, number=number))
@@ -314,7 +318,7 @@ class RecordConformance(ABC):
         assert {name: list(map(tuple, rows)) for name, rows in tables.items()} == {"saved": [("first", b"1")]}
 
     def test_no_commit_waits_for_a_standby_while_all_is_well(self) -> None:
-        """`waits_for_standby` is False while no commit is under way."""
+        """`waits_for_standby` is False while no commit is waiting for the database's standby server."""
         assert not self.open().waits_for_standby()
 
     def test_control_nodes_describe_themselves(self) -> None:
@@ -332,7 +336,7 @@ class RecordConformance(ABC):
         assert all(0 <= node.seen_s_ago < HOUR_S for node in found)
 
     def test_connections_are_independent(self) -> None:
-        """A connection of `connect` works on after the first one was closed."""
+        """A connection from `connect` can still take the lease and commit after the first one was closed."""
         record = self.open()
         other = record.connect()
         lease = self.take(other)

@@ -16,7 +16,7 @@ from forewarn.conformance.store_scopes import StoreScopeTests
 
 
 class StoreConformance(StoreScopeTests, StoreCommitTests, StoreQueryTests, StoreHistoryTests, StorePruningTests):
-    """The tests that every `Store` must pass: those of all store suites.
+    """The tests that every `Store` must pass: scopes, commits, queries, the history and pruning.
 
     Subclass it in a test module and define `open`, which opens the store under test. pytest collects the tests.
     """

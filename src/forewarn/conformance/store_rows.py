@@ -46,7 +46,10 @@ def sample_event(event_id: str, **facts: Any) -> Event:
 
 
 def finished_event(event: Event, at: float) -> Event:
-    """Return a copy of the event, over since the time `at` (seconds) with the ending FINISHED."""
+    """Return a copy of the event that is over since `at` (lab time), with the ending FINISHED.
+
+    Its acts and start time stay as they are.
+    """
     return replace_fields(event, status=EventState.OVER, over_at=at, ending=Ending.FINISHED)
 
 
@@ -76,7 +79,7 @@ def sample_planned_event(event_id: str, **facts: Any) -> PlannedEvent:
 
 
 def sample_measurement(at: float, **facts: Any) -> Measurement:
-    """Return a good measurement of check `c` of request `r1`; `facts` sets or replaces fields."""
+    """Return a good measurement of check `c` of request `r1` at lab time `at`; `facts` sets other fields."""
     return Measurement(**{"request_id": "r1", "check": "c", "at": at, "outcome": CheckOutcome.GOOD, **facts})
 
 
@@ -86,9 +89,9 @@ def sample_history_entry(text: str, **facts: Any) -> HistoryEntry:
 
 
 def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDelivery:
-    """Return the delivery of the event to this VM in a document, at 20.0 and as Scheduled.
+    """Return the record that a poll at 20.0 showed the event to the VM, with the status `Scheduled`.
 
-    `facts` sets or replaces fields by name.
+    `vm` is used as the VM's key. `facts` sets or replaces fields by name.
     """
     given: dict[str, Any] = {
         "scope_id": SAMPLE_SCOPE_ID,
@@ -100,8 +103,8 @@ def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDeli
 
 
 def sample_poll(vm: str, at: float, **facts: Any) -> LastPoll:
-    """Return the last poll of this VM, at the time `at` (seconds) in the sample scope, with the count 1.
+    """Return the last poll of a VM, at lab time `at` in the sample scope, with the count 1.
 
-    `facts` sets or replaces fields by name.
+    `vm` is used as the VM's key. `facts` sets or replaces fields by name.
     """
     return LastPoll(**{"vm": vm, "scope_id": SAMPLE_SCOPE_ID, "at": at, "version": "2020-07-01", "count": 1, **facts})

@@ -15,7 +15,7 @@ LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
 
 
 class StoreSuite(ABC):
-    """Base of the store suites, without tests; a subclass defines `open`."""
+    """Base class of the conformance tests of a store, without tests of its own; a subclass defines `open`."""
 
     @abstractmethod
     def open(self) -> Store:
@@ -26,9 +26,10 @@ class StoreSuite(ABC):
         """
 
     def run_scenarios(self, *scenarios: StoreScenario) -> None:
-        """Run the scenarios in order, each in its own event loop; open the store before each, close it after.
+        """Run the scenarios in order, each in a new event loop with a newly opened store; close it after each.
 
-        So the second one shows what survived closing and reopening. Raises what a scenario raises.
+        A scenario is an async function of the open store. So the second one shows what survived closing and reopening.
+        Raises what a scenario raises, and then runs no further one.
         """
         for scenario in scenarios:
             asyncio.run(self._run_one(scenario))
