@@ -51,30 +51,30 @@ _CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at",
 
 
 class ProgressPart(BaseView, frozen=True, kw_only=True):
-    """One part of a rollout's progress bar, such as the VMs that are done.
-
-    `since` counts the VMs in the parts before it, so it is where this part begins.
-    """
+    """One part of a rollout's progress bar, such as the VMs that are done. Field names are JSON keys."""
 
     name: str  # done, failed, withdrawn, not_needed, started, scheduled or waiting
     count: int  # VMs
-    since: int  # VMs in the parts before it: where it begins
+    since: int  # how many VMs are in the parts before it, so where it begins
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the bar shows it: only what has ended or is under way fills the bar."""
+        """Whether this part fills the bar: false for scheduled and waiting VMs, true for all others."""
         return self.name not in ("scheduled", "waiting")
 
 
 class RolloutRow(BaseView, frozen=True, kw_only=True):
-    """A rollout with its progress bar."""
+    """A rollout with its progress bar. Field names are JSON keys."""
 
     rollout: RolloutView
     parts: tuple[ProgressPart, ...]  # in the order of PROGRESS_PARTS, without empty ones
 
     @property
     def target_text(self) -> str:
-        """Its hosts, up to four names, of more the first three and `and 4 more`; else what it covers in words."""
+        """What the rollout covers: names of hosts, or words.
+
+        Of hosts it names up to four, of more the first three and `and 4 more`.
+        """
         hosts = self.rollout.hosts
         if not hosts:
             return self.rollout.title_of_scope
@@ -82,9 +82,9 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """Its progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`; parts without VMs are left out.
+        """The rollout's progress in VMs, such as `12 of 40 done, 4 started, 24 waiting`, without empty parts.
 
-        Once it is closed, those that still wait are called `never started`.
+        Once the rollout is closed, VMs that still wait are called `never started`.
         """
         tally = self.rollout.tally
         rest = [f"{part.count} {_part_text(part.name, self.rollout)}" for part in self.parts if part.name != "done"]
@@ -92,28 +92,23 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
 
 class RolloutsPage(BaseView, frozen=True, kw_only=True):
-    """The list of rollouts. Field names are JSON keys.
-
-    Open rollouts come first, and in each part the newest; at most 200.
-    """
+    """The list of rollouts. Field names are JSON keys."""
 
     rollouts: tuple[RolloutRow, ...]  # open ones first, then closed ones, each newest first; at most 200
     sees_all: bool  # whether the user may see everything; if not, the list is empty
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per rollout of `rollouts`: its target, progress and counts of VMs.
+        """Return the CSV export: one row per rollout of `rollouts`.
 
         Columns are rollout (its id), impact, over (its target in words), progress, asked_by, asked_at (lab time in
-        POSIX seconds), total and the names in PROGRESS_PARTS.
+        POSIX seconds), total (VMs) and the counts of VMs named in PROGRESS_PARTS: done, failed, withdrawn, not_needed,
+        started, scheduled and waiting.
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.rollouts])
 
 
 class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
-    """The progress of a rollout in one update domain of a scope.
-
-    `done` counts VMs whose event is over. `state` is now (it has live events), next, waiting or done.
-    """
+    """The progress of a rollout in one update domain of a scope. Field names are JSON keys."""
 
     number: int  # of the update domain
     vms: int  # that the rollout affects
@@ -122,25 +117,24 @@ class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
 
 
 class ScopeProgress(BaseView, frozen=True, kw_only=True):
-    """The progress of a rollout in one scope, by update domain."""
+    """The progress of a rollout in one scope, by update domain. Field names are JSON keys."""
 
     id: str  # of the scope
     title: str  # such as `availability set web`
-    domains: tuple[UpdateDomainProgress, ...]  # by number
+    domains: tuple[UpdateDomainProgress, ...]  # sorted by number
 
 
 class RolloutBatchView(BaseView, frozen=True, kw_only=True):
-    """The events of a rollout that were published together. Field names are JSON keys; times are lab time.
+    """A batch of a rollout: the events that were published together, within 5 seconds of each other.
 
-    Pages call it a batch. `state` is now, withdrawn or done. `next_start` is the earliest NotBefore of its scheduled
-    events, `over_at` when the last was over; None if there is none yet.
+    Field names are JSON keys; times are lab time.
     """
 
     number: int  # from 1, in order of publication
-    state: str  # now: it has live events; withdrawn: all were, before they started; done
+    state: str  # now: it has live events; withdrawn: all events were, before they started; done: all are over
     update_domains: tuple[int, ...]  # of its VMs, each once, ascending
-    vms: int  # how many
-    done: int  # VMs whose event is over, and was not withdrawn
+    vms: int  # how many VMs its events affect
+    done: int  # VMs whose event is over, also if it failed, and was not withdrawn
     failed: int  # VMs whose event failed
     published_at: float  # lab time
     next_start: float | None  # the earliest NotBefore of its scheduled events; None: it has none
@@ -148,55 +142,58 @@ class RolloutBatchView(BaseView, frozen=True, kw_only=True):
 
 
 class WaitingDomain(BaseView, frozen=True, kw_only=True):
-    """VMs of a rollout that have no event yet, or need a new one, in one update domain of all its scopes."""
+    """The VMs of a rollout in one update domain that have no event yet, or need a new one.
+
+    The update domains of this number of all scopes are taken together.
+    """
 
     number: int  # of the update domain
-    vms: int  # how many
+    vms: int  # how many VMs wait
 
 
 class RolloutPageQuery(RequestPageQuery, frozen=True, kw_only=True):
-    """The query of the page of a rollout: the form that led here, the wave, and which page of its events.
+    """The query of the page of a rollout: the form that led here, the batch, and which page of its events.
 
-    `wave` counts from 1; 0: the current one, else the last.
+    A batch is the events that were published together; in JSON and in the query it is called `wave`.
     """
 
-    wave: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # from 1; 0: the current one, else the last
+    wave: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # of a batch, from 1; 0: the first live one, else the last
 
 
 class RolloutPage(BaseView, frozen=True, kw_only=True):
     """The page of one rollout. Field names are JSON keys.
 
-    `waves` are up to 20 around the chosen `wave` (0: none), in an export all. `course` has the events of that wave,
-    `waiting` VMs of later ones.
+    In `waves`, `wave_count`, `wave` and `course`, a wave is a batch: the events that were published together.
     """
 
     row: RolloutRow  # the rollout with its progress bar
     card: EventStatusCard | None  # the live event that matters next; None: there is none
-    waves: tuple[RolloutBatchView, ...]  # those published so far; 20 around the chosen one, in an export all
-    wave_count: int  # of all that were published
-    wave: int  # number of the wave whose events are listed; 0: there is none
-    waiting: tuple[WaitingDomain, ...]  # VMs of later waves, by update domain; () unless it is running or paused
+    waves: tuple[RolloutBatchView, ...]  # batches published so far; 20 around the chosen one, in an export all
+    wave_count: int  # how many batches were published
+    wave: int  # number of the batch whose events are listed; 0: there is none
+    waiting: tuple[WaitingDomain, ...]  # VMs of later batches, by update domain; () unless it is running or paused
     scopes: tuple[ScopeProgress, ...]  # those with live events first, else by id; at most 60
     more_scopes: int  # scopes that are left out
     diagram: WaveDiagram | None  # its waves over time, and a calendar; None: it has one wave that does not settle
-    course: RequestTimeline  # events of the chosen wave, 15 per page; an export has 100, of all waves if none is chosen
+    course: RequestTimeline  # events of the chosen batch, 15 per page; an export has 100, by default of all batches
     checks: tuple[RolloutCheckRow, ...]  # its health checks; (): none
     done: str  # the done message of the form that led here; "": none
 
     def svg(self) -> str:
-        """The text of the SVG export: the rollout's events (`course`) over time, at most 100 of them."""
+        """Return the text of the SVG export: the rollout's events (`course`) over time, at most 100 of them."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `course`, at most 100; times are lab time in ISO 8601.
+        """Return the CSV export: one row per event of `course`, at most 100.
 
-        Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for.
+        Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for. Times
+        are lab time in ISO 8601. It does not say that events are left out.
         """
         return self.course.table()
 
 
 async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> RolloutsPage:
-    """Shows all open rollouts and then recent ones, each newest first, at most 200 together.
+    """Show all open rollouts and then recent ones, each newest first, at most 200 together.
 
     Recent ones are among the 10,000 newest requests. Shows none to users who may not see everything.
     """
@@ -207,12 +204,12 @@ async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> Roll
 
 
 async def show_rollout_page(context: RequestContext, call: HandlerCall, query: RolloutPageQuery) -> RolloutPage:
-    """Shows one rollout, by its id or a unique prefix: its waves, its scopes, and the events of a wave.
+    """Show one rollout: its batches and waves, its scopes, its health checks, and the events of a batch.
 
-    The path parameter `id` has it, in any case. `query` names the form that led here, if any, whose message the page
-    then shows, and the wave. First stores the polls and deliveries observed so far. Raises NotFound, also for users who
-    may not see everything, Refused if several match, and UnknownFilter for a wave or a page of events after the last
-    one.
+    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. `query` names the form
+    that led here, if any, whose message the page then shows, and the batch. First stores the polls and deliveries
+    observed so far. Raises NotFound, also for users who may not see everything, Refused if several rollouts match, and
+    UnknownFilter for a batch or a page of events after the last one.
     """
     await context.dependencies.flush_observations()
     request = context.find_rollout(call.path_params["id"])

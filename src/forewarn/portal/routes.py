@@ -72,11 +72,11 @@ from forewarn.web.routing import (
 
 @dataclass(frozen=True, slots=True)
 class PageRoute:
-    """One page: its path below /portal, its handler and template, and the right that it needs.
+    """One page of the portal: its path, its handler and template, and the right that it needs.
 
-    The handler returns a msgspec struct. The template receives it as `page`. The query `?as=json` exports it unchanged,
-    `?as=csv` its `table()` and `?as=svg` its `svg()`, if it has these methods. Unless the query names a page, the
-    handler makes what is exported with whole lists (`for_export` of the call).
+    The handler returns a msgspec struct, which the template receives as `page`. The query `?as=json` exports the struct
+    unchanged, `?as=csv` its `table()` and `?as=svg` its `svg()`, if it has these methods. Unless the query has page,
+    before, after or limit, the handler makes what is exported with whole lists (`for_export` of the call).
     """
 
     path: str  # below /portal, in starlette's syntax
@@ -87,7 +87,7 @@ class PageRoute:
 
     @property
     def signature(self) -> HandlerSignature:
-        """What the handler declares by its annotations: the struct of its query, and the page that it returns.
+        """What the page's handler declares by its annotations: the struct of its query, and what it returns.
 
         Raises TypeError if its parameters are not those of a handler, KeyError if it declares no return type.
         """
@@ -132,12 +132,12 @@ def portal_routes(
     authenticate_session: SessionAuthenticator,
     api_routes: ApiRouteTable,
 ) -> list[BaseRoute]:
-    """The routes under /portal that need a signed-in user, and the redirect from / to them.
+    """Return the routes under /portal that need a signed-in user, and the redirect from / to them.
 
     `directory` is that of the whole fleet, `authenticate_session` resolves the session of a request; `api_routes` are
     the API's routes, which forms call. All share one fleet overview, which the first request builds, one event index
-    and one hub of live updates. Static files need no sign-in. The last route answers every other path under /portal
-    with 404, so sign-in routes (`sign_in`) must come before these.
+    and one hub of live updates. At most two exports run at once; others wait. Static files need no sign-in. The last
+    route answers every other path under /portal with 404, so sign-in routes (`sign_in`) must come before these.
     """
     export_slots = asyncio.Semaphore(_MAX_CONCURRENT_EXPORTS)
     overview = FleetOverview(dependencies.control.store, dependencies.control.placement, directory)

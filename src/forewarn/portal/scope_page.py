@@ -30,8 +30,8 @@ _MAX_LIVE_EVENTS = 10
 class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     """A present VM of a scope, with its last poll. Field names are JSON keys and CSV columns.
 
-    `is_silent`: it never polled, or its last poll or long poll ended over a minute of real time ago; after a restart of
-    the service, that minute counts from the restart.
+    `is_silent` is true if the VM never polled, or if its last poll or long poll ended over a minute of real time ago;
+    after a restart of the service, that minute counts from the restart.
     """
 
     key: str  # `subscription id/resource group/name` in lower case
@@ -42,12 +42,12 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     host: str  # "": on none
     last_polled_at: float | None  # lab time; None: never
     polled_version: str | None  # the api-version of its last poll; None: it never polled
-    polls: int  # so far
-    is_silent: bool  # see above
+    polls: int  # how many it has sent so far
+    is_silent: bool  # it does not poll now
 
 
 class RemovedVmView(BaseView, frozen=True, kw_only=True):
-    """A VM that was removed from a scope."""
+    """A VM that was removed from a scope. Field names are JSON keys."""
 
     key: str  # `subscription id/resource group/name` in lower case
     name: str  # of the VM
@@ -55,11 +55,7 @@ class RemovedVmView(BaseView, frozen=True, kw_only=True):
 
 
 class ScopePage(BaseView, frozen=True, kw_only=True):
-    """The page of one scope. Field names are JSON keys.
-
-    `vms` are 15 per page, in an export all. `events` are live ones in order of publication, `over` and `gone` past
-    events and removed VMs, the newest first. `document` is JSON.
-    """
+    """The page of one scope. Field names are JSON keys."""
 
     id: str  # such as `set:SUBSCRIPTION/GROUP/NAME` in lower case
     title: str  # such as `availability set web`
@@ -73,7 +69,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     vms: tuple[ScopeMemberView, ...]  # that the user may see, 15 per page; in an export all
     page: int  # its number, from 1
     pages: int  # how many there are
-    gone: tuple[RemovedVmView, ...]  # removed VMs, the last first, at most 20
+    gone: tuple[RemovedVmView, ...]  # removed VMs that the user may see, the last removed first, at most 20
     events: tuple[EventView, ...]  # live events, in order of publication; the first 10, in an export all
     more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past events, newest first, at most 20
@@ -83,11 +79,11 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
 
     @property
     def resource_group(self) -> str:
-        """The resource group of its VMs, in lower case."""
+        """The name of the resource group of the scope's VMs, in lower case."""
         return resource_group_of_scope(self.id).partition("/")[2]
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per VM of `vms`; the columns are the fields of ScopeMemberView.
+        """Return the CSV export: one row per VM of `vms`; the columns are the fields of ScopeMemberView.
 
         Times are lab time, in POSIX seconds.
         """
@@ -96,11 +92,12 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_scope_page(context: PortalContext, call: HandlerCall, query: PageQuery) -> ScopePage:
-    """Shows one scope: its VMs with their polls, its events, and the document that its VMs receive.
+    """Show one scope: its VMs with their polls, its events, and the document that its VMs receive.
 
-    The path parameter `id` is its id, the name of its set or service, or the name of a VM of it, in any case. VMs are
-    15 per page; an export has all. First stores the polls observed so far. Raises NotFound, also if the user may see no
-    VM of it, Refused if several match, or UnknownFilter for a page of VMs after the last one.
+    The path parameter `id` is the scope's id, the name of its set or service, or the name of a VM of it, ignoring
+    letter case. VMs are 15 per page; an export has all. First stores the polls observed so far. Raises NotFound, also
+    if the user may see no VM of the scope, Refused if several match, or UnknownFilter for a page of VMs after the last
+    one.
     """
     await context.dependencies.flush_observations()
     scope = context.find_scope(call.path_params["id"])

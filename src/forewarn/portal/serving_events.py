@@ -27,10 +27,12 @@ class _Work(NamedTuple):
 
 
 class ServingEvents:
-    """The published and planned events of rollouts that may serve each other.
+    """The published and planned events of rollouts, to find VMs that one rollout serves for another.
 
-    These rollouts are open, or closed since the oldest open one was requested. Pass every rollout's
-    request to `on_request` before its events. Events of other requests are ignored.
+    A rollout serves a VM for another rollout if it does the same work on the VM, on the same host, since the other one
+    was requested: then the other need not do it. Known are rollouts that are open, or closed since the oldest open one
+    was requested; a RolloutIndex passes them in. Pass every rollout's request to `on_request` before its events. Events
+    of other requests are ignored.
     """
 
     def __init__(self) -> None:
@@ -43,19 +45,19 @@ class ServingEvents:
 
     @property
     def is_of_several(self) -> bool:
-        """Whether it knows more than one rollout."""
+        """Whether more than one rollout is known, so that one may serve VMs for another."""
         return len(self._requests) > 1
 
     def on_request(self, request: MaintenanceRequest) -> None:
-        """Takes in the newest state of a rollout's request; call it before the events of the rollout."""
+        """Take in the newest state of a rollout's request; call it before the events of the rollout."""
         if request.id not in self._numbers:
             self._numbers[request.id] = next(self._next_number)
         self._requests[request.id] = request
 
     def forget_old(self) -> None:
-        """Forgets the rollouts that closed before the oldest open one was requested.
+        """Forget the rollouts that closed before the oldest open one was requested, with their events.
 
-        Call it when one has closed.
+        Call it when a rollout has closed.
         """
         oldest = min((request.at for request in self._requests.values() if request.is_open), default=math.inf)
         for request_id in [id_ for id_, request in self._requests.items() if _closed_before(request, oldest)]:
@@ -65,10 +67,11 @@ class ServingEvents:
                     self._drop(vm, event_id)
 
     def on_event(self, event: Event) -> Iterator[VmInScope]:
-        """Takes in an event that was published or changed, and yields its VMs; none if its rollout is unknown.
+        """Take in an event that was published or changed, and yield its VMs; none if its rollout is unknown.
 
-        A VM is (scope id, name). A VM whose act failed, was not needed or was withdrawn counts as not served by it. An
-        event with another cause than its rollout is passed over. Only what is iterated over is taken in.
+        A VM is (scope id, name). A VM whose act failed, was not needed or was withdrawn counts as not served by the
+        event. An event with another cause than its rollout is passed over. This is a generator: only what is iterated
+        over is taken in.
         """
         request = self._requests.get(event.request_id)
         if request is None or request.rollout is None or request.rollout.cause is not event.cause:
@@ -83,11 +86,11 @@ class ServingEvents:
             yield vm
 
     def on_planned(self, planned: Iterable[PlannedEvent], unplanned: Iterable[str] = ()) -> Iterator[VmInScope]:
-        """Takes in planned events, and ids of those that were published or dropped, and yields their VMs.
+        """Take in planned events, and ids of those that were published or dropped, and yield their VMs.
 
-        Call it before `on_event` for the events of the same commit. Only what is iterated over is taken in. `unplanned`
-        are the ids, taken first. A VM is (scope id, name). Planned events that are not of a known rollout are passed
-        over.
+        A VM is (scope id, name). `unplanned` are the ids, which are taken first. Planned events that are not of a known
+        rollout are passed over. Call it before `on_event` for the events of the same commit. This is a generator: only
+        what is iterated over is taken in.
         """
         for event_id in unplanned:
             for vm in self._planned.pop(event_id, ()):
@@ -115,8 +118,9 @@ class ServingEvents:
     def state_for(self, request: MaintenanceRequest, vm: VmInScope, host: str) -> str:
         """Return the field of RolloutTally that counts a VM, on this host, which another rollout serves.
 
-        It is scheduled, started or done; "" if no other rollout serves the VM. `request` is that of the rollout which
-        covers the VM, and has no event for it; `vm` is (scope id, name).
+        The field is scheduled, started or done; "" if no other rollout serves the VM. If several do, planned events win
+        over published ones, and then the rollout that was taken in last. `request` is that of the rollout which covers
+        the VM, and has no event for it; `vm` is (scope id, name).
         """
         serving = [work for work in self._work.get(vm, {}).values() if self._serves(work, request, host)]
         # As `shared_work` has it: the last event of the newest rollout counts, and planned ones before all.

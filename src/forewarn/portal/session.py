@@ -30,8 +30,8 @@ _TENANT_ID_LENGTH = 8
 class ServiceCookie:
     """A cookie of this service: HttpOnly and SameSite=Strict; over TLS also Secure and bound to this host.
 
-    Its name ends with the first eight characters of the tenant id, so that two services on one machine do not overwrite
-    each other's cookies. `max_age_s` is how long browsers keep it.
+    Its name is `name`, a dash and the first eight characters of the tenant id, so that two services on one machine do
+    not overwrite each other's cookies; over TLS it begins with `__Host-`. `max_age_s` is how long browsers keep it.
     """
 
     def __init__(self, name: str, tenant_id: str, *, max_age_s: int) -> None:
@@ -39,18 +39,18 @@ class ServiceCookie:
         self._max_age_s = max_age_s
 
     def read(self, request: Request) -> str:
-        """The text of the cookie; "" if the browser sent none. Nothing is verified."""
+        """Return the text of the cookie in a request; "" if the browser sent none. Verifies nothing."""
         return request.cookies.get(self._name_for(request), "")
 
     def write(self, request: Request, response: Response, text: str) -> None:
-        """Adds the cookie to `response`, for `max_age_s`; `request` says whether the connection is TLS.
+        """Add the cookie with the value `text` to `response`, for `max_age_s` seconds.
 
-        `text` is its value.
+        `request` says whether the connection is TLS, on which the cookie's name and attributes depend.
         """
         self._set_cookie(request, response, text, self._max_age_s)
 
     def clear(self, request: Request, response: Response) -> None:
-        """Adds to `response` a header that makes the browser delete this cookie.
+        """Add a header to `response` that makes the browser delete this cookie.
 
         `request` says whether the connection is TLS, on which the cookie's name depends.
         """
@@ -99,7 +99,7 @@ class SessionManager:
         self._ended_sessions_lock = asyncio.Lock()
 
     async def authenticate(self, request: Request) -> CurrentSession:
-        """The session of a request, with the user's current rights; `history_seq` is not set.
+        """Return the session of a request, with the user's current rights; `history_seq` is not set.
 
         Raises Unauthenticated if there is no session, if it is forged, expired or ended, if the user was removed or has
         another secret now, or if users sign in at another issuer now.
@@ -113,7 +113,7 @@ class SessionManager:
     def start_session(
         self, request: Request, response: Response, claims: Claims, *, issuer: str = "", is_owner: bool = False
     ) -> None:
-        """Signs a user in for 12 hours: sets the session cookie with `response`.
+        """Sign a user in for 12 hours: add the session cookie to `response`. Stores nothing.
 
         `claims` are verified already. `issuer` is the OpenID Connect issuer that signed the user in, "" for this
         service. `is_owner` is for the owner of the service. Raises Unauthenticated if the user may no longer sign in.
@@ -123,9 +123,10 @@ class SessionManager:
         self._cookie.write(request, response, text)
 
     async def end_session(self, request: Request, response: Response) -> None:
-        """Signs out: clears the cookie, and stores that the session ended, so that a copy of it is worthless.
+        """Sign out: clear the cookie, and store that the session ended, so that a copy of it is worthless.
 
-        Raises Unauthenticated if the request has no valid session, Unavailable if it cannot be stored.
+        Raises Unauthenticated if the request has no valid session, Unavailable if the end cannot be stored; then the
+        session goes on.
         """
         session = self._read_session(self._cookie.read(request))
         async with self._ended_sessions_lock:
@@ -135,7 +136,7 @@ class SessionManager:
         self.clear_cookie(request, response)
 
     def clear_cookie(self, request: Request, response: Response) -> None:
-        """Adds to `response` a header that makes the browser delete the session cookie.
+        """Add a header to `response` that makes the browser delete the session cookie.
 
         `request` says whether the connection is TLS, on which the cookie's name depends. Does not end the session: a
         copy of the cookie stays valid until it expires; see `end_session`.

@@ -169,11 +169,12 @@ _PREFETCH_MESSAGE = "your browser only prefetched this sign-in link: open it you
 def sign_in_routes(
     sessions: SessionManager, links: SignInLinks, code_flow: AuthorizationCodeFlow | None = None
 ) -> list[BaseRoute]:
-    """The routes that need no session: sign-in by secret or one-time link, sign-out, and OpenID Connect.
+    """Return the routes that need no session: sign-in by secret, link or OpenID Connect, and sign-out.
 
-    `code_flow` adds the sign-in at an OpenID Connect issuer; None leaves it out. A service with an external issuer
-    refuses secrets, and one-time links of anyone but its owner. A prefetch does not use up a link. A wrong secret shows
-    the form again, with 401; other errors are pages. Signing out without a session only clears the cookie.
+    `sessions` makes and ends the sessions, `links` redeems one-time links. `code_flow` adds the sign-in at an OpenID
+    Connect issuer; None leaves it out. A service with an external issuer refuses secrets, and one-time links of anyone
+    but its owner. A prefetch does not use up a link. A wrong secret shows the form again, with 401; other errors are
+    pages. Signing out without a session only clears the cookie.
     """
     form = partial(_sign_in_form, sessions, code_flow is not None)
 

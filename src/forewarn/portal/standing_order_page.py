@@ -25,15 +25,15 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
     """The page of the standing order. Field names are JSON keys; times are lab time."""
 
     order: StandingOrderView  # without its hosts
-    hosts: tuple[HostVisitView, ...]  # those that wait longest first: a page, in an export all, at most 1,000
+    hosts: tuple[HostVisitView, ...]  # those that are late first: 20 per page, in an export all, at most 1,000
     page: int  # its number, from 1
     pages: int  # how many there are; an export is one
-    values: dict[str, str]  # what the form that changes the order is filled in with; {}: there is no order
+    values: dict[str, str]  # the form that changes the order is filled in with these; {}: there is no order
     done: str  # the done message of the form that led here; "": none
 
     @property
     def progress_text(self) -> str:
-        """How far it is, such as `3 of 6 hosts visited in time, 1 late, 2 visits under way`.
+        """How far the standing order is, such as `3 of 6 hosts visited in time, 1 late, 2 visits under way`.
 
         Late hosts and visits under way are left out if there are none.
         """
@@ -46,7 +46,7 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
         return ", ".join(parts)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per host of `hosts`; the columns are the fields of HostVisitView."""
+        """Return the CSV export: one row per host of `hosts`; the columns are the fields of HostVisitView."""
         columns = HostVisitView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(visit, name) for name in columns] for visit in self.hosts])
 
@@ -54,10 +54,11 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
 async def show_standing_order_page(
     context: RequestContext, call: HandlerCall, query: StandingOrderPageQuery
 ) -> StandingOrderPage:
-    """Shows the standing order and a page of its hosts, 20 per page, those that wait longest first.
+    """Show the standing order and a page of its hosts, 20 per page, those that wait longest first.
 
-    `query` names the form that led here, if any, whose message the page then shows. Raises UnknownFilter for a page
-    after the last one.
+    At most 1,000 hosts are shown, sorted by when they are late. Without an order, the page has none. `query` names the
+    form that led here, if any, whose message the page then shows. Does not check what the user may see: the route
+    demands the right to read everything. Raises UnknownFilter for a page after the last one.
     """
     view = read_standing_order(context)
     hosts, pages = (view.hosts, 1) if call.for_export else items_on_page(view.hosts, query.page, _HOSTS_PER_PAGE)

@@ -24,7 +24,12 @@ from forewarn.explain.vm_state import VmState
 
 
 class StateFamily(StrEnum):
-    """The kinds of things that have a state. The value is the CSS class of an element that shows one."""
+    """The kinds of things that have a state. The value is the CSS class of an element that shows one.
+
+    VM, EVENT, HOST (its health), ROLLOUT, REQUEST, PROGRESS (of a VM or batch in a rollout), POLLING (whether a VM
+    polls), DELIVERY (whether a VM knows of an event), NODE (of a cluster), CHECK (the outcome of a health check), VISIT
+    (of a host by the standing order) and ENTRY (the kind of a history entry).
+    """
 
     VM = "state"
     EVENT = "event-state"
@@ -41,10 +46,7 @@ class StateFamily(StrEnum):
 
 
 class StateLook(NamedTuple):
-    """How pages show a state: its label, its symbol, and the name of its colour in style.css.
-
-    `symbol` is one character, or "" for none.
-    """
+    """How pages show a state: its label, its symbol, and the name of its colour in style.css."""
 
     label: str  # for people
     symbol: str  # one character, which does not depend on colour; "": none
@@ -181,9 +183,10 @@ class _EventFacts(Protocol):
 
 
 def event_state(event: _EventFacts) -> str:
-    """The state of an event as pages show it: how it ended, else started, approved or scheduled.
+    """Return the state of an event as pages show it: how it ended, else started, approved or scheduled.
 
-    `event` is an Event or an EventView. A key of STATES[StateFamily.EVENT].
+    `event` is an Event or an EventView. The endings are finished, failed, withdrawn and not needed. The result is a key
+    of STATES[StateFamily.EVENT].
     """
     if event.ending is not None:
         return str(event.ending)
@@ -193,25 +196,25 @@ def event_state(event: _EventFacts) -> str:
 
 
 def state_label(value: str, family: str = "vm") -> str:
-    """What pages call a state, such as `event scheduled` for the VM state `noticed`.
+    """Return what pages call a state, such as `event scheduled` for the VM state `noticed`.
 
-    An unknown `value` is its own label. `family`, by default that of VMs, is the name of a StateFamily, in any case,
-    else this raises KeyError.
+    An unknown `value` is its own label. `family` is the name of a StateFamily, ignoring letter case, by default that of
+    VMs; raises KeyError for an unknown one.
     """
     return _look(value, family).label
 
 
 def state_class(value: str) -> str:
-    """The CSS class of a state: its value with dashes for blanks and underscores, such as `not-needed`."""
+    """Return the CSS class of a state: its value with dashes for blanks and underscores (`not-needed`)."""
     return value.replace(" ", "-").replace("_", "-")
 
 
 def state_element(value: str, family: str, *, key: str = "", text: str = "") -> Markup:
-    """The element that shows a state; its symbol and colour come from the style sheet of states.
+    """Return the HTML element that shows a state; its symbol and colour come from `state_stylesheet`.
 
-    `family` is the name of a StateFamily, in any case, else this raises KeyError; an unknown `value` is its own label.
-    `key` is that of the VM whose state it is, so that scripts keep it up to date. `text` replaces the label where a
-    sentence says more than it. All of them are escaped.
+    `family` is the name of a StateFamily, ignoring letter case, else this raises KeyError; an unknown `value` is its
+    own label. `key` is that of the VM whose state it is, so that scripts keep it up to date; "": scripts leave it
+    alone. `text` replaces the label where a sentence says more. All of them are escaped.
     """
     vm = Markup(' data-vm="{}"').format(key) if key else ""
     css = f"{StateFamily[family.upper()].value} {state_class(value)}"
@@ -219,15 +222,15 @@ def state_element(value: str, family: str, *, key: str = "", text: str = "") -> 
 
 
 def vm_state_labels() -> dict[str, str]:
-    """The label of every VmState, by its value in JSON, for scripts that change states in place."""
+    """Return the label of every VmState, by its value in JSON, for scripts that change states in place."""
     return {str(value): look.label for value, look in STATES[StateFamily.VM].items()}
 
 
 @cache
 def state_stylesheet() -> str:
-    """The style sheet of all states: the colour and the symbol of each, for elements and for cells of VMs.
+    """Return the CSS of all states: the colour and the symbol of each, for elements and for cells of VMs.
 
-    Screen readers do not read the symbols: the label beside each one says the same.
+    Screen readers do not read the symbols: the label beside each one says the same. The text is built once.
     """
     rules = [
         rule

@@ -25,8 +25,7 @@ from forewarn.web.views import BaseView
 class EventStatusCard(BaseView, frozen=True, kw_only=True):
     """An event on a status card: its state, what it waits for, and the forms that the user may submit.
 
-    `starts_at` is when what it waits for ends at the latest, in lab time; None if that is not known or it has started.
-    With `needs_approval`, only an approval starts it earlier. `others` counts other live events of the page.
+    Field names are JSON keys; times are lab time.
     """
 
     id: str  # of the event
@@ -38,13 +37,14 @@ class EventStatusCard(BaseView, frozen=True, kw_only=True):
     started_at: float | None  # None: not started, or over; this and `starts_at` are lab time
     may_approve: bool  # it awaits approval, and the user has the right
     may_withdraw: bool  # it has not started, and the user has the right
-    others: int  # live events of the same page beside this one
+    others: int  # how many live events the page has beside this one
 
 
 def may_approve_event(context: RequestContext, event: Event) -> bool:
-    """Whether the event awaits approval, and the user has the right to approve it, over each of its VMs.
+    """Return whether an event awaits approval, and the user has the right to approve it over each VM.
 
-    A recommendation has no impact, and awaits none. Raises NotFound if it awaits approval and the user may not see it.
+    An event awaits approval if it is scheduled and not approved; a recommendation, which has no impact, never does.
+    Raises NotFound if the event awaits approval and the user may not see it.
     """
     if event.status is not EventState.SCHEDULED or event.approved_at is not None or not event.rules.has_impact:
         return False
@@ -57,10 +57,10 @@ def _may_withdraw_event(context: RequestContext, event: Event) -> bool:
 
 
 def event_status_card(context: RequestContext, event: Event, *, others: int = 0) -> EventStatusCard:
-    """The card of one event, live or over; `others` is the number of other live events on the page.
+    """Return the card of one event, live or over.
 
-    Check before that the user may see the scope of the event: if not, an event that awaits approval raises NotFound,
-    and any other is shown.
+    `others` is the number of other live events on the page. Check before that the user may see the scope of the event:
+    if not, an event that awaits approval raises NotFound, and any other is shown.
     """
     event = context.visibility.shown_event(event)
     wait = ViewBuilder(context).pending_wait(event)
@@ -79,7 +79,7 @@ def event_status_card(context: RequestContext, event: Event, *, others: int = 0)
 
 
 def next_event_card(context: RequestContext, events: Iterable[Event]) -> EventStatusCard | None:
-    """The card of the live event that matters most among these; None if none is live.
+    """Return the card of the live event that matters most among these; None if none is live.
 
     An event that has started comes before others (of several in a scope, the one published first), then the one with
     the earliest NotBefore. Check before that the user may see their scopes: if not, an event that awaits approval

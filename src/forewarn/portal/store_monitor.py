@@ -23,7 +23,7 @@ _CHECK_KEY = "portal looked"  # in the store; must not change
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the store accepts writes. Field names are JSON keys of the live stream."""
 
-    ok: bool  # it does
+    ok: bool  # the store accepts writes
     text: str  # what pages show; "" while `ok`
 
 
@@ -38,7 +38,8 @@ NOT_WRITABLE = StoreHealth(
 class StoreHealthMonitor:
     """Checks that the store accepts writes, and calls `on_change` with the new health when that changes.
 
-    Checks only while `run` runs. `health` is the last known one, HEALTHY until a check fails.
+    A LiveUpdateHub has one. It checks only while `run` runs. `health` is the last known health, HEALTHY until a check
+    fails.
     """
 
     def __init__(self, store: Store, on_change: Callable[[StoreHealth], None]) -> None:
@@ -49,18 +50,19 @@ class StoreHealthMonitor:
         self.health = HEALTHY
 
     def on_commit(self) -> None:
-        """Tells the monitor of a commit: the store is healthy, and the next check is left out.
+        """Note a commit: the store is healthy, and the next check is left out.
 
-        Calls `on_change` if it was not healthy before.
+        Calls `on_change` if the store was not healthy before.
         """
         self._has_committed = True
         self._set_health(HEALTHY)
 
     async def run(self) -> None:
-        """Writes to the store every 3 seconds of real time, every second while that fails, until cancelled.
+        """Check the store, by writing a small value to it, until cancelled.
 
-        Leaves out a check if there was a commit since the last one. An Unavailable store, or one that takes longer than
-        3 seconds (WRITE_TIMEOUT_S), is NOT_WRITABLE.
+        It waits 3 seconds of real time between checks, 1 second while they fail. Leaves out a check if there was a
+        commit since the last one. An Unavailable store, or one that takes longer than 3 seconds (WRITE_TIMEOUT_S),
+        becomes NOT_WRITABLE.
         """
         while True:
             self._has_committed = False

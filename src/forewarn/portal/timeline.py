@@ -53,12 +53,9 @@ STATE_LABELS = {"all": "all", "live": "not ended"}
 
 
 class TimelineQuery(StrictBody, frozen=True, kw_only=True):
-    """The query of the timeline page: its time window, and filters that all have to match.
+    """The query of the timeline page: its time window, and filters that all have to match."""
 
-    `span` is such as 6h ("": 1h), `at` the centre ("": now, which the page then follows). "" as a filter matches all.
-    """
-
-    span: str = ""  # the length of the window, such as 1h, which is the default
+    span: str = ""  # the length of the window, from 1m to 31d; "": 1h
     at: str = ""  # the centre, in ISO 8601 or POSIX seconds; "": the current time, which the page then follows
     scope: str = ""  # a name or id; "": all, as in the next three
     vm: str = ""  # a name, `group/name` or key
@@ -146,18 +143,14 @@ _MARGIN_FACTOR = 1.15  # of a window that shows all live events
 
 
 class TimelineLink(BaseView, frozen=True, kw_only=True):
-    """The query parameters of a link to another window."""
+    """The query parameters of a link to another window of the timeline."""
 
-    span: str  # such as 1h
-    at: str  # its centre, in ISO 8601
+    span: str  # the length of the window, such as 1h
+    at: str  # the centre of the window, in ISO 8601
 
 
 class TimelinePage(BaseView, frozen=True, kw_only=True):
-    """The timeline page. Field names are JSON keys.
-
-    `lanes` are its events, newest first. `whole` links to a window around all live events that match; `newest`, only if
-    `lanes` is empty, to the newest event.
-    """
+    """The timeline page: events over time. Field names are JSON keys."""
 
     now: float  # lab time
     window: TimeWindow  # the time that the chart shows
@@ -169,15 +162,15 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     newest: TimelineLink | None  # to the newest event that the user may see; None: there is none, or `lanes` has events
 
     def chart(self) -> TimelineChart:
-        """The chart of `lanes` in the window, with a band for each scope."""
+        """Return the chart of the events of `lanes` in the window, with a band for each scope."""
         return build_chart(self.lanes, self.window, self.now)
 
     def svg(self) -> str:
-        """The text of the SVG export: the chart, with a note of how many events are left out."""
+        """Return the text of the SVG export: the chart, with a note of how many events are left out."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of `lanes`: what it is, its state, times and notice.
+        """Return the CSV export: one row per event of `lanes`.
 
         Columns are event, kind, vms (names with blanks between them), scope, cause, state, published_at, not_before,
         promised_s, approved_at, approved_by, started_at, given_s, over_at, notice and waits_for. Times are lab time in
@@ -187,22 +180,25 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
 
     @property
     def legend(self) -> tuple[tuple[str, str], ...]:
-        """Name and text of each symbol of the chart, in order."""
+        """The legend of the chart: pairs of a symbol's name (its CSS class) and its text, in order."""
         return LEGEND
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The label of each kind of event that the page filters by, by its value in the query."""
+        """The label of each kind of event that the page filters by, by its value in the query.
+
+        `unlisted` is among them: events that no document shows.
+        """
         return KIND_LABELS
 
     @property
     def states(self) -> dict[str, str]:
-        """The label of each state of events that the page filters by, by its value in the query."""
+        """The label of each state of events that the page filters by, by its value in the query: all and live."""
         return STATE_LABELS
 
     @property
     def spans(self) -> tuple[str, ...]:
-        """The spans that the page offers, such as `1h`, the shortest first."""
+        """The lengths of the window that the page offers, such as `1h`, the shortest first."""
         return tuple(OFFERED_SPANS)
 
     @property
@@ -222,12 +218,11 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_timeline_page(context: PortalContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
-    """Shows the visible events that match the filters and overlap a time window, newest first.
+    """Show the visible events that match the filters and overlap a time window, newest first.
 
-    At most 200: of more, the live ones and then the newest; `more` of the page says how many are left out. The search
-    is bounded, and `is_cut` says that older ones may be missing.
-    Raises UnknownFilter for a span, time, kind or state that is not valid, and for a name that matches nothing or
-    several things.
+    At most 200 events are shown: of more, the live ones and then the newest; `more` of the page says how many are left
+    out. The search is bounded, and `is_cut` says that older events may be missing. Raises UnknownFilter for a span,
+    time, kind or state that is not valid, and for a name that matches nothing or several things.
     """
     now = context.now()
     centre = resolve("at", query.at, parse_instant)

@@ -52,33 +52,33 @@ _MIN_WINDOW_S = 60.0
 class TimeWindow(BaseView, frozen=True, kw_only=True):
     """The time that a chart shows, from its left edge to its right one: lab time in POSIX seconds."""
 
-    since: float  # the left edge
-    until: float  # the right edge, after `since`
+    since: float  # at the left edge
+    until: float  # at the right edge, after `since`
 
     @property
     def span_s(self) -> float:
-        """Its length in seconds."""
+        """The length of the window in seconds."""
         return self.until - self.since
 
     @property
     def centre(self) -> float:
-        """The instant in the middle."""
+        """The time in the middle of the window, in POSIX seconds."""
         return (self.since + self.until) / 2
 
     def percent_at(self, at: float) -> float:
-        """The x position of an instant in percent of the width; below 0 or above 100 outside of the window.
+        """Return the x position of an instant in percent of the width; below 0 or above 100 if it is outside.
 
         `at` is in POSIX seconds.
         """
         return 100 * (at - self.since) / self.span_s
 
     def overlaps(self, since: float, until: float) -> bool:
-        """Whether any part of the time from `since` to `until` is in the window; touching an edge counts."""
+        """Return whether the time from `since` to `until` overlaps the window; touching an edge counts."""
         return since <= self.until and until >= self.since
 
 
 class AxisTick(BaseView, frozen=True, kw_only=True):
-    """A tick of the time axis at `x` percent of the width, with its text and, where it changes, the `day`."""
+    """A tick of the time axis of a chart, with its text and, where the day changes, the day."""
 
     at: float  # lab time, seconds since 1970
     x: float  # percent of the width
@@ -88,11 +88,11 @@ class AxisTick(BaseView, frozen=True, kw_only=True):
 
 
 class AxisDensity(NamedTuple):
-    """How many ticks an axis has, so that their texts do not touch."""
+    """How many ticks a time axis may have, so that their texts do not touch."""
 
-    max_ticks: int  # steps in the window; one tick more if both edges have one
-    edge_percent: float  # a tick nearer to an edge has its text on its inner side
-    day_format: str  # of the date above a time
+    max_ticks: int  # the most steps in the window; there is one tick more if both edges have one
+    edge_percent: float  # a tick nearer to an edge than this, in percent of the width, has its text on its inner side
+    day_format: str  # of the date that is shown beside a time, for strftime
 
 
 WIDE_AXIS = AxisDensity(max_ticks=8, edge_percent=5.0, day_format="%a %d %b")
@@ -100,15 +100,15 @@ NARROW_AXIS = AxisDensity(max_ticks=3, edge_percent=12.0, day_format="%d %b")  #
 
 
 def window_around(centre: float, span_s: float) -> TimeWindow:
-    """The window of this length in seconds with this instant, in POSIX seconds, in the middle."""
+    """Return the window of `span_s` seconds with `centre`, in POSIX seconds, in the middle."""
     return TimeWindow(since=centre - span_s / 2, until=centre + span_s / 2)
 
 
 def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
-    """The window that shows all events from publication to end, with margins of at least half a minute.
+    """Return the window that shows all events from publication to end, with margins.
 
-    Every event reaches at least to its NotBefore, and one that is not over to `now`, which is lab time. For no rows it
-    is the minute around `now`.
+    Every event reaches at least to its NotBefore, and one that is not over to `now`, which is lab time. The margins are
+    6 % of that time, at least half a minute. For no rows the window is the minute around `now`.
     """
     since = min((row.published_at for row in rows), default=now)
     until = max((max(row.ends_at(now), row.not_before) for row in rows), default=now)
@@ -117,7 +117,7 @@ def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
 
 
 def parse_span(text: str) -> float:
-    """The seconds of a span such as `1h`. Raises Rejected if it is no duration from 1m to 31d (included)."""
+    """Return the seconds of a span such as `1h`; Rejected if it is no duration from 1m to 31d (included)."""
     try:
         seconds = parse_duration(text)
     except ValueError as error:
@@ -128,9 +128,10 @@ def parse_span(text: str) -> float:
 
 
 def parse_instant(text: str) -> float:
-    """The POSIX seconds of a time in ISO 8601 (UTC if it has no offset), or written as POSIX seconds.
+    """Return the POSIX seconds of a time in ISO 8601, or written as POSIX seconds.
 
-    Raises Rejected for other text, and for times before 1970 or after the year 9000 begins.
+    A time without an offset is in UTC. Raises Rejected for other text, and for times before 1970 or after the year 9000
+    begins.
     """
     try:
         at = float(text)
@@ -150,12 +151,12 @@ def _parse_iso(text: str) -> float:
 
 
 def format_iso(at: float) -> str:
-    """Date and time in UTC of POSIX seconds, as `2026-01-05T12:00:00Z`, rounded down to whole seconds."""
+    """Return POSIX seconds as date and time in UTC, `2026-01-05T12:00:00Z`, rounded down to seconds."""
     return f"{_utc_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def axis_ticks(window: TimeWindow, density: AxisDensity = WIDE_AXIS) -> tuple[AxisTick, ...]:
-    """The ticks of a window in order of time, at whole steps such as 5 minutes or a day, counted in UTC.
+    """Return the ticks of a window in order of time, at whole steps such as 5 minutes or a day, in UTC.
 
     There is at most one more than `density.max_ticks`; more only in a window beyond `max_ticks` times 14 days.
     """
@@ -202,10 +203,7 @@ def _utc_datetime(at: float) -> datetime:
 
 
 class EventRow(BaseView, frozen=True, kw_only=True):
-    """One event of a timeline, for table and chart. Field names are JSON keys; times are lab time.
-
-    `promised_s` is None without notice, `given_s` before the start; `notice` has both in words.
-    """
+    """One event of a timeline, for table and chart. Field names are JSON keys; times are lab time."""
 
     id: str  # a GUID, upper case
     scope: str  # its id
@@ -216,7 +214,7 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     vms: tuple[str, ...]  # names
     state: str  # scheduled, approved (and not started), started, finished, failed, withdrawn or not needed
     published_at: float  # lab time, as the other times
-    not_before: float  # that of documents
+    not_before: float  # NotBefore, as documents show it
     approved_at: float | None  # None: not approved
     approved_by: str  # "": nobody
     started_at: float | None  # None: not started
@@ -228,26 +226,30 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def names(self) -> str:
-        """Its VMs, such as `web-0`; of more than four the first three and `and N more`."""
+        """The names of the event's VMs, such as `web-0`; of more than four the first three and `and N more`."""
         return join_names(self.vms)
 
     @property
     def label(self) -> str:
-        """Kind and VMs, such as `Reboot of web-0`; of more than four VMs the first three and `and N more`."""
+        """The event's kind and VMs, such as `Reboot of web-0`; of over four VMs three names and `and N more`."""
         return f"{self.kind} of {self.names}"
 
     def ends_at(self, now: float) -> float:
-        """When its bar ends: when it was over, else `now`; if it has not started, NotBefore if that is later."""
+        """Return the lab time at which the event's bar ends; `now` is the current lab time.
+
+        The bar ends when the event was over, else at `now`; if the event has not started, at NotBefore if that is
+        later.
+        """
         if self.over_at is not None:
             return self.over_at
         return now if self.started_at is not None else max(self.not_before, now)
 
 
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
-    """The row of an event, made from the event, the title of its scope and what it waits for.
+    """Return the row of an event. Reads no store.
 
-    `waits_for` says in words what it waits for before it starts. `title_of_scope` is such as `availability set web`.
-    Reads no store.
+    `title_of_scope` is such as `availability set web`; `waits_for` says in words what the event waits for before it
+    starts, "" for nothing.
     """
     return EventRow(
         id=event.id,
@@ -307,23 +309,23 @@ LEGEND = (
 
 
 class BarSegment(BaseView, frozen=True, kw_only=True):
-    """A part of a bar, such as its notice, with its position. One that `grows` ends at the current time.
+    """A part of an event's bar in a timeline chart, such as its notice, with its position.
 
     `what` is promised (publication to NotBefore), notice (the part of that before the start or end), waiting (from
-    NotBefore on, to the start or the end without one) or performing (start to end). `x` and `width` are percent of the
-    chart's width, clamped a little outside of the window.
+    NotBefore on, to the start or the end without one) or performing (start to end). Positions are clamped a little
+    outside of the window.
     """
 
     what: str  # promised, notice, waiting or performing
     since: float  # lab time in POSIX seconds, as `until`
     until: float  # where it ends
-    x: float  # of its left edge
-    width: float
-    grows: bool = False  # its end moves with the current time
+    x: float  # of its left edge, in percent of the chart's width
+    width: float  # in percent of the chart's width
+    grows: bool = False  # it ends at the current time, and moves with it
 
 
 class ChartMark(BaseView, frozen=True, kw_only=True):
-    """A mark on a bar at `x` percent: published, not-before, approved, started, or how the event ended."""
+    """A mark on an event's bar in a timeline chart: something that happened at one time."""
 
     what: str  # published, not-before, approved, started or a final state (finished, failed, withdrawn, not-needed)
     at: float  # lab time in POSIX seconds
@@ -332,31 +334,31 @@ class ChartMark(BaseView, frozen=True, kw_only=True):
 
 
 class EventBar(BaseView, frozen=True, kw_only=True):
-    """The bar of one event; `y` is its top in pixels, `parts` and `marks` are in drawing order."""
+    """The bar of one event in a timeline chart."""
 
     row: EventRow
-    y: float  # of its top, in pixels
+    y: float  # of its top, in pixels from the top of the chart
     parts: tuple[BarSegment, ...]  # in drawing order: later ones cover earlier ones
     marks: tuple[ChartMark, ...]  # in drawing order
 
     @property
     def title(self) -> str:
-        """The tooltip of the bar: a line for the event, its notice, and each mark in order of time."""
+        """The tooltip of the bar: a line for the event, one for its notice, and one for each mark by time."""
         phrases = (f"{mark.text}, {format_utc(mark.at)}" for mark in sorted(self.marks, key=lambda mark: mark.at))
         return "\n".join((f"{self.row.label}: {self.row.cause}, {self.row.state}", self.row.notice, *phrases))
 
 
 class ScopeBand(BaseView, frozen=True, kw_only=True):
-    """The bars of one scope, or of all standalone VMs (`scope` is ""); `y` is its top in pixels."""
+    """The bars of one scope in a timeline chart, or of all standalone VMs."""
 
     scope: str  # its id; "" for standalone VMs
     title: str  # such as `availability set web`
-    y: float  # of its top, in pixels
+    y: float  # of its top, in pixels from the top of the chart
     bars: tuple[EventBar, ...]  # in order of publication; those of standalone VMs in natural order of names
 
 
 class TimelineChart(BaseView, frozen=True, kw_only=True):
-    """A whole chart: ticks, bands of bars, and the line of the current time at `now_x` percent."""
+    """A timeline chart: time axis, bands of bars, and a line at the current time."""
 
     window: TimeWindow
     now: float  # lab time, seconds since 1970
@@ -368,21 +370,21 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def band_height(self) -> int:
-        """The height of a band's title in pixels."""
+        """The height of the title of each band in pixels."""
         return BAND_HEIGHT
 
     @property
     def row_height(self) -> int:
-        """The height of a bar with its label in pixels."""
+        """The height of each bar with its label in pixels."""
         return ROW_HEIGHT
 
 
 def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, banded: bool = True) -> TimelineChart:
-    """The chart of a window: a band for each scope in natural order of titles, in it a bar for each row.
+    """Return the chart of a window: a band for each scope in natural order of titles, in it a bar per row.
 
-    Bars of a scope are in order of publication, then of the names of their VMs. Standalone VMs share one band, in order
-    of names. `now` is lab time. `banded` leaves room for the titles of bands. Rows outside of the window get bars too,
-    which are out of sight.
+    Bars of a scope are in order of publication, then of the name of their first VM. Standalone VMs share one band, in
+    natural order of names. `now` is lab time. Without `banded`, no room is left for the titles of bands. Rows outside
+    of the window get bars too, which are out of sight.
     """
     bands: list[ScopeBand] = []
     y = 0.0
@@ -471,7 +473,7 @@ def _clamped_percent(window: TimeWindow, at: float) -> float:
 
 
 def event_row_for(views: ViewBuilder, event: Event) -> EventRow:
-    """The row of an event, with the title of its scope and what it waits for, which `views` reads.
+    """Return the row of an event, with the title of its scope and what it waits for, which `views` reads.
 
     If the scope is not stored any more, its title comes from its id.
     """
@@ -481,7 +483,7 @@ def event_row_for(views: ViewBuilder, event: Event) -> EventRow:
 
 
 def render_standalone_svg(chart: TimelineChart, *, more: int = 0) -> str:
-    """The text of an SVG file of its own: the chart with style, title and legend.
+    """Return the text of an SVG file of its own: the chart with style, title and legend.
 
     `more` is the number of events that the chart leaves out, which the file mentions if it is not 0.
     """

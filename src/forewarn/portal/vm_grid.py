@@ -16,7 +16,7 @@ PaceLookup = Callable[[str], PollingPace | None]  # how a VM polls, by its key; 
 
 
 class VmCell(BaseView, frozen=True, kw_only=True):
-    """One VM in a grid."""
+    """One VM as a cell of a grid. Field names are JSON keys."""
 
     key: str  # `subscription id/resource group/name` in lower case
     name: str  # of the VM
@@ -27,28 +27,20 @@ class VmCell(BaseView, frozen=True, kw_only=True):
 
 
 class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
-    """One update domain of a grid, with its VMs by fault domain.
-
-    `places` has its VMs on this page in each of the grid's fault domains, in order. `at_work`: an event is being
-    performed on a VM of the update domain, perhaps one of another page.
-    """
+    """One update domain as a row of a grid, with its VMs on this page by fault domain."""
 
     update_domain: int  # its number, from 0
-    at_work: bool  # an event is being performed on one of its VMs, on this page or not
+    at_work: bool  # an act is in progress on a VM of the update domain, on this page or not
     places: tuple[tuple[VmCell, ...], ...]  # its VMs in each of the grid's `fault_domains`, in order; some may be empty
 
     @property
     def vms(self) -> tuple[VmCell, ...]:
-        """Its VMs, sorted by fault domain."""
+        """The VMs of the update domain on this page, sorted by fault domain."""
         return tuple(vm for place in self.places for vm in place)
 
 
 class VmBlockView(BaseView, frozen=True, kw_only=True):
-    """A block of VMs with its status: a scope, or standalone VMs of a resource group.
-
-    `vms` are on this page, of `size` in all. Of all, `asking` polled in the last minute; the latest poll was `silent_s`
-    ago, in real time. `at_work` are update domains on which an event is being performed.
-    """
+    """A block of VMs with its status: a scope, or standalone VMs of a resource group. Names are JSON keys."""
 
     scope: str  # its id; "" for standalone VMs
     title: str  # such as `availability set web`
@@ -57,10 +49,10 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
     scopes: tuple[str, ...]  # ids; for standalone VMs one per VM on this page
     enabled: int  # how many of the scopes are enabled
     silent_s: float | None  # real time since the latest poll of its visible VMs; None: none ever polled
-    asking: int  # VMs that polled in the last minute of real time, of those in `size`; see PollingPace
+    asking: int  # how many of the VMs in `size` polled in the last minute of real time
     events: int  # live events of its scopes
     next_not_before: float | None  # the earliest NotBefore of the scheduled ones, in lab time; None: there are none
-    at_work: tuple[int, ...]  # update domains on which an event is being performed; empty for standalone VMs
+    at_work: tuple[int, ...]  # update domains with an act in progress, ascending; empty for standalone VMs
 
     @property
     def fault_domains(self) -> tuple[int, ...]:
@@ -69,7 +61,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether there are several fault domains, and each update domain has VMs in only one of them.
+        """Whether the VMs on this page are in several fault domains, and each update domain only in one.
 
         Columns would then be empty except for one cell, so the page shows the fault domain beside the update domain.
         """
@@ -77,7 +69,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
         return len(self.fault_domains) > 1 and len(pairs) == len({domain for domain, _ in pairs})
 
     def rows(self) -> tuple[UpdateDomainRow, ...]:
-        """The rows of the grid, one per update domain of the VMs on this page, sorted by number.
+        """Return the rows of the grid, one per update domain of the VMs on this page, sorted by number.
 
         Each row has a place, which may be empty, for every fault domain of the grid.
         """
@@ -95,7 +87,10 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
 
 
 def vm_cell(vm: Vm, overview: FleetOverview) -> VmCell:
-    """The cell of a VM, with its current state from the overview (GONE if the overview does not have it)."""
+    """Return the cell of a VM, with its current state from the overview; GONE if it is not in there.
+
+    The overview must be built.
+    """
     return VmCell(
         key=vm.key,
         name=vm.name,
@@ -115,11 +110,11 @@ def vm_block_view(
     *,
     title: str,
 ) -> VmBlockView:
-    """The view of a block: one scope, or the scopes of standalone VMs.
+    """Return the view of a block: one scope, or the scopes of standalone VMs.
 
     `vms` are those on this page; `visible_keys` are the keys of all VMs of the scopes that the user may see, by which
-    size and polling are counted. `pace_of` returns how a VM polls, by its key; `overview` has the states of VMs. Events
-    of all VMs count, visible or not. `title` is that of the block.
+    size and polling are counted. `pace_of` returns how a VM polls, by its key, None if it never did; `overview` has the
+    states of VMs, and must be built. Events of all VMs count, visible or not. `title` is that of the block.
     """
     single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]

@@ -29,11 +29,7 @@ _EVENT_STATE_SENTENCE = re.compile(r"[^(]+\([0-9A-F-]{36}\): It (is scheduled|st
 
 
 class VmPage(BaseView, frozen=True, kw_only=True):
-    """The page of one VM, present or removed. Field names are JSON keys.
-
-    `poll` is a curl command that polls as it does. `events` are live ones, `over` the 20 newest past ones; `keeper` is
-    the connected supervisor of a namespace VM, None if there is none. `story` says what happened to it.
-    """
+    """The page of one VM, present or removed. Field names are JSON keys."""
 
     vm: VmView  # its settings, its place and its last poll
     state: str  # a VmState: running, noticed, started, frozen, rebooting, moving, stopped, deallocated or gone
@@ -50,11 +46,11 @@ class VmPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the present of the VM, without those about the state of each event."""
+        """Sentences about the VM now, without those that say that an event is scheduled or has started."""
         return tuple(sentence for sentence in self.story.now if not _EVENT_STATE_SENTENCE.match(sentence))
 
     def table(self) -> ExportTable:
-        """The CSV export, with one row per event of the page, live ones first, at most 20 past ones.
+        """Return the CSV export: one row per event of the page, live ones first, at most 20 past ones.
 
         Columns are id, kind, VMs (names with blanks between them), status, ending, published at, not before, approved
         by, started at and over at. Times are lab time, in POSIX seconds.
@@ -63,11 +59,11 @@ class VmPage(BaseView, frozen=True, kw_only=True):
 
 
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
-    """Shows one VM, also a removed one, by its name, `group/name` or key, in any case.
+    """Show one VM, also a removed one.
 
-    The path parameter `name` has it. Past events are searched among the 500 newest of its scope. First stores the polls
-    observed so far and, for users who may see everything, may remove expired faults. Raises NotFound, also if the user
-    may not see the VM, or Refused if several VMs match.
+    The path parameter `name` is the VM's name, `group/name` or key, ignoring letter case. Past events are searched
+    among the 500 newest of its scope. First stores the polls observed so far and, for users who may see everything, may
+    remove expired faults. Raises NotFound, also if the user may not see the VM, or Refused if several VMs match.
     """
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()

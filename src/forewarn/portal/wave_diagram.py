@@ -25,23 +25,24 @@ _LEAST_WIDTH = 0.4  # percent of the diagram, so that a part of seconds can be s
 
 
 class DiagramPart(BaseView, frozen=True, kw_only=True):
-    """A part of a wave's bar: notice until its first start, work until its last end, or settling time.
+    """A part of a wave's bar in the diagram of a rollout's waves.
 
-    A part whose end is not known yet ends at the current time.
+    The parts are notice (until the first start), performing (until the last end) and settling. A part whose end is not
+    known yet ends at the current time.
     """
 
     what: str  # notice, performing or settling
     x: float  # where it begins, in percent of the width
-    width: float  # in percent
+    width: float  # in percent of the width of the diagram, at least 0.4
 
 
 class DiagramWave(BaseView, frozen=True, kw_only=True):
-    """One wave of the diagram; times are lab time, None if they are not known."""
+    """One wave in the diagram of a rollout's waves; times are lab time, None if they are not known."""
 
     number: int  # its place in the diagram, from 1
     name: str  # that of the rollout's wave
-    state: str  # planned, waiting, now, settling or done
-    vms: int  # how many
+    state: str  # planned (the rollout is not started), waiting (not begun), now, settling or done
+    vms: int  # how many VMs it has
     begins_at: float | None  # when its first event is published
     starts_at: float | None  # when its first event started, or starts without an approval
     over_at: float | None  # when its last event is over
@@ -50,22 +51,22 @@ class DiagramWave(BaseView, frozen=True, kw_only=True):
 
 
 class CalendarStarts(BaseView, frozen=True, kw_only=True):
-    """The times of a day (UTC) at which events of a wave start, or may start."""
+    """The times of a day at which events of one wave started, or may start without an approval."""
 
     wave: str  # its name
-    times: tuple[str, ...]  # such as `02:00`, each once, at most 12
+    times: tuple[str, ...]  # in UTC, such as `02:00`, each once, at most 12
     more: int  # times that are left out
 
 
 class CalendarDay(BaseView, frozen=True, kw_only=True):
-    """A day of the calendar, in UTC."""
+    """A day of the calendar of a rollout's starts, in UTC."""
 
     day: str  # such as `Sat 2026-12-05`
     starts: tuple[CalendarStarts, ...]  # in the order of the waves
 
 
 class WaveDiagram(BaseView, frozen=True, kw_only=True):
-    """The waves of a rollout over time, and a calendar of its starts."""
+    """The waves of a rollout over time, and a calendar of its starts. Field names are JSON keys."""
 
     waves: tuple[DiagramWave, ...]  # in their order
     days: tuple[CalendarDay, ...]  # with starts, ascending; at most 31
@@ -87,9 +88,9 @@ class _WaveFacts(BaseView, frozen=True, kw_only=True):
 
 
 def diagram_of_plan(waves: Sequence[PlannedWave], now: float) -> WaveDiagram | None:
-    """The diagram of a planned rollout at lab time `now`, with its latest times; None if it has no times.
+    """Return the diagram of a planned rollout at lab time `now`; None if no wave has times.
 
-    Waves without VMs are left out.
+    It shows the latest times: those if nobody approves. Waves without VMs are left out.
     """
     if not any(wave.latest for wave in waves):
         return None
@@ -115,11 +116,11 @@ def _planned_facts(wave: PlannedWave) -> _WaveFacts:
 def diagram_of_rollout(
     context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot
 ) -> WaveDiagram | None:
-    """The diagram of a rollout that was started; None if it has only one wave, which does not settle.
+    """Return the diagram of a started rollout; None if it has only one wave, which does not settle.
 
-    `snapshot` is that of the rollout. Waves that have begun have the times of their events so far, unless the history
-    of their begin was pruned: then they are left out. Later waves have a number of VMs and no times, and are left out
-    if they have no VMs or the rollout is closed.
+    `request` and `rollout` are those of the `snapshot`. Waves that have begun have the times of their events so far,
+    unless the history of their begin was pruned: then they are left out. Later waves have a number of VMs and no times,
+    and are left out if they have no VMs or the rollout is closed.
     """
     specs = wave_specs(rollout)
     if len(specs) == 1 and not rollout.settle_s:
