@@ -38,8 +38,8 @@ class StartStep:
     """
 
     key: str  # of the event's record
-    step: StepConfig
-    phase: StepPhase
+    step: StepConfig  # the configured step
+    phase: StepPhase  # DO: the step itself; UNDO: its undo
     tries: int = 1  # which try this is; more than 1 only for an undo
     holder: str = ""  # of a `do`: key of the event for which the step was tried before, whose folder it uses; "": none
 
@@ -53,7 +53,7 @@ class ResumeStep:
 
     key: str  # of the event's record
     step: StepConfig
-    phase: StepPhase
+    phase: StepPhase  # DO: the step itself; UNDO: its undo
     check_first: bool  # True: ask its reaction's `check`, and decide by that; False: run the step again at once
 
 
@@ -110,7 +110,7 @@ class WaitUntil:
     """
 
     key: str  # of the event's record
-    until: float | None = None  # server time in POSIX seconds; None: until an event changes or a task ends
+    until: float | None = None  # server time in POSIX seconds; None: until an event, a task or the board changes
     reason: str = ""  # what the event waits for, for people
 
 

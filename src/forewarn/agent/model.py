@@ -66,7 +66,7 @@ class ApprovalPolicy:
     An absent VM is one that the event lists, and whose agent is not alive by the readiness board.
     """
 
-    when: ApproveWhen = ApproveWhen.NEVER
+    when: ApproveWhen = ApproveWhen.NEVER  # NEVER: the agent approves nothing
     absent_after_s: float | None = None  # seconds to wait for absent VMs once this VM is ready; None: for ever
 
 
@@ -117,7 +117,7 @@ class StepContext:
     vm: str  # name of the agent's own VM
     key: str = ""  # of the event's journal record: its id in upper case, with #2 if it was gone and came again
     step: StepConfig
-    phase: StepPhase
+    phase: StepPhase  # whether `do` or `undo` runs
     folder: Path  # the step's own, durable, the same for `do` and `undo`, and for events that share the step
     left_s: Callable[[], float]  # real seconds until the budget of this phase ends; negative after that
     notes: Mapping[str, str] = field(default_factory=dict)  # the `notes` of the outcome of `do`; {} if it has none yet
@@ -142,8 +142,9 @@ class Reaction(Protocol):
     async def do(self, context: StepContext) -> StepOutcome:
         """Prepare for the event, and return the outcome; it must be safe to run again.
 
-        The agent runs it again only to resume it after the agent was interrupted. It fails if the outcome is not `ok`,
-        if it raises, or if its budget ends. Then it is not tried again, but undone when the event is gone.
+        It may run again, in the same folder: to resume it after the agent was interrupted, or for another event that
+        needs the step. It fails if the outcome is not `ok`, if it raises, or if its budget ends. Then it is not tried
+        again for this event, but undone when the event is gone.
         """
 
     async def undo(self, context: StepContext) -> StepOutcome:

@@ -38,9 +38,9 @@ class StepRun:
     """
 
     step: str  # its name in the configuration
-    phase: StepPhase = StepPhase.DO
+    phase: StepPhase = StepPhase.DO  # DO: the step itself; UNDO: its undo
     state: StepState = StepState.BEGUN
-    begun_at: float  # of this run
+    begun_at: float  # when this run began
     ended_at: float | None = None  # None: not ended
     boot_id: str = ""  # of the boot in which it began, or was last resumed; if reused, that of the other event's run
     text: str = ""  # the result, for people
@@ -129,7 +129,7 @@ class EventRecord:
 class OpenRecords:
     """The journal's records that are not closed, first seen first; iterable and immutable."""
 
-    records: tuple[EventRecord, ...] = ()
+    records: tuple[EventRecord, ...] = ()  # in the order in which they were first seen
 
     def __iter__(self) -> Iterator[EventRecord]:
         return iter(self.records)
