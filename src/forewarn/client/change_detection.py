@@ -35,9 +35,9 @@ _RESET_MAX_INCARNATION, _RESET_MIN_FALL = 3, 10  # a reset falls to at most the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEvent:
-    """An event that a watcher knows as listed, as last seen, with the boot of this VM in which that was."""
+    """An event that a watcher knows as listed: as last seen, and in which boot of this VM."""
 
-    event: Event
+    event: Event  # as the latest document that lists it has it
     boot_id: str = ""  # boot in which it was last seen scheduled, or first seen if it had started; "" if unknown
 
 

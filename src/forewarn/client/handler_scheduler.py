@@ -42,8 +42,8 @@ class HandlerTask:
     `HandlerScheduler` makes and updates it, until the function and its approval are over.
     """
 
-    change: Change
-    rule: HandlerRule
+    change: Change  # the argument of the function
+    rule: HandlerRule  # has the function
     failures: int = 0  # in a row, of the function or of its approval
     due_at: float = -math.inf  # when the next try is due, by the scheduler's clock
     is_running: bool = False  # the function or its approval is being tried

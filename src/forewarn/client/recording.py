@@ -27,7 +27,7 @@ _JsonLine = Mapping[str, Any]
 class RecordingHeader:
     """The first line of a recording: what was recorded, and since when."""
 
-    vm: str  # its name; "" if the endpoint did not give it
+    vm: str  # name of the VM in which it was recorded; "" if the endpoint did not give it
     api_version: str  # of the recorded polls
     started_at: float  # POSIX seconds by the recorder's clock
 
@@ -70,7 +70,7 @@ class RecordingEnd:
 class EndpointRecording:
     """A whole recording: what a recording file contains."""
 
-    header: RecordingHeader
+    header: RecordingHeader  # the VM, the api-version and the start
     answers: tuple[RecordedResponse, ...] = ()  # in order of time, failures too
     end: RecordingEnd | None = None  # None: the recorder was cut off
 

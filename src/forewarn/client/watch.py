@@ -139,10 +139,10 @@ class WatchOptions:
     `repeats_moved`: an event whose NotBefore changes before it starts is delivered as Scheduled again.
     """
 
-    explicit: bool = False
-    in_order: bool = False
-    confirm_time: bool = False
-    repeats_moved: bool = False
+    explicit: bool = False  # a change is handled only by its `done()`
+    in_order: bool = False  # `done()` also handles all earlier changes
+    confirm_time: bool = False  # the first Date counts once others agree
+    repeats_moved: bool = False  # another NotBefore is a Scheduled again
     max_poll_s: Callable[[], float] | None = None  # called before and after each poll
 
     def _long_poll_s(self) -> float:
