@@ -55,7 +55,7 @@ class Received:
 
     incarnation: int  # DocumentIncarnation, at least 0
     events: tuple[ReceivedEvent, ...] = ()  # the usable ones, in the document's order
-    unusable: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()  # ids of unusable elements, "" for an unreadable id
 
 
 def encode_document(document: Document, version: str, *, iso_dates: bool = False) -> bytes:

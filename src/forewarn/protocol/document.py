@@ -45,12 +45,12 @@ class EventNotice:
     """One event as the service lists it in a document, before an api-version selects its fields."""
 
     id: str  # EventId: a GUID in upper case
-    status: NoticeStatus
+    status: NoticeStatus  # EventStatus: Scheduled or Started
     kind: Kind  # EventType
     resources: tuple[str, ...]  # names of the affected VMs as in compute.name, no underscore
     not_before: float | None  # POSIX seconds; None once started, or if a replayed event had none
     description: str = ""  # Description; "": none
-    source: EventSource = EventSource.PLATFORM
+    source: EventSource = EventSource.PLATFORM  # EventSource: Platform or User
     duration_s: int = -1  # expected length of the interruption, in seconds; 0: none, -1: unknown
 
 

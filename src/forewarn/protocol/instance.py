@@ -49,10 +49,10 @@ class InstanceFacts:
     os_type: str = "Linux"  # Linux or Windows
     admin_username: str = ""  # of the guest
     public_keys: tuple[str, ...] = ()  # as in authorized_keys; with any, passwords count as disabled
-    publisher: str = ""  # of the image, as offer, sku and version
-    offer: str = ""
-    sku: str = ""
-    version: str = ""
+    publisher: str = ""  # of the image
+    offer: str = ""  # of the image
+    sku: str = ""  # of the image
+    version: str = ""  # of the image
 
     address: str = ""  # IPv4; "": the interface has no address
     public_address: str = ""  # IPv4
