@@ -84,7 +84,8 @@ class CommandHypervisor:
     A command that began and was not seen to end, because the service was interrupted, runs again, unless its check says
     that the act was done. `commands` has the commands by verb, with `*` for all other verbs. `directory`, created if
     missing, holds the journal, and the output of commands until they end. One `perform` waits at most `perform_wait_s`
-    of real time. The constructor raises Rejected if a command is wrong or the journal cannot be used.
+    of real time. The constructor raises Rejected if a command is wrong or the journal cannot be used, OSError if the
+    directory cannot be created.
     """
 
     def __init__(

@@ -122,7 +122,8 @@ class MetadataServer:
     def set_faults(self, faults: Sequence[Fault]) -> None:
         """Replace the active faults; those that are not transport faults are ignored. Needs a running loop.
 
-        A fault that stays continues its counts. Drops cached responses of the VMs whose faults were added or removed.
+        A fault that stays continues its counts. Drops cached responses of the VMs whose faults were added or removed;
+        of all VMs, if such a fault is not limited to a VM.
         """
         self.faults.set_faults(faults)
 
