@@ -35,22 +35,21 @@ _WORST_FIRST = tuple(EventAwareness)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEvent:
-    """The pending event that a VM knows least of, and how far it knows of it.
+    """Of the pending events of one VM, the one that the VM knows least of, and how far it knows of it.
 
-    Of several with the same awareness, the one with the earliest NotBefore.
+    Of several with the same awareness, it is the one with the earliest NotBefore.
     """
 
-    event: Event
+    event: Event  # scheduled, and listed in documents
     awareness: EventAwareness  # NO_VM is the worst, GIVEN the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingReport:
-    """Counts of present VMs and of scopes by how they poll.
+    """Counts of the fleet's present VMs and of scopes by how they poll, as `polling_report` returns them.
 
-    A VM polls if its last poll, or the latest end of a long poll, is at most 60 seconds of real time ago.
-    `unprepared_vms` have a pending event that no VM of their scope was given or is about to get; `unwatched_scopes`
-    have pending events and no VM that polls.
+    A VM polls if its last poll, or the latest end of a long poll, is at most 60 seconds of real time ago. A pending
+    event is scheduled, and listed in documents.
     """
 
     vms_by_polling: Mapping[PollingState, int]  # has every PollingState
@@ -63,11 +62,11 @@ class PollingReport:
 async def expected_events(
     store: Store, pace: PaceLookup, live: Iterable[Event] | None = None
 ) -> dict[str, ExpectedEvent]:
-    """The pending event that each VM knows least of, by VM key; VMs without one are left out.
+    """Return, by VM key, the pending event that each VM knows least of; VMs without one are left out.
 
-    A VM may be one that was removed. Pending events are those that are scheduled and that documents list. They are
-    taken from `live`, if given, else read from the store. `pace` returns how a VM polls, by its key. Lets other tasks
-    run between batches.
+    Pending events are those that are scheduled and that documents list. They are taken from `live`, if given, else read
+    from the store. A VM may be one that was removed. `pace` returns how a VM polls, by its key. Lets other tasks run
+    between batches.
     """
     found: dict[str, ExpectedEvent] = {}
     known = store.events(statuses=[EventState.SCHEDULED]) if live is None else live
@@ -85,7 +84,7 @@ async def expected_events(
 async def polling_report(
     directory: FleetDirectory, pace: PaceLookup, paces: PacesByScope, live: Iterable[Event]
 ) -> PollingReport:
-    """Counts the VMs and scopes of the whole fleet by how they poll, not filtered for a caller.
+    """Count the VMs and scopes of the whole fleet by how they poll; not filtered for a caller.
 
     `pace` returns how a VM polls, by its key; `paces` returns scope id and pace of each VM that ever polled; `live` are
     the events that are not over. Lets other tasks run between batches.
@@ -113,16 +112,16 @@ async def polling_report(
 
 
 def silent_seconds(poll: LastPoll, pace: PollingPace | None, now: float) -> float:
-    """How long ago the VM last polled, in seconds of real time, as every page shows it.
+    """Return how many seconds ago a VM last polled, in real time, as every page shows it.
 
-    That is `pace.silent_s`. Only if `pace` is None, it is the lab time from the poll to `now`, never negative: lab time
-    may jump.
+    It is `pace.silent_s`. Only if `pace` is None, it is the lab time from the stored `poll` to `now`, never negative:
+    lab time may jump. `now` is lab time.
     """
     return pace.silent_s if pace is not None else max(0.0, now - poll.at)
 
 
 async def iterate_cooperatively(items: Iterable[T], batch_size: int) -> AsyncIterator[T]:
-    """Yields the items, and lets other tasks run once per `batch_size` items."""
+    """Yield the items in order, and let other tasks run once per `batch_size` items."""
     for number, item in enumerate(items):
         if number % batch_size == batch_size - 1:
             await asyncio.sleep(0)

@@ -21,8 +21,8 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
     """Which history entries to list: those that match every given filter.
 
     With `after`, a sequence number, the oldest entries after that one are listed, else the newest. `wait_s` is how long
-    to wait for an entry if there is none to list, in seconds of real time; 0: do not wait. Names and ids are in any
-    case.
+    to wait for an entry if there is none to list, in seconds of real time; 0: do not wait. Letter case of names and ids
+    is ignored.
     """
 
     after: HistorySeq | None = None  # exclusive; 0 is before the first entry
@@ -31,14 +31,15 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
     request: str = ""  # a full id
     scope: str = ""  # an id or name, or the name of a VM in it
     limit: ResultLimit = 1000  # the most entries to return
-    wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0
+    wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0  # up to 60; 0: do not wait
 
 
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
-    """Of these events, those about the host, with an act from or to it, or scheduled for a VM on it.
+    """Return those of the events that concern this host, in the same order.
 
-    An event is about a host if the maintenance is that of the host. It has acts from its start on; a past event does
-    not count because its VM moved here later. Keeps their order. `host` is spelled as declared.
+    An event does if the maintenance is that of the host, if it has an act from or to the host, or if it is scheduled
+    for a VM on the host now. Events have acts from their start on; a past event does not count because its VM moved
+    here later. `host` is spelled as declared.
     """
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
     return [
@@ -54,29 +55,29 @@ def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) 
 
 
 def event_lists_vm(event: Event, name: str) -> bool:
-    """Whether the event affects a VM of this name, in any case; the scope is not compared."""
+    """Return whether the event affects a VM of this name, ignoring letter case; the scope is not compared."""
     wanted = name.casefold()
     return any(vm.casefold() == wanted for vm in event.vms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryFilter:
-    """A filter for `read_history`; make it with `history_filter`.
+    """Which history entries `read_history` returns; made by `history_filter`.
 
-    `fields` has values that the fields of an entry must have, by name; {}: all entries match. Entries of
-    `shared_event_ids` that name no VM, and those of `approved_event_ids` after `approved_seq`, are added to them.
+    Entries must have the values in `fields`. Entries of `shared_event_ids` that name no VM, and those of
+    `approved_event_ids` after `approved_seq`, are added to them.
     """
 
     fields: dict[str, Any]  # scope_id, event_id, request_id and vm (a name), as far as given; {}: all entries
     # Events of the filtered VM and others, at most the 100 newest: their entries that name no VM are included.
-    shared_event_ids: tuple[str, ...] = ()
+    shared_event_ids: tuple[str, ...] = ()  # of the VM and others: entries about them that name no VM are included too
     # Events that the filtered request approved: their entries name another request, and are included from then on.
-    approved_event_ids: tuple[str, ...] = ()
-    approved_seq: int = 0  # the request's first entry; only later entries of `approved_event_ids` are included
+    approved_event_ids: tuple[str, ...] = ()  # that the request approved: later entries about them are included too
+    approved_seq: int = 0  # of the request's first entry: later ones of `approved_event_ids` are included
 
 
 def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> HistoryFilter:
-    """The filter for a query, with its names and id prefixes resolved; its VM may be a removed one.
+    """Return the filter for this query, with its names and id prefixes resolved; its VM may be removed.
 
     Ignores `after`, `limit` and `wait_s`. With a VM, it leaves out the entries of events that the request approved.
     Raises NotFound, also for what the caller may not see, or Refused if a name or prefix matches several. A request is
@@ -109,11 +110,11 @@ def read_history(
     limit: int,
     newest: bool = True,
 ) -> list[HistoryEntry]:
-    """At most `limit` entries that match the filter and the caller may see, oldest first.
+    """Return at most `limit` history entries that match the filter and the caller may see, oldest first.
 
     Their sequence numbers are between `after` and `before`, both exclusive; None means no upper bound. Takes the newest
-    entries between them, or the oldest if `newest` is false. Invisible entries count towards the limit, so fewer may be
-    returned although there are more.
+    entries between them, or the oldest if `newest` is False. Entries that the caller may not see count towards the
+    limit, so fewer may be returned although there are more.
     """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)

@@ -17,7 +17,7 @@ SURFACE_HEADER = "forewarn-surface"  # our command line sends "cli": it shows th
 class Surface(StrEnum):
     """The program that the user has in front of them, which decides the words of a remedy.
 
-    It is our command line, another client of our API, the portal, or a client of Azure's API.
+    CLI is our command line, API any other client of our API, PORTAL a browser, and ARM a client of Azure's API.
     """
 
     CLI = "cli"  # our command line
@@ -198,9 +198,9 @@ _GRANT_TO_EXTERNAL = "ask an administrator for one (`forewarn access grant ROLE 
 
 
 def message_for(error: Exception, surface: Surface) -> str:
-    """The error's message followed by what to do instead, in the words of the surface.
+    """Return the error's message, followed by what to do instead in the words of the surface.
 
-    Only the message if the error has no remedy or is no ForewarnError.
+    It is only the message if the error has no remedy or is no ForewarnError.
     """
     return join_remedy(str(error), _remedy_text(error, surface) if isinstance(error, ForewarnError) else "")
 
@@ -217,5 +217,8 @@ def _remedy_text(error: ForewarnError, surface: Surface) -> str:
 
 
 def surface_of(header: str | None) -> Surface:
-    """The surface for the value of SURFACE_HEADER: CLI for our command line, else API, also for None."""
+    """Return the surface that the header SURFACE_HEADER names: CLI for our command line, else API.
+
+    None, for a request without the header, gives API too.
+    """
     return Surface.CLI if header == Surface.CLI else Surface.API

@@ -16,10 +16,10 @@ MAX_KEY_LENGTH = 255
 
 
 def read_idempotency_key(headers: Headers) -> str:
-    """The value of the header `Idempotency-Key`; "" if there is none.
+    """Return the value of the header `Idempotency-Key`; "" if there is none.
 
-    Raises Rejected if it is sent twice, is empty or longer than MAX_KEY_LENGTH, or has other characters than printable
-    ASCII.
+    Raises Rejected if it is sent twice, is empty or longer than MAX_KEY_LENGTH (255), or has other characters than
+    printable ASCII.
     """
     values = headers.getlist(IDEMPOTENCY_KEY_HEADER)
     if not values:
@@ -34,10 +34,11 @@ def read_idempotency_key(headers: Headers) -> str:
 
 
 def request_key(context: RequestContext, route: ApiRoute, call: HandlerCall, key: str) -> RequestKey:
-    """The request key of a call of this route by the caller, who gave it this key.
+    """Return the key that is stored with the request of this call, so that a repeated call finds it.
 
-    Its time is the present real time; it never expires. With another route, path, query or body, the same key has the
-    same request id and another digest: it asks for something else.
+    It follows from the caller, the idempotency key `key`, and what the call asks for. With another route, path, query
+    or body, the same key has the same request id and another digest: it asks for something else. Its time is the
+    present real time; it never expires. Stores nothing.
     """
     asked = {
         "method": route.method,

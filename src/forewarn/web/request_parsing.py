@@ -34,11 +34,11 @@ GROUP_PREFIX = "group:"  # before the name of a resource group, where a resource
 
 
 class StrictBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of request bodies and queries: an unknown field is an error."""
+    """Base of request bodies and queries: a field that the struct does not have is an error."""
 
 
 class EmptyBody(StrictBody, frozen=True, kw_only=True):
-    """A body or query without fields."""
+    """The body or query of a route that takes none: any field is an error."""
 
 
 class NewFault(StrictBody, frozen=True, kw_only=True):
@@ -46,16 +46,16 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
 
     It ends after `count` requests or events, after `for_s` seconds or when it is cleared, whichever is first. Without
     `for_s` it lasts for the longest duration of its kind, if that has one. A kind that happens at once takes neither.
-    Seconds are real time for faults on requests, lab time for faults on events. Kind, VM and scope are named in any
-    case.
+    Seconds are real time for faults on requests, lab time for faults on events. Letter case of kind, VM and scope is
+    ignored.
     """
 
-    kind: NonEmptyText  # a value of FaultKind
+    kind: NonEmptyText  # a value of FaultKind, such as `slow-body`
     vm: str = ""  # a name, `group/name` or key; "": not for one VM
     scope: str = ""  # an id or name; "": not for one scope
     all: bool = False  # for the whole fleet
-    count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    for_s: DurationSeconds | None = None
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # of requests or events; None: no limit
+    for_s: DurationSeconds | None = None  # seconds; None: the longest duration of its kind
     parameters: dict[str, float] = {}  # by name, such as `delay_s`; the default of the kind for a missing one
 
 
@@ -63,7 +63,7 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
     """Which faults to clear: those that match every given field, of which at least one is given.
 
     `ids` and `all` clear storms too; with a kind, VM or scope storms stay. `scope` means faults of the scope itself,
-    not of its VMs. Kind, VM and scope are named in any case; `ids` are exact.
+    not of its VMs. Letter case of kind, VM and scope is ignored; `ids` are exact.
     """
 
     ids: tuple[NonEmptyText, ...] = ()  # of faults and storms
@@ -76,42 +76,43 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
 class NewStorm(StrictBody, frozen=True, kw_only=True):
     """A fault storm to start: its seed, its VMs (none: all) and its duration in seconds of lab time.
 
-    Names are in any case.
+    A storm sets faults at random moments. Letter case of names is ignored.
     """
 
     seed: Annotated[int, Meta(ge=0, le=2**53)]  # the same seed, VMs and duration give the same schedule
     vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # name, `group/name` or key, each VM once
-    for_s: DurationSeconds = 600
+    for_s: DurationSeconds = 600  # seconds of lab time
 
 
 class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):
-    """By how many seconds to advance lab time: more than 0, at most 366 days.
+    """By how many seconds to advance the lab's clock: more than 0, at most 366 days.
 
     VMs that poll now count as polling throughout, unless `without_polls`: then scopes may become idle, if the setting
     enablement is on-request.
     """
 
     by_s: float  # seconds of lab time
-    without_polls: bool = False
+    without_polls: bool = False  # True: no VM counts as polling meanwhile
 
 
 class ClockSpeedBody(StrictBody, frozen=True, kw_only=True):
     """How many seconds of lab time pass in one second of real time: 0 (stops the clock) to 100,000."""
 
-    speed: float
+    speed: float  # 1: as fast as real time
 
 
 class BodyTooLarge(Rejected):
-    """The body of a request is longer than `max_bytes`; the response is a 413. `read_body` raises it."""
+    """Raised by `read_body` if the body of a request is longer than `max_bytes`; the response is a 413."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the body is longer than {max_bytes} bytes: send less")
 
 
 async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes | None:
-    """The whole body, b"" if there is none; None as soon as more than `max_bytes` have arrived.
+    """Read and return the whole body of a request, b"" if it has none; None if it is too long.
 
-    Does not look at Content-Length. Raises ClientDisconnect if the client disconnects before the end.
+    Returns None as soon as more than `max_bytes` have arrived, and leaves the rest unread. Does not look at
+    Content-Length. Raises ClientDisconnect if the client disconnects before the end.
     """
     parts: list[bytes] = []
     length = 0
@@ -124,7 +125,7 @@ async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -
 
 
 def unique_query_params(request: Request) -> dict[str, str]:
-    """The query parameters by name. Raises Rejected if one occurs twice."""
+    """Return the query parameters of a request by name. Raises Rejected if one occurs twice."""
     query: dict[str, str] = {}
     for name, text in request.query_params.multi_items():
         if name in query:
@@ -135,7 +136,7 @@ def unique_query_params(request: Request) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCall:
-    """The request of a handler of the API or portal: path parameters, query and body, not yet decoded.
+    """The call of one route of the API or portal: path parameters, query and body, not yet decoded.
 
     `path_params` are by the names in the route's path. With `for_export`, the portal asks for all rows of a page.
     """
@@ -148,7 +149,10 @@ class HandlerCall:
     request_key: RequestKey | None = None  # gives the request that the handler creates its id; None: it gets a new one
 
     def parse_body(self, body_type: type[T]) -> T:
-        """Decodes the JSON body into this struct; an empty body counts as {}. Rejected if it does not fit."""
+        """Decode the JSON body into this struct and return it; an empty body counts as {}.
+
+        Raises Rejected if the body is not JSON or does not fit, also for an unknown field.
+        """
         try:
             return msgspec.json.decode(self.body or b"{}", type=body_type)
         except msgspec.ValidationError as error:
@@ -157,9 +161,9 @@ class HandlerCall:
             raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
     def parse_query(self, query_type: type[T]) -> T:
-        """Decodes the query into this struct, with texts converted to its types (`true`, `10`).
+        """Decode the query into this struct and return it, with texts converted to its types (`true`, `10`).
 
-        Raises Rejected if it does not fit.
+        Raises Rejected if the query does not fit, also for an unknown field.
         """
         try:
             return msgspec.convert(dict(self.query), type=query_type, strict=False)
@@ -180,9 +184,9 @@ def _validation_message(error: msgspec.ValidationError, wanted: type) -> str:
 
 
 def split_validation_error(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The path of the invalid field, such as `vms[...]`, and what is wrong with it, from the error's text.
+    """Return the path of the invalid field, such as `vms[...]`, and what is wrong with it.
 
-    The path is "" if the whole body or query is wrong.
+    Both are taken from the error's text. The path is "" if the whole body or query is wrong.
     """
     match = _ERROR_LOCATION.match(str(error))
     assert match is not None
@@ -190,7 +194,7 @@ def split_validation_error(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def reject_duplicates(names: tuple[str, ...], keys: list[str]) -> None:
-    """Raises Rejected, naming the second one, if two of `names` stand for the same key.
+    """Raise Rejected if two of `names` stand for the same key; the message names the second one.
 
     `keys` are the keys of `names`, in the same order.
     """

@@ -24,9 +24,9 @@ from forewarn.wording import first_names
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
-    """The ids of the pending events that these events replaced when they were published.
+    """Return the ids of the pending events that these events replaced when they were published.
 
-    In the order of `events`; () if they replaced none. A redeploy replaces a pending restart, for example.
+    They are in the order of `events`; () if none was replaced. A redeploy replaces a pending restart, for example.
     """
     return tuple(event_id for event in events for event_id in event.replaces)
 
@@ -35,8 +35,7 @@ def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
 class RequestStatus:
     """A request with its state and its events, and what of it is planned or was skipped.
 
-    `events` are oldest first; of `perform-maintenance` those that it approved. `planned` is () when it is over,
-    `skip_reasons` until then, and always for a rollout.
+    `read_request_status` makes it. `skip_reasons` is always () for a rollout.
     """
 
     request: MaintenanceRequest
@@ -48,10 +47,10 @@ class RequestStatus:
 
 
 def read_request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatus:
-    """Read the state, the events and the planned events of a request from the store.
+    """Read the state, the events and the planned events of a request from the store, and return them.
 
-    Does not check whether the user may see the request: check that before. Events are oldest first; of
-    `perform-maintenance` they are those that it approved.
+    Events are oldest first; of `perform-maintenance` they are those that the request approved. Does not check whether
+    the user may see the request: check that before.
     """
     events = request_events(context, request)
     planned = tuple(context.store.planned(request_id=request.id))
@@ -70,9 +69,9 @@ def read_request_status(context: RequestContext, request: MaintenanceRequest) ->
 def rollout_waits(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot | None = None
 ) -> tuple[str, ...]:
-    """What keeps a rollout from publishing more, in clauses; () if none of these does.
+    """Return what keeps a rollout from publishing more, as clauses for people; () if none of these does.
 
-    They are settling, budgets and health checks (spec §13.1, §13.2, §13.5), and with a `snapshot` of the rollout other
+    These are settling, budgets and health checks (spec §13.1, §13.2, §13.5), and with a `snapshot` of the rollout other
     rollouts that do the same work (spec §13.6); a pause, a hold and windows are not named. Also () for a request that
     is not a rollout, and for a caller who does not see everything, because the clauses name VMs.
     """
@@ -95,9 +94,9 @@ def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple
 
 
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
-    """The view of a request with its state, its events and sentences about what it waits for.
+    """Return the view of a request with its state, its events and sentences about what it waits for.
 
-    Built from `read_request_status`. Does not check whether the user may see the request: check that before.
+    It is read from the store now. Does not check whether the user may see the request: check that before.
     """
     status = read_request_status(context, request)
     view_builder = ViewBuilder(context)
@@ -112,10 +111,10 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 
 
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
-    """The events that the request has published so far, live or over, oldest first.
+    """Return the events that the request has published so far, live or over, oldest first.
 
-    For `perform-maintenance` instead the events that it approved, as far as they are still stored. Their texts name no
-    faults, unless the caller sees everything.
+    Of `perform-maintenance` they are instead the events that it approved, in the order of the request, as far as they
+    are still stored. Their texts name no faults, unless the caller sees everything.
     """
     if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
         found = context.store.events(request_id=request.id)
@@ -125,10 +124,10 @@ def request_events(context: RequestContext, request: MaintenanceRequest) -> list
 
 
 def wait_sentences(view_builder: ViewBuilder, status: RequestStatus) -> tuple[str, ...]:
-    """What a request in progress waits for, in sentences for people; () when it is over (spec §9).
+    """Return what a request in progress waits for, as sentences for people; () when it is over (spec §9).
 
     One per live event, one that counts the planned ones, one for each thing that keeps its rollout from publishing
-    more, and one if that is paused; equal ones only once.
+    more, and one if the rollout is paused; equal ones only once. `status` is that of the request.
     """
     return tuple(dict.fromkeys(_waits(view_builder, status)))
 
@@ -158,12 +157,12 @@ def _event_wait_text(view_builder: ViewBuilder, event: Event) -> str:
 
 
 def short_vm_list(event: Event) -> str:
-    """The names of the event's VMs in one text: all of up to four, else as `a, b, c and 4 more`."""
+    """Return the names of the event's VMs in one text: all of up to four, else as `a, b, c and 4 more`."""
     return first_names(event.vms)
 
 
 def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
-    """Views of all open rollouts, and of those among the 10,000 newest requests; oldest first.
+    """Return all open rollouts, and the ended ones among the 10,000 newest requests; oldest first.
 
     Empty for a caller who does not see everything.
     """
@@ -171,17 +170,18 @@ def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
 
 
 def rollout_view(context: RequestContext, request_id: str) -> RolloutView:
-    """The view of the rollout with this full request id, in any case. Raises NotFound.
+    """Return the view of the rollout with this full request id, ignoring letter case.
 
-    Does not check what the caller may see.
+    Raises NotFound, also for another kind of request. Does not check what the caller may see.
     """
     return RolloutView(**rollout_fields(context, request_id))
 
 
 def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
-    """The values of the fields of `rollout_view`, by field name, for a struct that extends RolloutView.
+    """Return the values of the fields of a RolloutView, by field name, for a struct that extends it.
 
-    `request_id` is the full id, in any case. Raises NotFound. Does not check what the caller may see.
+    `request_id` is the rollout's full request id, ignoring letter case. Raises NotFound, also for another kind of
+    request. Does not check what the caller may see.
     """
     request = context.control.rollout_requests.find(request_id)
     assert request.rollout is not None
@@ -192,7 +192,7 @@ def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
 def rollout_fields_from_snapshot(
     context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None
 ) -> dict[str, Any]:
-    """The values of the fields of RolloutView, by field name, of a rollout that is read already.
+    """Return the values of the fields of a RolloutView, by field name, for a rollout that is read already.
 
     `rollout` is that of `request`; `snapshot` is None for a closed rollout, whose tally is stored. Does not check what
     the caller may see.
@@ -233,7 +233,7 @@ def _title_of_scope(context: RequestContext, rollout: Rollout) -> str:
 def next_update_domains(
     context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot
 ) -> tuple[int, ...]:
-    """The update domains that the rollout affects next, each once, ascending.
+    """Return the numbers of the update domains that the rollout affects next, each once, ascending.
 
     In each of its scopes that is the lowest with a VM, of any wave, that it still has to handle (see `remaining_vms`)
     and that no other rollout handles. Empty once the rollout has ended, stopped or been aborted, and for a request that

@@ -28,7 +28,7 @@ ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]  # the
 
 
 def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Returns only the root resource, so the caller needs the right over everything.
+    """Select the root resource for a route, so that its caller needs the right over everything.
 
     For hosts, rollouts, faults and the clock, which belong to no owner of VMs.
     """
@@ -36,7 +36,7 @@ def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Returns no resource id, so that the route's right is not checked.
+    """Select no resource for a route, so that its right is not checked.
 
     Any authenticated caller may call the route, with or without a role.
     """
@@ -44,7 +44,7 @@ def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Returns no resource id: the handler leaves out what the caller may not read.
+    """Select no resource for a route, whose handler leaves out what the caller may not read.
 
     So the route's right is not checked before the handler. Raises Forbidden for a caller with no role that may read
     anything.
@@ -56,19 +56,20 @@ def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Returns only the resource id of the present visible VM that the path parameter `name` names.
+    """Select the present, visible VM that the path parameter `name` names: return its resource id alone.
 
-    `name` is its name, `group/name` or key, in any case. Raises NotFound, or Refused if several VMs match.
+    `name` is the VM's name, `group/name` or key, ignoring letter case. Raises NotFound, also for a removed VM and one
+    that the caller may not read, or Refused if several VMs match.
     """
     return (vm_resource_id(context.directory.find(call.path_params["name"])),)
 
 
 def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Returns the resource ids of all VMs of the event that the path parameter `id` names.
+    """Select all VMs of the event that the path parameter `id` names: return their resource ids.
 
-    In the event's order. `id` is its id, or a unique prefix of four characters or more, in any case. The root resource
-    stands for a VM that its scope no longer knows, and for an event without VMs. Raises NotFound also for an invisible
-    event, and Refused for an ambiguous prefix.
+    They are in the event's order. `id` is the event's id, or a unique prefix of four characters or more, ignoring
+    letter case. The root resource stands for a VM that its scope no longer knows, and for an event without VMs. Raises
+    NotFound also for an event that the caller may not see, and Refused for an ambiguous prefix.
     """
     event = context.find_event(call.path_params["id"])
     vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}
@@ -86,7 +87,7 @@ class HandlerSignature:
     summary: str  # the first line of the handler's docstring
 
     def parse(self, call: HandlerCall) -> dict[str, msgspec.Struct]:
-        """The keyword arguments `body` and `query` for the handler, decoded; only those that it declares.
+        """Decode body and query of a call; return, as `body` and `query`, those that the handler declares.
 
         Raises Rejected if one does not fit its struct, and for a body or query that the handler does not declare.
         """
@@ -97,9 +98,10 @@ class HandlerSignature:
 
 @cache
 def handler_signature(handler: Handler) -> HandlerSignature:
-    """Reads a handler's signature from its annotations and docstring; cached.
+    """Read a handler's signature from its annotations and docstring; cached.
 
-    Raises TypeError for parameters other than context, call, body and query, KeyError without a return annotation.
+    The handler takes context, call and, if it wants them, body and query. Raises TypeError for other parameters,
+    KeyError without a return annotation.
     """
     hints = get_type_hints(handler)
     names = list(inspect.signature(handler).parameters)
@@ -118,20 +120,23 @@ class ApiRoute:
     """A route of the API: the caller needs `right` over each resource id that `resources` returns.
 
     `resources(context, call)` is a function. `path` is below API_PREFIX, in starlette's syntax; `status` is that of a
-    successful response.
+    successful response. With `show_repeated`, the route takes an Idempotency-Key.
     """
 
     method: str  # such as GET
     path: str  # below API_PREFIX, in starlette's syntax
     handler: Handler  # takes `context`, `call`, and `body` or `query` if it declares them
-    right: Right
+    right: Right  # that the caller needs over each resource
     status: int = 200  # of a successful response
     resources: ResourceSelector = everything  # returns the resource ids of a call
-    show_repeated: RepeatedView | None = None  # if it creates a request: the route then takes an Idempotency-Key
+    show_repeated: RepeatedView | None = None  # answers a repeated call; None: the route creates no request
 
     @property
     def signature(self) -> HandlerSignature:
-        """The signature of the handler. Raises TypeError for wrong parameters, KeyError without a return type."""
+        """What the handler declares: its body, query, response type and summary.
+
+        Raises TypeError if the handler has wrong parameters, KeyError if it has no return annotation.
+        """
         return handler_signature(self.handler)
 
 

@@ -163,7 +163,7 @@ def _refusing_app(refusal: ForewarnError) -> ASGIApp:
 
 
 def is_loopback_address(address: str) -> bool:
-    """Whether the text is a loopback address, also as an IPv4-mapped IPv6 address.
+    """Return whether the text is a loopback address, also as an IPv4-mapped IPv6 address.
 
     False for any other text, also for `localhost`.
     """
@@ -177,10 +177,10 @@ def is_loopback_address(address: str) -> bool:
 class ConnectionAcceptor:
     """Accepts connections of one bound socket, within `shares`, until it is closed; serves each in a task.
 
-    `make_protocol` makes the HTTP protocol of a connection. With an `ssl_context` it detects TLS by the first byte; a
-    connection without TLS that is not from this machine gets a 400. Without one it serves plain HTTP; on a unix socket
-    only to the user of this process and to root. It starts to listen and accept when it is made, so make it inside an
-    event loop. It never closes the socket.
+    It starts to listen and accept when it is made, so make it inside an event loop. `make_protocol` makes the HTTP
+    protocol of a connection. With an `ssl_context` it detects TLS by the first byte; a connection without TLS that is
+    not from this machine gets a 400. Without one it serves plain HTTP; on a unix socket only to the user of this
+    process and to root, others get a 403. It never closes the socket.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class ConnectionAcceptor:
         self._accept_task = asyncio.create_task(self._accept_loop())
 
     async def close(self) -> None:
-        """Stops accepting, and waits until that has ended; open connections and the socket stay open.
+        """Stop accepting connections; open connections and the socket stay open.
 
         The owner closes the socket; until then the kernel still queues new connections.
         """
@@ -355,14 +355,17 @@ def _reject_plain_http(connection: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingState:
-    """How a socket divides its connections, and the event that is set when it stops serving."""
+    """How a socket divides its connections among callers, and the event that is set when it stops serving."""
 
     connection_shares: ConnectionShares = field(default_factory=ConnectionShares.from_open_files)
-    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # set when it stops
+    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # set when it stops, for long polls
 
     @classmethod
     def of_app(cls, app: Any) -> ServingState:
-        """The state of an app that has dependencies: theirs. AttributeError if it has none."""
+        """Return the state with the connection shares and the shutdown event of the app's `dependencies`.
+
+        Raises AttributeError if the app's state has no dependencies.
+        """
         dependencies = app.state.dependencies
         return cls(connection_shares=dependencies.connection_shares, shutting_down=dependencies.shutting_down)
 
@@ -396,7 +399,7 @@ class _UvicornServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serve_unix(app: ASGIApp, path: Path, state: ServingState | None = None) -> AsyncIterator[None]:
-    """Serves the app on a new unix socket at `path` for the time of the block; yields nothing.
+    """Serve the app on a new unix socket at `path` until the block is left; yields nothing.
 
     Only the user of this process and root are served, others get a 403. At the end it sets `shutting_down` of `state`
     (None: of the app's dependencies), waits up to five seconds for open requests and removes the socket. Raises Refused
@@ -414,10 +417,10 @@ async def serve_unix(app: ASGIApp, path: Path, state: ServingState | None = None
 async def serve_tls(
     app: ASGIApp, sock: socket.socket, certificate: Path, key: Path, state: ServingState | None = None
 ) -> AsyncIterator[ssl.SSLContext]:
-    """Serves the app over TLS on a bound socket for the time of the block.
+    """Serve the app over TLS on a bound socket until the block is left; yields the TLS context.
 
-    Clients on this machine may use plain HTTP. Yields the TLS context: a certificate that is loaded into it applies to
-    new connections. At the end it sets `shutting_down` of `state` (None: of the app's dependencies), waits up to five
+    A certificate that is loaded into the context later applies to new connections. Clients on this machine may use
+    plain HTTP. At the end it sets `shutting_down` of `state` (None: of the app's dependencies), waits up to five
     seconds for open requests and closes the socket. `certificate` and `key` are PEM files; raises OSError if one is
     missing or bad.
     """

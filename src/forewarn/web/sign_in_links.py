@@ -16,11 +16,11 @@ _CLIENT_ID_PREFIX = client_principal("")
 
 
 def sign_in_link_identity(caller: Principal, sign_in: TokenService, store: Store) -> SignInIdentity:
-    """Whom a link that `caller` creates signs in: a client itself; for the service's owner, `admin`.
+    """Return whom a sign-in link that `caller` creates signs in; creates no link.
 
-    For the owner it is the owner (`is_owner`) if callers sign in at an external issuer, or if the client `admin` does
-    not exist or is not an administrator. Raises Refused for other callers (VMs, users of an external issuer), and
-    Unauthenticated for a client that was removed.
+    A client signs in itself. For the owner of the service it is the client `admin`, or the owner (`is_owner`) if
+    callers sign in at an external issuer, or if `admin` does not exist or is not an administrator. Raises Refused for
+    other callers (VMs, users of an external issuer), and Unauthenticated for a client that was removed.
     """
     if caller.id == _OWNER_ID:
         return _administrator_identity(sign_in, store) or _owner_identity(caller)

@@ -19,22 +19,23 @@ _MAX_SHOWN_HOSTS = 1_000
 
 
 class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
-    """An order to visit every host within `within_s` seconds of lab time, `at_once` at the same time.
+    """A standing order to set: visit every host within `within_s` seconds of lab time, again and again.
 
-    Each visit is a rollout over one host, with this impact, notice and windows.
+    Each visit is a rollout over one host, with this impact, notice and windows; `at_once` hosts are visited at the same
+    time.
     """
 
-    within_s: DurationSeconds  # from an hour to 366 days
+    within_s: DurationSeconds  # lab time, from an hour to 366 days
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
-    notice_s: DurationSeconds = 0  # lab time; 0: the minimum, 15 minutes
-    at_once: int = 1  # hosts, from 1
+    notice_s: DurationSeconds = 0  # of its events, in lab time; 0: the minimum, 15 minutes
+    at_once: int = 1  # how many hosts at the same time, from 1
     windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # `sat,sun 02:00 4h Europe/Berlin`; (): any time
     blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
 
     def to_order(self, who: str, at: float) -> StandingOrder:
-        """Returns the order that it describes, given by `who` at lab time `at`; Rejected for wrong windows.
+        """Return the standing order that this body describes, given by `who` at lab time `at`; sets nothing.
 
-        What else can be wrong, `core.standing_order.require_valid_order` says.
+        Raises Rejected for wrong windows or blackouts. The rest is checked when the order is set.
         """
         try:
             calendar = make_calendar(self.windows, self.blackouts, None)
@@ -87,15 +88,15 @@ class StandingOrderView(BaseView, frozen=True, kw_only=True):
     warning: str = ""  # why not all hosts can be visited in time, with numbers; "": they can
 
     def without_hosts(self) -> StandingOrderView:
-        """Returns it with no `hosts`; the counts stay."""
+        """Return a copy of this view with no `hosts`; the counts stay."""
         return replace(self, hosts=())
 
 
 def read_standing_order(context: RequestContext) -> StandingOrderView:
-    """Returns the standing order and its progress; does not check what the caller may see.
+    """Return the standing order and its progress now; `is_set` is False if there is no order.
 
-    Hosts are sorted by when they are late, then by when they are due; the first 1,000 are shown. `is_set` is false if
-    there is no order.
+    Hosts are sorted by when they are late, then by when they are due; the first 1,000 are shown. Does not check what
+    the caller may see.
     """
     order = context.control.standing_order.order
     if order is None:

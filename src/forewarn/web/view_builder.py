@@ -35,10 +35,10 @@ _BATCH_SIZE = 500  # VMs or scopes between two chances for other tasks to run
 
 
 class ViewBuilder:
-    """Builds views of domain values for one request; does not check whether the caller may see them.
+    """Builds views of events, VMs, hosts and scopes for one request; checks no rights of the caller.
 
-    It leaves faults and other scopes that the caller may not see out of their texts. Reads from the store, and caches
-    scopes and gates, so make a new one for each request.
+    But it leaves faults and other scopes that the caller may not see out of the texts of views. Reads from the store,
+    and caches scopes and gates, so make a new one for each request.
     """
 
     def __init__(self, context: RequestContext) -> None:
@@ -51,14 +51,14 @@ class ViewBuilder:
         self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, set by `fleet`
 
     def events(self, events: Iterable[Event]) -> tuple[EventView, ...]:
-        """Views of these events, in the same order, with what they wait for and when they were delivered.
+        """Return views of these events, in order, with what they wait for and when they were delivered.
 
-        Deliveries are those that are stored: flush observations first.
+        Deliveries are those that are stored: call `flush_observations` first.
         """
         return tuple(self.event(event) for event in events)
 
     def scopes_of(self, events: Iterable[Event]) -> tuple[ScopeSummaryView, ...]:
-        """Views of the scopes of these events, each once, in the order of the events.
+        """Return views of the scopes of these events, each once, in the order of the events.
 
         Scopes that do not exist any more are left out.
         """
@@ -66,10 +66,10 @@ class ViewBuilder:
         return tuple(self.scope(scope) for scope in scopes if scope is not None)
 
     def event(self, event: Event) -> EventView:
-        """The view of an event, with what it waits for and when it was first delivered to a VM.
+        """Return the view of an event, with what it waits for and when it was first delivered to a VM.
 
-        Its texts name no faults, unless the caller sees everything. Deliveries are those that are stored: flush
-        observations first.
+        Its texts name no faults, unless the caller sees everything. Deliveries are those that are stored: call
+        `flush_observations` first.
         """
         event = self._context.visibility.shown_event(event)
         row = event.rules
@@ -117,10 +117,10 @@ class ViewBuilder:
         )
 
     def pending_wait(self, event: Event) -> StartWait | None:
-        """What a scheduled event waits for before it starts; None if it may start, has started or is over.
+        """Return what a scheduled event waits for before its start; None if it may start, started or is over.
 
-        Names no other scopes if the caller may not see one of those that it waits for. None too if its scope does not
-        exist.
+        The text names no other scopes if the caller may not see one of those that the event waits for. Also None if its
+        scope does not exist.
         """
         if event.status is not EventState.SCHEDULED or (scope := self.load_scope(event.scope_id)) is None:
             return None
@@ -148,15 +148,15 @@ class ViewBuilder:
         return scope is None or waits_only_for_gate(scope, event, self._context_for(scope))
 
     def load_scope(self, scope_id: str) -> Scope | None:
-        """The scope from the store, cached in this builder; None if it does not exist."""
+        """Return the scope with this id from the store, cached in this builder; None if it does not exist."""
         if scope_id not in self._scopes:
             self._scopes[scope_id] = self._store.scope(scope_id)
         return self._scopes[scope_id]
 
     def vm(self, vm: Vm) -> VmView:
-        """The view of a VM, present or removed, with its last poll and the number of its live events.
+        """Return the view of a VM, present or removed, with its last poll and the number of its live events.
 
-        The poll is the one that is stored: flush observations first.
+        The poll is the one that is stored: call `flush_observations` first.
         """
         scope = self.load_scope(vm.scope_id)
         polled = self._polled(vm)
@@ -199,9 +199,9 @@ class ViewBuilder:
         )
 
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
-        """The view of a host with the names of `vms`; if that is None, of all VMs on it, visible or not.
+        """Return the view of a host with the names of `vms`; None: of all VMs on it, visible or not.
 
-        `unreachable` is true if it did not answer the hypervisor when this builder was made.
+        `unreachable` is True if the host did not answer the hypervisor when this builder was made.
         """
         names = tuple(vm.name for vm in (self._store.vms(host=host.name) if vms is None else vms))
         return HostView(
@@ -215,9 +215,9 @@ class ViewBuilder:
         )
 
     def scope(self, scope: Scope) -> ScopeSummaryView:
-        """The view of a scope with the names of its present VMs and the number of its live events.
+        """Return the view of a scope with the names of its present VMs and the number of its live events.
 
-        Everything is as of the scope that it is given.
+        Everything is as of the given scope; the store is not read.
         """
         return ScopeSummaryView(
             id=scope.id,
@@ -233,7 +233,7 @@ class ViewBuilder:
         )
 
     async def fleet(self, hosts: list[Host], vms: list[Vm], host_vms: list[Vm]) -> FleetView:
-        """Views of these hosts and VMs, and of the VMs' scopes; lets other tasks run in between.
+        """Return views of these hosts and VMs, and of the VMs' scopes; lets other tasks run in between.
 
         Each host names those VMs of `host_vms` that are on it. Call it on a new builder: it adds every scope that the
         builder has loaded.
@@ -265,17 +265,20 @@ class ViewBuilder:
 
 
 def request_view(request: MaintenanceRequest) -> RequestView:
-    """The view of the request itself, with the names of its targets, but without its events or state."""
+    """Return the view of a request itself, with the names of its targets, but without its events or state."""
     return RequestView(id=request.id, ask=request.ask, who=request.who, at=request.at, targets=request.targets)
 
 
 def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
-    """The live events of the scope that affect the VM of this name (in any case), in order of publication."""
+    """Return the live events of the scope that affect the VM of this name, in order of publication.
+
+    Letter case is ignored.
+    """
     return [event for event in scope.live_events() if event_lists_vm(event, name)]
 
 
 def vm_supervisor_view(name: str, supervisor: VmSupervisorInfo) -> VmSupervisorView:
-    """The view of the supervisor process of the namespace VM with this name."""
+    """Return the view of the supervisor process of the namespace VM with this name."""
     return VmSupervisorView(
         vm=name,
         pid=supervisor.pid,

@@ -42,23 +42,23 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     enabled_at: float | None  # lab time; None: not enabled
     epoch: int  # grows each time it is enabled or reset; after a restored backup it is a large number
     incarnation: int  # of its document, within the epoch
-    last_request_at: float | None  # lab time; None: never
+    last_request_at: float | None  # lab time at which it was last polled or enabled; None: never
     vms: tuple[str, ...]  # names
     update_domains: tuple[int, ...]  # of these VMs, each once, ascending
-    events: int
+    events: int  # how many are live
 
 
 class WaitView(BaseView, frozen=True, kw_only=True):
-    """What a scheduled event waits for before it starts: a code, a sentence, and until when at the latest.
+    """What a scheduled event waits for before it starts: a code, a text, and until when at the latest.
 
-    Codes: notice (approval or NotBefore), grace (the service was down when its notice ended), silence (so was the node
-    of a VM's host; `until` may move), window (no maintenance window is open), hold (all rollouts are on hold), move
-    (another event moves one of its VMs), terminates (others of its placement group are not approved), update domain
-    (another is in maintenance), gate (VMs on its host are not ready).
+    Codes: notice (approval or NotBefore), grace (the service was down when its notice ended), silence (the node of a
+    VM's host was down then; `until` may move), window (no maintenance window is open), hold (all rollouts are on hold),
+    move (another event moves one of its VMs), terminates (others of its placement group are not approved), update
+    domain (another is in maintenance), gate (VMs on its host are not ready).
     """
 
     reason: str  # the code
-    text: str  # completes "it waits for …"
+    text: str  # for people; completes "it waits for …"
     until: float | None  # lab time in POSIX seconds; None: not known, because more than the time decides
 
 
@@ -68,8 +68,8 @@ class ActView(BaseView, frozen=True, kw_only=True):
     vm: str  # its name
     verb: str  # what is done to the VM, such as freeze, reboot or redeploy
     to_host: str  # the host that the VM comes to; "": it stays where it is, leaves its host, or no host is free
-    ok: bool | None  # false: it failed
-    at: float | None  # when the outcome was reported, in lab time
+    ok: bool | None  # False: it failed; None: no outcome yet
+    at: float | None  # when the outcome was reported, in lab time; None: no outcome yet
     note: str  # while it is under way: its progress, or what it waits for; then of the outcome, such as why it failed
 
 
@@ -88,7 +88,7 @@ class EventView(BaseView, frozen=True, kw_only=True):
     source: str  # Platform or User
     vms: tuple[str, ...]  # names
     published_at: float  # lab time; of one that is not listed, when it was performed
-    not_before: float
+    not_before: float  # lab time from which it may start without an approval
     approved_at: float | None  # lab time; None: not approved
     approved_by: str  # a name, or `policy` if a setting of the VM approved it; "": not approved
     started_at: float | None  # lab time; None: not started
@@ -127,16 +127,16 @@ class VmView(BaseView, frozen=True, kw_only=True):
     size: str  # such as Standard_D2s_v5
     os_type: str  # Linux or Windows
     availability_set: str  # its name; "": none, as in the next three
-    scale_set: str
+    scale_set: str  # its name
     orchestration: str  # of its scale set: Uniform or Flexible; "" if it is in none
-    placement_group: str
-    cloud_service: str
+    placement_group: str  # its name, within the scale set
+    cloud_service: str  # its name
     update_domain: int  # from 0
     fault_domain: int  # from 0
     priority: str  # Regular or Spot
     eviction_policy: str  # Deallocate or Delete; it matters only for a Spot VM
     terminate_notice_min: int  # minutes; 0: no terminate notification
-    auto_approve: AutoApprovalView
+    auto_approve: AutoApprovalView  # which operations of users need no notice
     approves_all_down: bool  # False: its policy approves nothing that stops the last running VM of its scope
     narrow_delivery: bool  # it sees only the events that affect it, not those of other VMs of its set
     tags: dict[str, str]  # name → value
@@ -146,20 +146,20 @@ class VmView(BaseView, frozen=True, kw_only=True):
     power: str  # running, stopped or deallocated
     last_polled_at: float | None  # lab time of its last poll or approval; None: it never sent one
     silent_s: float | None  # real time since its last poll, or since the end of a long poll; None: it never polled
-    polled_version: str | None  # the api-version of its last poll
+    polled_version: str | None  # the api-version of its last poll; None: it never polled
     polls: int  # how many polls and approvals it has sent since it was added
     pending: int  # its live events
 
 
 class AutoApprovalView(BaseView, frozen=True, kw_only=True):
-    """Which operations that a user requests for a VM are approved automatically, and need no notice then."""
+    """Which operations that a user requests for a VM are approved automatically, and so need no notice."""
 
     restart: bool  # restarts that users request
     redeploy: bool  # redeploys that users request
 
     @classmethod
     def from_approval(cls, approval: AutoApproval) -> AutoApprovalView:
-        """Returns the view of a VM's setting, with the same two values."""
+        """Return the view of a VM's automatic approval, with the same two values."""
         return cls(restart=approval.restart, redeploy=approval.redeploy)
 
 
@@ -170,26 +170,26 @@ class VmSupervisorView(BaseView, frozen=True, kw_only=True):
     pid: int  # of the supervisor
     state: str  # of the VM: running, frozen, down or ended
     boot_id: str  # of the VM's current boot; every start of the VM has another
-    program: tuple[str, ...] | None
+    program: tuple[str, ...] | None  # the command line in the VM; None: it has none
 
 
 class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
     """The connected supervisors (`keepers`), also of frozen and stopped namespace VMs, sorted by VM key."""
 
-    keepers: tuple[VmSupervisorView, ...]
+    keepers: tuple[VmSupervisorView, ...]  # sorted by VM key
 
 
 class VmWithEvents(VmView, frozen=True, kw_only=True):
-    """The fields of VmView, the live events and, of a namespace VM, its connected supervisor (`keeper`)."""
+    """The fields of VmView, its live events and, of a namespace VM, its connected supervisor (`keeper`)."""
 
-    events: tuple[EventView, ...]  # in order of publication
+    events: tuple[EventView, ...]  # live, in order of publication
     keeper: VmSupervisorView | None  # None: no supervisor of the VM is connected
 
 
 class FleetView(BaseView, frozen=True, kw_only=True):
     """Hosts, VMs and the VMs' scopes, as far as the caller may see them and asked for them."""
 
-    hosts: tuple[HostView, ...]  # sorted by name, ignoring case
+    hosts: tuple[HostView, ...]  # sorted by name, ignoring letter case
     scopes: tuple[ScopeSummaryView, ...]  # each once
     vms: tuple[VmView, ...]  # in the order they were added
 
@@ -223,19 +223,19 @@ class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
     hosts_changed: tuple[ObjectChangeView, ...]
     hosts_removed: tuple[str, ...]
     added: tuple[str, ...]
-    resurrected: tuple[str, ...]
+    resurrected: tuple[str, ...]  # VMs that were deleted before, and are added again
     changed: tuple[ObjectChangeView, ...]
     removed: tuple[str, ...]
-    stay_deleted: tuple[str, ...]
+    stay_deleted: tuple[str, ...]  # VMs that are in the file but stay deleted
     unchanged: int  # how many VMs stay as they are
-    problems: tuple[FleetFileProblem, ...]
-    lines: tuple[str, ...]
+    problems: tuple[FleetFileProblem, ...]  # with any, the file cannot be applied
+    lines: tuple[str, ...]  # the changes in words
 
 
 class FleetCheckView(BaseView, frozen=True, kw_only=True):
     """What a fleet file would change; nothing was changed."""
 
-    difference: FleetDifferenceView
+    difference: FleetDifferenceView  # to the fleet as it is
 
 
 class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
@@ -255,15 +255,15 @@ class RequestView(BaseView, frozen=True, kw_only=True):
 
 
 class EventListView(BaseView, frozen=True, kw_only=True):
-    """A list of events; base of the views that say which events, and add to them."""
+    """A list of events. Views that extend it say which events, and add other fields."""
 
     events: tuple[EventView, ...]
 
 
 class EventsInScopesView(EventListView, frozen=True, kw_only=True):
-    """Events (`events`) with their scopes, each once: the VMs of a scope are shown its events."""
+    """Events (`events`), and the scopes they are in, each once: all VMs of a scope are shown its events."""
 
-    scopes: tuple[ScopeSummaryView, ...]
+    scopes: tuple[ScopeSummaryView, ...]  # each once
 
 
 class ReceiptView(EventsInScopesView, frozen=True, kw_only=True):
@@ -283,12 +283,12 @@ class RequestStatusView(EventListView, frozen=True, kw_only=True):
     request: RequestView
     replaced: tuple[str, ...]  # ids of the pending events that its events replaced
     state: str  # in progress, succeeded, failed or canceled
-    waits_for: tuple[str, ...]  # while it is in progress
+    waits_for: tuple[str, ...]  # sentences, while it is in progress; empty when it is over
     skipped: tuple[str, ...]  # when it is over: why parts of it did not become events, in sentences
 
 
 class EventsView(EventListView, frozen=True, kw_only=True):
-    """`events`, oldest first, and the sequence number of the history from just before they were read."""
+    """Events (`events`), oldest first, and the history's sequence number from just before they were read."""
 
     seq: int  # given as `after` to the history, lists what happened since
 
@@ -316,7 +316,7 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> HistoryEntryView:
-        """Returns the view of a stored entry, with the same values."""
+        """Return the view of a stored history entry, with the same values."""
         return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
 
 
@@ -338,7 +338,7 @@ class BackupView(BaseView, frozen=True, kw_only=True):
     """The path of a new backup file on the service's machine, and its size in bytes."""
 
     path: str  # absolute
-    bytes: int
+    bytes: int  # its size
 
 
 class HealthCheckView(BaseView, frozen=True, kw_only=True):
@@ -347,7 +347,7 @@ class HealthCheckView(BaseView, frozen=True, kw_only=True):
     name: str  # of the check
     ok: bool  # whether it found no problem
     text: str  # what the check found
-    remedy: str  # means something only if `ok` is false
+    remedy: str  # what to do; means something only if `ok` is False
 
 
 class HealthReportView(BaseView, frozen=True, kw_only=True):
@@ -375,6 +375,6 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     shows: str  # a description of the document that the scope is shown; empty: its own
     begun_at: float  # when the current loop began, or will
     ends_at: float  # planned end of the last loop
-    ended: str | None  # finished, stopped (by a user) or interrupted (by a real event, or its VM was removed)
+    ended: str | None  # finished, stopped (by a user), interrupted (a real event, or its VM was removed); None: it runs
     ended_at: float | None  # None while it runs
-    reason: str
+    reason: str  # why it ended early, for people; "" otherwise
