@@ -36,10 +36,11 @@ _MEMBER_SINCE = {
 
 
 def require_known_version(version: str, path: str) -> None:
-    """Raises ArmError 400 unless Azure published this api-version for the provider of a request's path.
+    """Raise ArmError 400 unless Azure published this api-version for the provider of a request's path.
 
     The provider is the last one in the path; a path without Compute or Maintenance has the versions of
-    Microsoft.Resources. The version's case is ignored; an empty one is an error too. Call it only in strict mode.
+    Microsoft.Resources. The letter case of the version is ignored; an empty one is an error too. Call it only if the
+    service has `strict_api_versions` on; otherwise every version is accepted.
     """
     provider = path.casefold().rpartition("/providers/")[2].partition("/")[0]
     known = _VERSIONS_BY_PROVIDER.get(provider, _RESOURCES_VERSIONS)
@@ -57,10 +58,11 @@ def require_known_version(version: str, path: str) -> None:
 
 
 def require_member_supported(version: str, path: MemberPath, sent: Any) -> None:
-    """Raises ArmError 400, as Azure does, for a non-empty member in an api-version that is older than it.
+    """Raise ArmError 400, as Azure does, for a member of a body that is newer than the call's api-version.
 
-    `path` ends with `scheduledEventsProfile` or `scheduledEventsPolicy`; `sent` is its value in the body, or MISSING if
-    the body does not have it, which is accepted. An empty `version` is older than every other.
+    `path` ends with `scheduledEventsProfile` (since 2019-03-01) or `scheduledEventsPolicy` (since 2024-03-01); `sent`
+    is its value in the body, or MISSING if the body does not have it. A missing or empty value is always accepted. An
+    empty `version` is older than every other.
     """
     since, owner = _MEMBER_SINCE[path[-1]]
     if sent is MISSING or is_empty_value(sent) or version >= since:

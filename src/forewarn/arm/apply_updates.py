@@ -67,13 +67,16 @@ VmsFinder = Callable[[RequestContext, ArmCall], Sequence[Vm]]  # raises NotFound
 class ApplyUpdatePropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `properties` of an apply update; only `status` `Cancel` has a meaning in a call."""
 
-    status: str | None = None  # "Cancel", in any case; another text counts as None
+    status: str | None = None  # "Cancel", ignoring letter case; another text counts as None
     resource_id: Any = None  # accepted, without effect
     last_update_time: Any = None  # accepted, without effect
 
 
 class ApplyUpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The body of a call that applies updates, or that cancels a run of a configuration; may be empty."""
+    """The body of a call that applies updates of a VM or set, or that cancels a run of a configuration.
+
+    It may be empty. Unknown members are rejected.
+    """
 
     id: Any = None  # this and the next three are accepted, without effect
     name: Any = None
@@ -83,7 +86,7 @@ class ApplyUpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def is_cancel(self) -> bool:
-        """Whether the call asks for a cancellation: its `properties.status` is Cancel, in any case."""
+        """Whether the call asks for a cancellation: `properties.status` is Cancel, ignoring letter case."""
         return self.properties is not None and (self.properties.status or "").casefold() == "cancel"
 
 
@@ -198,11 +201,12 @@ def _show_handler(find: VmsFinder) -> ArmHandler:
 
 
 async def list_apply_updates(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the apply updates of resources in the path's subscription or group that the caller may read.
+    """List the apply updates of resources in the path's subscription or group that the caller may read.
 
-    In pages of 100; each is shown as it stands now. Sorted by resource and id, in natural order; a page is `{"value":
-    [...]}`, with a `nextLink` if there is another one. Only the newest 10,000 requests of the service are searched.
-    Raises Rejected for an invalid `$skiptoken`.
+    An apply update is a request that started pending updates of a VM or set at once; each is shown with its present
+    status. They are sorted by resource and id, in natural order, in pages of 100: `{"value": [...]}`, with a `nextLink`
+    if there is another page. Only the newest 10,000 requests of the service are searched. Raises Rejected for an
+    invalid `$skiptoken`.
     """
     prefix = f"{call.resource}/".casefold()
     found = _requests_for(
@@ -214,11 +218,12 @@ async def list_apply_updates(context: RequestContext, call: ArmCall) -> ArmRespo
 
 
 async def cancel_run(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Cancels a run of a maintenance configuration: one opening of its window, named by its start.
+    """Cancel a run of a maintenance configuration: one opening of its window, named by its start.
 
-    The name is the start in UTC, such as 20261205010000. Events that have not started wait for the next window.
-    Canceling again changes nothing. Raises NotFound, Rejected without `status` `Cancel`, Refused if the run is over.
-    The response is 200 with the run, whose status is then Cancelled. Durable, with a history entry.
+    The name is the start in UTC, such as 20261205010000. Events that have not started wait for the next window. The
+    response is 200 with the run, whose status is then Cancelled. Stored before the answer, with a history entry;
+    canceling again changes nothing. Raises NotFound for an unknown configuration or run, Rejected without `status`
+    `Cancel`, and Refused if the run is over.
     """
     if not parse_arm_body(call, ApplyUpdateBody).is_cancel:
         raise Rejected("a run of a maintenance configuration can only be canceled: send properties.status Cancel")
@@ -231,9 +236,10 @@ async def cancel_run(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_run(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows a run of a configuration: Pending, InProgress, Completed or Cancelled. Raises NotFound.
+    """Show a run of a maintenance configuration: Pending, InProgress, Completed or Cancelled.
 
-    A run is one opening of its window, named by its start in UTC, such as 20261205010000. The response is 200.
+    A run is one opening of its window, named by its start in UTC, such as 20261205010000. The response is 200. Raises
+    NotFound if the configuration does not exist or has no such opening.
     """
     return ArmResponse(body=_run_json(context, call))
 
@@ -279,7 +285,7 @@ _OPERATIONS = (
 
 
 async def list_provider_operations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the operations of Microsoft.Maintenance that this service has, by their names on Azure.
+    """List the operations of Microsoft.Maintenance that this service has, by their names on Azure.
 
     The body is `{"value": [...]}`, the same for every caller; each has name, display and isDataAction.
     """

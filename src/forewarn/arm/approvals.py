@@ -40,7 +40,7 @@ ScopeFinder = Callable[[RequestContext, ArmCall], ScopePredicate]  # raises NotF
 class EventIdsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of an approval of several events: the ids of the events, at least one."""
 
-    value: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  # full event ids, in any case
+    value: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  # full event ids, whose letter case does not matter
 
 
 def _scope_of_vm(context: RequestContext, call: ArmCall) -> ScopePredicate:

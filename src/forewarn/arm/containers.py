@@ -27,11 +27,11 @@ _SKIP_TOKEN = "$skiptoken"
 def paged_response(
     call: ArmCall, names: Sequence[str], render: Callable[[str], JsonObject], page_size: int = PAGE_SIZE
 ) -> ArmResponse:
-    """One page of a list as `{"value": [...]}`, with a `nextLink` to the next page if there is one.
+    """Return one page of a list as `{"value": [...]}`, with a `nextLink` to the next page if there is one.
 
-    `names` are the keys or ids of all items, in natural order; `render` makes the JSON of an item, for those of the
-    page. The page begins after the call's `$skiptoken`, or with the first item. Raises Rejected for an invalid token. A
-    page has at most `page_size` items.
+    `names` are the keys or ids of all items, sorted in natural order; `render` makes the JSON of an item from its name,
+    and is called only for those of the page. The page begins after the item in the call's `$skiptoken`, or with the
+    first item, and has at most `page_size` items. Raises Rejected for an invalid token.
     """
     start = bisect_right(names, _page_start_key(call), key=natural_sort_key)
     page = names[start : start + page_size]
@@ -55,9 +55,10 @@ def _next_link(call: ArmCall, last: str) -> str:
 
 
 def require_container(context: RequestContext, call: ArmCall) -> None:
-    """Raises ArmError 404 if the called subscription or group has no VM and the caller may read it.
+    """Raise ArmError 404 if the called subscription or group has no VM and the caller may read it.
 
-    For other callers it returns, and they get an empty list, so that they do not learn whether it exists.
+    For callers who may not read it, it does nothing: they get an empty list, so that they do not learn whether it
+    exists.
     """
     if context.directory.unfiltered.has_vms_in(call.resource) or not context.principal.may(Right.READ, call.resource):
         return
@@ -70,9 +71,10 @@ def require_container(context: RequestContext, call: ArmCall) -> None:
 
 
 def stored_vm(context: RequestContext, key: str) -> Vm:
-    """The stored VM with this key, which the directory gave; AssertionError if it is not stored.
+    """Return the stored VM with this key, which came from the directory (the index of VMs).
 
-    Does not check that it is present, or rights.
+    Raises AssertionError if it is not stored. Whether the VM was removed, and whether the caller may read it, is not
+    checked.
     """
     vm = context.store.vm(key)
     assert vm is not None
@@ -80,14 +82,14 @@ def stored_vm(context: RequestContext, key: str) -> Vm:
 
 
 async def list_tenants(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists our one tenant, as `{"value": [...]}`; the list is empty if this service has no sign-in."""
+    """List the one tenant of this service, as `{"value": [...]}`; empty if the service has no sign-in."""
     tenant = _tenant_id(context)
     document = {"id": f"/tenants/{tenant}", "tenantId": tenant, "displayName": "forewarn", "tenantCategory": "Home"}
     return ArmResponse(body={"value": [document] if tenant else []})
 
 
 async def list_subscriptions(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the subscriptions that contain anything the caller may read, all in one page.
+    """List the subscriptions that contain anything the caller may read, all in one page.
 
     The body is `{"value": [...]}`, in natural order; the list may be empty.
     """
@@ -96,15 +98,18 @@ async def list_subscriptions(context: RequestContext, call: ArmCall) -> ArmRespo
 
 
 async def show_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the subscription of the path. Raises ArmError 404 if the caller may read nothing in it."""
+    """Show the subscription of the path: 200 with its id, name, state and tenant.
+
+    Raises ArmError 404 if it has no VM, or the caller may read nothing in it.
+    """
     return ArmResponse(body=_subscription_json(context, _visible_subscription(context, call)))
 
 
 async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the locations of all hosts as `{"value": [...]}`, sorted by name, all in one page.
+    """List the locations of all hosts as `{"value": [...]}`, sorted by name, all in one page.
 
-    Each subscription has the same locations; their ids contain the subscription. Raises ArmError 404 if the caller may
-    read nothing in it.
+    Each subscription has the same locations; their ids contain the subscription of the path. Raises ArmError 404 if the
+    caller may read nothing in that subscription.
     """
     resource = f"/subscriptions/{_visible_subscription(context, call)}"
     names = sorted({host.location for host in context.store.hosts()})
@@ -112,11 +117,11 @@ async def list_locations(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the subscription's groups that contain anything the caller may read, in pages of 100.
+    """List the resource groups of the path's subscription that contain anything the caller may read.
 
-    In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. If there are none: raises
-    ArmError 404 if the subscription has no VM and the caller may read it, else the list is empty. Raises Rejected for
-    an invalid `$skiptoken`.
+    They are in natural order, in pages of 100: `{"value": [...]}`, with a `nextLink` if there is another page. Without
+    any: raises ArmError 404 if the subscription has no VM and the caller may read it, else the list is empty. Raises
+    Rejected for an invalid `$skiptoken`.
     """
     prefix = f"{call.resource}/".casefold()
     groups = [group for group in context.directory.groups() if group.casefold().startswith(prefix)]
@@ -126,9 +131,10 @@ async def list_groups(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_group(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the resource group of the path, as the fleet file spells it, with its first VM's location.
+    """Show the resource group of the path, as the fleet file spells it, with its first VM's location.
 
-    Raises ArmError 404 if it has no VM. The route has checked that the caller may read it.
+    Tags are always empty. Raises ArmError 404 if the group has no VM. The route has checked that the caller may read
+    it.
     """
     require_container(context, call)
     by_key = {group.casefold(): group for group in context.directory.groups()}
@@ -150,9 +156,9 @@ def _visible_subscription(context: RequestContext, call: ArmCall) -> str:
 
 
 def subscription_not_found(call: ArmCall) -> ArmError:
-    """The error of a call that names a subscription without a VM: 404 with Azure's code.
+    """Return, without raising it, the error for a subscription that has no VM: 404 with Azure's code.
 
-    Returns it, and does not raise it.
+    The subscription is the one of the call's path.
     """
     name = call.path_params["subscription"]
     return ArmError(404, "SubscriptionNotFound", f"subscription {name!r} does not exist: `az account list` lists them")

@@ -32,9 +32,10 @@ _HEADERS_BY_STATUS: dict[int, Mapping[str, str]] = {**RETRY_AFTER_BY_STATUS, 401
 
 
 class ArmError(Rejected):
-    """An error to answer with this HTTP status, Azure's error code and the message.
+    """An error of a call to the ARM facade, to be answered with this HTTP status, code and message.
 
-    `target` is the invalid member of the body, or empty.
+    `code` is Azure's error code, such as `ResourceGroupNotFound`. `target` is the path of the invalid member of the
+    body, "" if the error is not about one. `arm_error_response` renders it.
     """
 
     def __init__(self, status: int, code: str, message: str, target: str = "") -> None:
@@ -43,10 +44,11 @@ class ArmError(Rejected):
 
 
 def arm_error_response(error: Exception) -> ArmResponse:
-    """The ARM error response of an error: an ArmError's own status and code, else those of its class.
+    """Return the ARM error response of an error: an ArmError's own status and code, or those of its class.
 
     NotFound is a 404, Refused and Conflict a 409, any other Rejected a 400, 401, 403 or 413, Unavailable a 503 or 429;
-    an unexpected error is logged and becomes a 500. A 429 or 503 has Retry-After, a 401 WWW-Authenticate.
+    an unexpected error is logged and becomes a 500. A 429 or 503 has Retry-After, a 401 WWW-Authenticate. The message
+    is worded for clients of Azure's API.
     """
     if isinstance(error, ArmError):
         return make_arm_error(error.status, error.code, str(error), error.target)
@@ -60,11 +62,11 @@ def arm_error_response(error: Exception) -> ArmResponse:
 
 
 def make_arm_error(status: int, code: str, message: str, target: str = "") -> ArmResponse:
-    """Makes an ARM error response, whose body is `{"error": {"code", "message", "target"}}`.
+    """Return an ARM error response, whose body is `{"error": {"code", "message", "target"}}`.
 
-    `target` is the invalid member of the request's body; an empty one is left out. A 429 or 503 has Retry-After, a 401
-    WWW-Authenticate. `status` is the HTTP status, `code` ARM's error code, such as `ResourceNotFound`, `message` a
-    sentence.
+    `status` is the HTTP status, `code` ARM's error code, such as `ResourceNotFound`, `message` a sentence. `target` is
+    the invalid member of the request's body; an empty one is left out. A 429 or 503 has Retry-After, a 401
+    WWW-Authenticate.
     """
     error = {"code": code, "message": message} | ({"target": target} if target else {})
     return ArmResponse(status=status, body={"error": error}, headers=_HEADERS_BY_STATUS.get(status, {}))

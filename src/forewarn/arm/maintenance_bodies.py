@@ -47,7 +47,7 @@ class _ReadOnlyMembers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The member `maintenanceWindow` of a configuration."""
+    """The member `maintenanceWindow` of a maintenance configuration: when it opens, and for how long."""
 
     start_date_time: str | None = None  # local time, such as `2026-12-05 02:00`; None is rejected later
     expiration_date_time: str | None = None  # local time; None or `9999-12-31 23:59:59`: never
@@ -59,10 +59,10 @@ class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 class ConfigurationPropertiesBody(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """The member `properties` of a configuration."""
+    """The member `properties` of a maintenance configuration. Unknown members are rejected."""
 
     namespace: str | None = None  # stored and shown, without effect
-    extension_properties: dict[str, str] | None = None  # likewise
+    extension_properties: dict[str, str] | None = None  # stored and shown, without effect
     maintenance_scope: str | None = None  # Host, OSImage or InGuestPatch; None is rejected later
     maintenance_window: MaintenanceWindowBody | None = None  # None is rejected later
     visibility: str | None = None  # Custom or None; others are rejected
@@ -70,7 +70,7 @@ class ConfigurationPropertiesBody(
 
 
 class ConfigurationBody(_ReadOnlyMembers, frozen=True, kw_only=True):
-    """The body that creates a maintenance configuration."""
+    """The body that creates or replaces a maintenance configuration; `read_configuration` checks it."""
 
     location: str | None = None  # an Azure region; None is rejected later
     tags: Any = None  # name → value; checked later
@@ -85,7 +85,10 @@ class TagSettingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The member `filter` of an assignment to a resource group or subscription."""
+    """The member `filter` of an assignment to a resource group or subscription: which VMs it is for.
+
+    A VM must match every member that is given.
+    """
 
     resource_types: tuple[str, ...] | None = None  # None or (): any, as in the other members
     resource_groups: tuple[str, ...] | None = None  # their names
@@ -95,7 +98,7 @@ class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AssignmentPropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The member `properties` of an assignment."""
+    """The member `properties` of an assignment of a maintenance configuration to a resource."""
 
     maintenance_configuration_id: str | None = None  # its resource id; None is rejected later
     resource_id: str | None = None  # that of the target; None: as the path says
@@ -103,17 +106,18 @@ class AssignmentPropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid
 
 
 class AssignmentBody(_ReadOnlyMembers, frozen=True, kw_only=True):
-    """The body that creates an assignment of a maintenance configuration."""
+    """The body that creates or replaces an assignment of a maintenance configuration to a resource."""
 
     location: str | None = None  # stored and shown, without effect
     properties: AssignmentPropertiesBody | None = None  # None: an empty one, which is rejected later
 
 
 def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceConfiguration:
-    """Returns the configuration with this resource id that a body describes, without who created it.
+    """Return the maintenance configuration with this resource id that a body describes; stores nothing.
 
-    Raises Rejected with a sentence for a bad name, a missing location, scope or window, a window beyond Azure's limits,
-    tags that are not possible, or a visibility other than Custom.
+    Who created and changed it, and when, is left for the caller to set. Raises Rejected with a sentence for a bad name,
+    a missing location, scope or window, a window beyond Azure's limits, tags that are not possible, or a visibility
+    other than Custom. A start in the past is not checked.
     """
     require_resource_name(resource)
     properties = body.properties or ConfigurationPropertiesBody()
@@ -141,9 +145,9 @@ def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceCon
 
 
 def require_resource_name(resource: str) -> None:
-    """Raises Rejected unless the last part of this resource id can be the name of a new resource.
+    """Raise Rejected unless the last part of this resource id can be the name of a new resource.
 
-    That is 1 to 128 letters, digits, or any of `-_.()`.
+    A name has 1 to 128 characters: ASCII letters, digits, or any of `-_.()`.
     """
     name = resource.rpartition("/")[2]
     if _NAME.fullmatch(name) is None:
@@ -179,10 +183,10 @@ def _read_window(body: MaintenanceWindowBody | None) -> AzureWindow:
 
 
 def configuration_json(configuration: MaintenanceConfiguration) -> JsonObject:
-    """The resource of a maintenance configuration, as a GET shows it.
+    """Return the Azure resource of a maintenance configuration, as a GET shows it.
 
-    Without an expiration it shows 9999-12-31 23:59:59; `recurEvery` and `installPatches` are left out if they are
-    empty.
+    Its keys are id, name, type, location, tags, properties and systemData. Without an expiration it shows 9999-12-31
+    23:59:59; `recurEvery` and `installPatches` are left out if they are empty. Canceled openings are not shown.
     """
     window = configuration.azure_window
     properties: JsonObject = {
@@ -212,11 +216,12 @@ def configuration_json(configuration: MaintenanceConfiguration) -> JsonObject:
 
 
 def read_assignment(resource: str, target: str, body: AssignmentBody, *, is_filtered: bool) -> ConfigurationAssignment:
-    """Returns the assignment to this target that a body describes, without who created it.
+    """Return the assignment of a configuration to a target that a body describes; stores nothing.
 
-    `is_filtered` says whether the target is a resource group or subscription, which may have a filter. Raises Rejected
-    with a sentence for a bad name, a missing or bad configuration id, a `resourceId` of another resource, or a bad
-    filter. Whether the configuration exists is not checked.
+    `resource` is the id of the assignment, `target` that of what it is assigned to. `is_filtered` says whether the
+    target is a resource group or subscription, which may have a filter. Who created and changed it is left for the
+    caller to set. Raises Rejected with a sentence for a bad name, a missing or bad configuration id, a `resourceId` of
+    another resource, or a bad filter. Whether the configuration exists is not checked.
     """
     require_resource_name(resource)
     properties = body.properties or AssignmentPropertiesBody()
@@ -269,9 +274,9 @@ def _read_filter(body: FilterBody) -> AssignmentFilter:
 
 
 def assignment_json(assignment: ConfigurationAssignment) -> JsonObject:
-    """The resource of an assignment of a maintenance configuration, as a GET shows it.
+    """Return the Azure resource of an assignment of a maintenance configuration, as a GET shows it.
 
-    `filter` is left out if it has none.
+    Its keys are id, name, type, location, properties and systemData; `properties.filter` is left out if it has none.
     """
     properties: JsonObject = {
         "maintenanceConfigurationId": assignment.configuration_id,

@@ -58,20 +58,23 @@ TargetCheck = Callable[[RequestContext, ArmCall], object]  # raises NotFound if 
 
 
 async def put_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Creates the configuration of the path (201), or replaces it (200); its group need not have a VM.
+    """Create the maintenance configuration of the path (201), or replace it (200).
 
-    The body is the stored configuration. Durable, with a history entry if anything changed. Raises Rejected for a bad
-    body, or a new start before the current date in its time zone, ArmError 404 if no VM is in the subscription.
+    The answer is the stored configuration. It is stored before the answer, with a history entry if anything changed.
+    Canceled runs stay canceled while the window is the same. The resource group need not have a VM. Raises Rejected for
+    a bad body, or a new start before the current date in its time zone, and ArmError 404 if no VM is in the
+    subscription.
     """
     _require_subscription(context, call)
     return await _write_configuration(context, call)
 
 
 async def patch_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Changes the members of the configuration of the path that the body has. Raises NotFound, Rejected.
+    """Change those members of the path's maintenance configuration that the body has; others stay.
 
-    A member that is null is removed. Answers 200 with the whole configuration. Rejected if the body is not JSON, or the
-    result would not be possible.
+    A member that is null is removed. The answer is 200 with the whole configuration, which is stored before. Raises
+    NotFound if there is no such configuration, and Rejected if the body is not JSON, if the result would not be
+    possible, or for a new start before the current date in its time zone.
     """
     shown = configuration_json(_find_configuration(context, call))
     return await _write_configuration(context, _merged_call(call, shown))
@@ -107,15 +110,15 @@ def _merged_call(call: ArmCall, shown: JsonObject) -> ArmCall:
 
 
 async def show_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the maintenance configuration of the path: 200 with its resource. Raises NotFound."""
+    """Show the maintenance configuration of the path: 200 with its resource. Raises NotFound."""
     return ArmResponse(body=configuration_json(_find_configuration(context, call)))
 
 
 async def delete_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Deletes the configuration of the path with its assignments; 204 if there is none.
+    """Delete the maintenance configuration of the path and all its assignments; 204 if there is none.
 
-    Otherwise 200 with the configuration as it was. Durable, with a history entry. Raises Rejected if the body has
-    members.
+    Otherwise the answer is 200 with the configuration as it was; the deletion is stored before, with a history entry.
+    Raises Rejected if the body has members.
     """
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.remove(call.resource, who=context.caller_name)
@@ -124,22 +127,22 @@ async def delete_configuration(context: RequestContext, call: ArmCall) -> ArmRes
 
 
 async def list_configurations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the readable configurations of the path's subscription or group, in pages of 100.
+    """List the maintenance configurations in the path's subscription or group that the caller may read.
 
-    In natural order of their ids; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises
-    Rejected for an invalid `$skiptoken`.
+    They are in natural order of their ids, in pages of 100: `{"value": [...]}`, with a `nextLink` if there is another
+    page. An unknown subscription or group has an empty list. Raises Rejected for an invalid `$skiptoken`.
     """
     found = {c.id: c for c in context.store.configurations() if _is_shown(context, call, c.id)}
     return paged_response(call, sorted(found, key=natural_sort_key), lambda name: configuration_json(found[name]))
 
 
 async def list_public_configurations(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the configurations that the platform offers to everybody: none. The body is `{"value": []}`."""
+    """List the maintenance configurations that the platform offers to everybody: always `{"value": []}`."""
     return ArmResponse(body={"value": []})
 
 
 async def show_public_configuration(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Raises NotFound: the platform offers no configurations."""
+    """Raise NotFound for every name: the platform offers no public maintenance configurations."""
     name = call.path_params["configuration"]
     raise NotFound(f"public maintenance configuration {name!r} does not exist: this service offers none")
 
@@ -204,14 +207,18 @@ async def _write_assignment(context: RequestContext, call: ArmCall, *, is_filter
 
 
 async def show_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the assignment of the path: 200 with its resource. Raises NotFound."""
+    """Show the path's assignment of a maintenance configuration: 200 with its resource. Raises NotFound.
+
+    The resource that it is assigned to need not exist any more.
+    """
     return ArmResponse(body=assignment_json(_find_assignment(context, call)))
 
 
 async def delete_assignment(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Deletes the assignment of the path; 204 if there is none. Its target need not exist any more.
+    """Delete the path's assignment of a maintenance configuration; 204 if there is none.
 
-    Otherwise 200 with the assignment as it was. Durable, with a history entry. Raises Rejected if the body has members.
+    The resource that it is assigned to need not exist any more. Otherwise the answer is 200 with the assignment as it
+    was; the deletion is stored before, with a history entry. Raises Rejected if the body has members.
     """
     parse_arm_body(call, ArmEmptyBody)
     removed = await context.control.maintenance_configurations.unassign(call.resource, who=context.caller_name)
@@ -232,10 +239,10 @@ def _list_assignments_handler(require_target: TargetCheck) -> ArmHandler:
 
 
 async def list_assignments_in_subscription(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists all assignments in the path's subscription that the caller may read, in pages of 100.
+    """List all assignments of configurations in the path's subscription that the caller may read.
 
-    In natural order of their ids; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises
-    Rejected for an invalid `$skiptoken`.
+    Those to its groups, VMs and sets are among them. They are in natural order of their ids, in pages of 100:
+    `{"value": [...]}`, with a `nextLink` if there is another page. Raises Rejected for an invalid `$skiptoken`.
     """
     found = {a.id: a for a in context.store.assignments() if _is_shown(context, call, a.id)}
     return paged_response(call, sorted(found, key=natural_sort_key), lambda name: assignment_json(found[name]))

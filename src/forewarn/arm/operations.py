@@ -186,12 +186,12 @@ class _OperationEventRenderer:
 
 
 def operation_headers(call: ArmCall, vm: Vm | None, request: MaintenanceRequest) -> dict[str, str]:
-    """The headers of a 202 response, with two URLs of the operation: clients differ in which they poll.
+    """Return the headers of a 202 response, with two URLs at which clients may poll the operation.
 
     `Azure-AsyncOperation` shows the status document; `Location` answers 202 until the operation is over. Both contain
-    the subscription and location of `vm`, any VM of the request, and the call's api-version. If it is None (no longer
-    known), they contain the call's subscription and "-" as the location. `Retry-After` is a second; `x-ms-request-id`
-    is the id of the request.
+    the subscription and location of `vm`, any VM of the request, and the call's api-version, if it has one. If `vm` is
+    None (no longer known), they contain the call's subscription and "-" as the location. `Retry-After` is a second;
+    `x-ms-request-id` is the id of the request.
     """
     subscription = vm.subscription_id if vm is not None else call.path_params["subscription"]
     location = vm.location if vm is not None else "-"
@@ -212,13 +212,14 @@ def _with_query(url: str, call: ArmCall, **params: str) -> str:
 
 
 async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the status document of an operation, with status 200 also if the operation failed.
+    """Show the status document of an operation (a request as clients follow it); 200 also if it failed.
 
-    The path parameter `operation` is the id of its request, in any case. The document has name, status (InProgress,
-    Succeeded, Failed or Canceled), startTime and properties, also endTime once it is over, and error if it failed or
-    was canceled. With `monitor=true` in the query, as in the URL of `Location`: 202 until it is over, then an empty
-    200, or a 409 with its error. Raises NotFound for an operation that is unknown, invisible, of another subscription
-    or no longer kept, and for a rollout, a replay or a host that degrades or fails, which are not operations.
+    The path parameter `operation` is the id of the request, whose letter case does not matter. The document has name,
+    status (InProgress, Succeeded, Failed or Canceled), startTime and properties, also endTime once it is over, and
+    error if it failed or was canceled. With `monitor=true` in the query, as in the URL of `Location`: 202 until it is
+    over, then an empty 200, or a 409 with its error. Raises NotFound for an operation that is unknown, that the caller
+    may not see, of another subscription or no longer kept, and for a rollout, a replay or a host that degrades or
+    fails, which are not operations.
     """
     status = _load_status(context, call)
     is_running = status.state is RequestState.IN_PROGRESS

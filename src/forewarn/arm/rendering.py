@@ -34,7 +34,7 @@ _PROVISIONED_STATUS = {
 
 
 def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """The Azure resource of a VM that is no instance of a uniform scale set.
+    """Return the Azure resource of a VM that is no instance of a uniform scale set.
 
     Its keys are id, name, type, location, zones (if it is in one), tags and properties; a VM of a flexible set names
     the set in `properties.virtualMachineScaleSet`. `view` is its instance view, added as `properties.instanceView`;
@@ -55,7 +55,7 @@ def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def flexible_instance_json(vm: Vm) -> JsonObject:
-    """A VM of a flexible scale set as the list of the set's instances shows it.
+    """Return a VM of a flexible scale set as the list of the set's instances shows it.
 
     Its keys are id, name, type, location, zones (if it is in one), tags, properties and instanceId, which is its name.
     There is no instance view in this list.
@@ -64,7 +64,7 @@ def flexible_instance_json(vm: Vm) -> JsonObject:
 
 
 def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
-    """The Azure resource of an instance of a uniform scale set, with its instance id.
+    """Return the Azure resource of an instance of a uniform scale set, with its instance id.
 
     Its keys are id, name, type, location, zones (if it is in one), tags, properties, instanceId and sku. `view` is its
     instance view, added as `properties.instanceView`; None leaves it out.
@@ -82,10 +82,11 @@ def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
 
 
 def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
-    """The Azure resource of a scale set, made from all its instances, at least one.
+    """Return the Azure resource of a scale set, made from `vms`, all its instances, at least one.
 
-    Its keys are id, name, type, location, zones (if they are in some), tags, properties and sku. Where they differ, it
-    shows the settings of the first, all their zones, and the tags that all have; `sku.capacity` is their number.
+    Its keys are id, name, type, location, zones (if they are in some), tags, properties and sku. Where the instances
+    differ, it shows the settings of the first, all their zones, and the tags that all have with the same value;
+    `sku.capacity` is their number.
     """
     first, resource = vms[0], scale_set_resource_id(vms[0])
     profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | _scheduled_events_profile(first)
@@ -111,11 +112,11 @@ def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
 
 
 def availability_set_json(vms: Sequence[Vm], visible: Sequence[Vm]) -> JsonObject:
-    """The Azure resource of an availability set, made from all its VMs, at least one.
+    """Return the Azure resource of an availability set, made from `vms`, all its VMs, at least one.
 
     Its keys are id, name, type, location, sku, tags and properties. `properties.virtualMachines` has the ids of
-    `visible`, the VMs that the caller may read. Policy and location are those of the first VM; tags are those that all
-    have.
+    `visible`, the VMs that the caller may read. Policy and location are those of the first VM, the counts of domains
+    follow from the highest numbers, and tags are those that all have with the same value.
     """
     first = vms[0]
     policy = _scheduled_events_policy(first)
@@ -211,11 +212,11 @@ def _with_instance_view(properties: JsonObject, view: JsonObject | None) -> Json
 
 
 def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
-    """The instance view of a VM or instance: its domains, placement group and power state.
+    """Return the instance view of a VM or scale set instance: domains, placement group and power state.
 
     Its keys are platformUpdateDomain, platformFaultDomain, placementGroupId (if it has one) and statuses. `events` are
     the live events of its scope: if planned platform maintenance of this VM is scheduled among them, the view has it
-    as `maintenanceRedeployStatus`.
+    as `maintenanceRedeployStatus`, which says from when it starts and whether the owner may start it now.
     """
     placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
     maintenance = _maintenance_status(
@@ -231,7 +232,7 @@ def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
 
 
 def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
-    """The instance view of a scale set: how many of these instances have each power state.
+    """Return the instance view of a scale set: how many of these instances have each power state.
 
     Its keys are virtualMachine, statuses and orchestrationServices (empty). The counts are in
     `virtualMachine.statusesSummary`, as code and count, sorted by code after the first: all instances count as

@@ -28,7 +28,7 @@ RepeatedResponse = Callable[[RequestContext, ArmCall, MaintenanceRequest], ArmRe
 
 
 def accepted_response(context: RequestContext, call: ArmCall, request: MaintenanceRequest) -> ArmResponse:
-    """The 202 response with the operation of a request that an earlier call created.
+    """Return the 202 response to a repeated call, with the operation of the first call's request.
 
     Its headers have the URLs of the operation, in the location of a VM of the request if one is still stored; its body
     is empty.
@@ -37,12 +37,12 @@ def accepted_response(context: RequestContext, call: ArmCall, request: Maintenan
 
 
 def empty_response(context: RequestContext, call: ArmCall, request: MaintenanceRequest) -> ArmResponse:
-    """The 204 response of an eviction, which has no operation to poll."""
+    """Return the empty 204 response to a repeated call of an eviction, which has no operation to poll."""
     return ArmResponse(status=204)
 
 
 def once(handler: ArmHandler, show_repeated: RepeatedResponse = accepted_response) -> ArmHandler:
-    """Returns a handler that calls this one once, and answers repeated calls with `show_repeated`.
+    """Return a handler that calls `handler` once, and answers repeated calls with `show_repeated`.
 
     A call is repeated if the same caller sent the same x-ms-client-request-id, method, path, query and body within the
     last hour of real time; without that header it is always new. The handler must give its request the call's

@@ -86,12 +86,13 @@ class _VmRenderer:
 
 
 async def list_vms(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the VMs of the path's subscription or group that the caller may read, in pages of 100.
+    """List the VMs of the path's subscription or group that the caller may read, in pages of 100.
 
-    In natural order of group and name, without instances of uniform scale sets and cloud services. `$filter` limits the
-    list to the VMs of a flexible scale set; other filters are ignored. The body of a page is `{"value": [...]}`, with a
-    `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has no VM and the caller may
-    read it (other callers get an empty list), and Rejected for an invalid `$skiptoken` or `$filter`.
+    They are in natural order of group and name, without instances of uniform scale sets and cloud services. `$filter`
+    limits the list to the VMs of a flexible scale set; other filters are ignored. The body of a page is `{"value":
+    [...]}`, with a `nextLink` if there is another one. Instance views are shown only with `$expand=instanceView` or
+    `statusOnly=true`. Raises ArmError 404 if the subscription or group has no VM and the caller may read it (other
+    callers get an empty list), and Rejected for an invalid `$skiptoken` or a filter by scale set in another form.
     """
     require_container(context, call)
     keys = [vm.key for vm in context.directory.vms_within(call.resource) if vm.is_standalone]
@@ -120,18 +121,18 @@ def _filtered_scale_set(call: ArmCall) -> str | None:
 
 
 async def show_vm(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the VM that the path names; 200. Raises NotFound, also for an instance of a uniform scale set.
+    """Show the VM that the path names: 200 with its Azure resource.
 
-    A VM of a cloud service is not found either. It has its instance view only if the query has `$expand=instanceView`
-    or `statusOnly=true`.
+    The resource has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`. Raises
+    NotFound, also for an instance of a uniform scale set and a VM of a cloud service.
     """
     return ArmResponse(body=_VmRenderer(context, call).vm(find_vm(context, call)))
 
 
 async def show_vm_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the instance view of the VM that the path names.
+    """Show the instance view of the VM that the path names: power state, domains, pending maintenance.
 
-    Raises NotFound, also for an instance of a uniform scale set.
+    Raises NotFound, also for an instance of a uniform scale set and a VM of a cloud service.
     """
     return ArmResponse(body=_VmRenderer(context, call).instance_view(find_vm(context, call)))
 
@@ -162,11 +163,11 @@ def _sets_of_kind(context: RequestContext, call: ArmCall, segment: str) -> list[
 
 
 async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the scale sets of the path's subscription or group that the caller may read, in pages of ten.
+    """List the scale sets of the path's subscription or group that the caller may read, in pages of ten.
 
-    In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Raises ArmError 404 if
-    the subscription or group has no VM and the caller may read it (other callers get an empty list), and Rejected for
-    an invalid `$skiptoken`.
+    They are in natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. A set is shown
+    as a whole, also with instances that the caller may not read. Raises ArmError 404 if the subscription or group has
+    no VM and the caller may read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
     """
     require_container(context, call)
     sets = _sets_of_kind(context, call, _SCALE_SETS_SEGMENT)
@@ -174,15 +175,15 @@ async def list_scale_sets(context: RequestContext, call: ArmCall) -> ArmResponse
 
 
 async def show_scale_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the scale set that the path names, made from all its instances, whether readable or not.
+    """Show the scale set that the path names: 200 with its Azure resource.
 
-    Raises NotFound if it has no instance.
+    It is made from all its instances, also those that the caller may not read. Raises NotFound if it has no instance.
     """
     return ArmResponse(body=scale_set_json(_scale_set_vms(context, call)))
 
 
 async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the instance view of a scale set: how many of all its instances have each status.
+    """Show the instance view of a scale set: how many of all its instances have each status.
 
     Raises NotFound if it has no instance, and ArmError 400 if it is flexible. The counts are in
     `virtualMachine.statusesSummary`, as code and count. The status is 200.
@@ -192,12 +193,12 @@ async def show_scale_set_view(context: RequestContext, call: ArmCall) -> ArmResp
 
 
 async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the instances of the called scale set that the caller may read, in pages of 100.
+    """List the instances of the path's scale set that the caller may read, in pages of 100.
 
-    In natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. The VMs of a flexible set
-    are listed with their own ids. Raises NotFound if the set does not exist and the caller may read it; otherwise the
-    list may be empty. Raises Rejected for an invalid `$skiptoken`, and ArmError 400 for instance views of a flexible
-    set.
+    They are in natural order; a page is `{"value": [...]}`, with a `nextLink` if there is another one. Instance views
+    are shown only with `$expand=instanceView` or `statusOnly=true`. The VMs of a flexible set are listed with their own
+    ids. Raises NotFound if the set does not exist and the caller may read it; otherwise the list may be empty. Raises
+    Rejected for an invalid `$skiptoken`, and ArmError 400 if instance views of a flexible set are asked for.
     """
     renderer = _VmRenderer(context, call)
     if renderer.with_view:
@@ -209,27 +210,27 @@ async def list_instances(context: RequestContext, call: ArmCall) -> ArmResponse:
 
 
 async def show_instance(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the instance of a scale set that the path names. Raises ResourceAbsent if there is none.
+    """Show the instance of a uniform scale set that the path names: 200 with its Azure resource.
 
-    It has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`. Raises ArmError 400 for
-    a flexible set, whose instances are VMs.
+    The resource has its instance view only if the query has `$expand=instanceView` or `statusOnly=true`. Raises
+    ResourceAbsent (404) if there is none, and ArmError 400 for a flexible set, whose instances are VMs.
     """
     return ArmResponse(body=_VmRenderer(context, call).instance(find_instance(context, call)))
 
 
 async def show_instance_view(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the instance view of the path's instance. Raises ResourceAbsent if there is none.
+    """Show the instance view of the path's scale set instance: power state, domains, pending maintenance.
 
-    Raises ArmError 400 for a flexible set, whose instances are VMs.
+    Raises ResourceAbsent (404) if there is none, and ArmError 400 for a flexible set, whose instances are VMs.
     """
     return ArmResponse(body=_VmRenderer(context, call).instance_view(find_instance(context, call)))
 
 
 def all_vms_in(context: RequestContext, resource: str) -> list[Vm]:
-    """Returns all present VMs of the set with this resource id (in any case), in natural order.
+    """Return all present VMs of the set with this resource id, ignoring letter case, in natural order.
 
-    Empty for an unknown set. Includes VMs that the caller may not read: a set that the caller may read is shown as a
-    whole.
+    Empty for an unknown set. VMs that the caller may not read are among them: a set that the caller may read is shown
+    as a whole.
     """
     return [stored_vm(context, vm.key) for vm in context.directory.unfiltered.vms_within(resource)]
 
@@ -278,11 +279,11 @@ _SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
 
 
 async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Lists the readable availability sets of the path's subscription or group, in pages of ten.
+    """List the availability sets of the path's subscription or group that the caller may read.
 
-    Each lists those of its VMs that the caller may read. In natural order; a page is `{"value": [...]}`, with a
-    `nextLink` if there is another one. Raises ArmError 404 if the subscription or group has no VM and the caller may
-    read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
+    Each lists those of its VMs that the caller may read. The sets are in natural order, in pages of ten: `{"value":
+    [...]}`, with a `nextLink` if there is another page. Raises ArmError 404 if the subscription or group has no VM and
+    the caller may read it (other callers get an empty list), and Rejected for an invalid `$skiptoken`.
     """
     require_container(context, call)
     sets = _sets_of_kind(context, call, _AVAILABILITY_SETS_SEGMENT)
@@ -290,7 +291,7 @@ async def list_availability_sets(context: RequestContext, call: ArmCall) -> ArmR
 
 
 async def show_availability_set(context: RequestContext, call: ArmCall) -> ArmResponse:
-    """Shows the availability set that the path names, with those of its VMs that the caller may read.
+    """Show the availability set that the path names, with those of its VMs that the caller may read.
 
     The list of VMs is empty if the caller may read none of them. Raises NotFound if the set has no present VM at all,
     since a set exists only through its VMs.

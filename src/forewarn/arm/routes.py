@@ -47,10 +47,11 @@ _FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 def arm_routes(make_context: ContextFactory) -> list[Route]:
-    """Returns one starlette route for every path: the facade matches ROUTES itself, without case.
+    """Return one starlette route that answers every path as Azure Resource Manager does.
 
-    Mount it last. Paths that it does not serve get a 404, other methods a 405, in ARM's format. `make_context`
-    authenticates callers, except for routes without a right. Errors become ARM error responses.
+    It finds the call in ROUTES itself, ignoring letter case. Mount it last, because it matches every path: those that
+    are not served get a 404, other methods a 405, in ARM's format. `make_context` authenticates callers, except for
+    routes without a right, which are for discovery and sign-in. All errors become ARM error responses.
     """
 
     async def endpoint(request: Request) -> Response:

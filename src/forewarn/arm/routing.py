@@ -26,9 +26,10 @@ AVAILABILITY_SET_PATH = f"{COMPUTE_PATH}/availabilitySets/{{set}}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmCall:
-    """A request to the ARM facade, as its handlers receive it; its secrets are not in its repr.
+    """One HTTP request to the ARM facade, as its handlers receive it; its secrets are not in its repr.
 
-    `resource` is the id of the called resource; `path_params` are in the client's spelling.
+    The facade is the API in the form of Azure Resource Manager (ARM). `resource` is the id of the called resource;
+    `path_params` are in the client's spelling.
     """
 
     method: str  # that of the route: GET also for HEAD
@@ -45,13 +46,13 @@ class ArmCall:
 
     @property
     def api_version(self) -> str:
-        """The api-version of the query; empty if it has none."""
+        """The query parameter `api-version` of the call, as the client sent it; "" if it has none."""
         return self.query.get("api-version", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmResponse:
-    """A response of the ARM facade; `body` is encoded as JSON, None is an empty body."""
+    """A response of the ARM facade, as a handler returns it: status, body and headers."""
 
     status: int = 200  # the HTTP status
     body: Any = None  # encoded as JSON; None for an empty body
@@ -64,15 +65,18 @@ ArmAuthorizer = Callable[[RequestContext, ArmCall, Right], None]  # raises Forbi
 
 
 def require_on_resource(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Raises Forbidden unless the caller has the right over the called resource. The default `authorize`.
+    """Raise Forbidden unless the caller has the right over the called resource. The default of a route.
 
-    Checks only its id, so a caller without the right does not learn whether it exists.
+    Checks only the id of the resource, so a caller without the right does not learn whether it exists.
     """
     context.require(right, call.resource)
 
 
 def allow_listing(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """An `authorize` that allows every caller: the handler itself shows only what the caller may read."""
+    """Allow every authenticated caller, as the `authorize` of a route; it does nothing.
+
+    It is for routes whose handler itself shows only what the caller may read.
+    """
 
 
 @dataclass(frozen=True)
@@ -91,23 +95,27 @@ class ArmRoute:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The path as a regular expression that ignores case; a parameter is one segment."""
+        """The route's path as a regular expression that ignores letter case; a parameter is one segment.
+
+        Each parameter is a group of its name.
+        """
         pieces = _PATH_PARAM.split(self.path)
         text = "".join(f"(?P<{p}>[^/]+)" if n % 2 else re.escape(p) for n, p in enumerate(pieces))
         return re.compile(text, re.IGNORECASE)
 
     def match_path(self, path: str) -> dict[str, str] | None:
-        """The path parameters, in the client's spelling, if the whole path matches; else None.
+        """Return the path parameters by name, in the client's spelling; None if the path does not match.
 
-        By name; the case of the path's fixed parts does not matter.
+        The whole path must match; the letter case of its fixed parts does not matter.
         """
         match = self.pattern.fullmatch(path)
         return match.groupdict() if match else None
 
     def resource_id(self, path_params: Mapping[str, str]) -> str:
-        """The id of the called resource: the template up to its last parameter, filled in with `path_params`.
+        """Return the id of the called resource: the route's path with `path_params` filled in.
 
-        So it ends before an action such as `/restart`. Without parameters it is the whole path.
+        It ends after the last parameter, so before an action such as `/restart`. Without parameters it is the whole
+        path. Fixed parts have Azure's spelling.
         """
         end = max((m.end() for m in _PATH_PARAM.finditer(self.path)), default=len(self.path))
         return _PATH_PARAM.sub(lambda m: path_params[m[1]], self.path[:end])

@@ -31,36 +31,42 @@ class ArmEmptyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """The parameters of a reimage; accepted without effect, since there are no images."""
+    """The body of a reimage of a VM; its members are accepted without effect, since there are no images.
 
-    temp_disk: bool | None = msgspec.field(name="tempDisk", default=None)  # `tempDisk`
+    Other members are an error.
+    """
+
+    temp_disk: bool | None = msgspec.field(name="tempDisk", default=None)  # without effect, as all of these
     exact_version: str | None = msgspec.field(name="exactVersion", default=None)
     os_profile: dict[str, Any] | None = msgspec.field(name="osProfile", default=None)
     ephemeral: bool | None = msgspec.field(name="forceUpdateOSDiskForEphemeral", default=None)
 
 
 class InstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """The instances of a scale set that a call is for; if they are left out or `["*"]`, all instances."""
+    """The body of a call for some instances of a scale set; without ids, or with `["*"]`, for all."""
 
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)  # of instances; None: left out
 
 
 class ReimageInstancesBody(ReimageBody, frozen=True, kw_only=True):
-    """A reimage of some instances; if ids are left out or `["*"]`, of all instances."""
+    """The body of a reimage of some instances of a scale set; without ids, or with `["*"]`, of all.
+
+    Also has the members of ReimageBody, which have no effect.
+    """
 
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)  # of instances; None: left out
 
 
 class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
-    """Instance ids of a call that must name them, such as delete; `["*"]` means all instances."""
+    """The body of a call that must name instances of a scale set, as delete; `["*"]` means all instances."""
 
     ids: tuple[str, ...] = msgspec.field(name="instanceIds")  # as the client sent them
 
 
 def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
-    """The JSON body of a call as this struct; an empty body counts as {}.
+    """Return the JSON body of a call as this struct; an empty body counts as {}.
 
-    Raises Rejected if it is not JSON, does not fit the struct or is nested too deeply.
+    Raises Rejected if the body is not JSON, does not fit the struct or is nested too deeply.
     """
     try:
         return HandlerCall(body=call.body).parse_body(body_type)
@@ -69,10 +75,11 @@ def parse_arm_body(call: ArmCall, body_type: type[T]) -> T:
 
 
 def find_vm(context: RequestContext, call: ArmCall) -> Vm:
-    """The present VM that the path names, in any case; no instance of a uniform set or cloud service.
+    """Return the present VM that the path names by subscription, group and name, ignoring letter case.
 
-    Raises ResourceAbsent if there is none, or a plain NotFound with the right path for an instance of a uniform scale
-    set that the caller may read. Does not check rights otherwise.
+    Raises ResourceAbsent if there is none, and for a VM of a cloud service. An instance of a uniform scale set is not
+    returned either: if the caller may read it, a plain NotFound names the right path, else it is ResourceAbsent. Rights
+    are not checked otherwise.
     """
     name, group = call.path_params["vm"], call.path_params["group"]
     vm = context.store.vm(vm_key(call.path_params["subscription"], group, name))
@@ -91,11 +98,12 @@ def find_vm(context: RequestContext, call: ArmCall) -> Vm:
 
 
 def find_instance(context: RequestContext, call: ArmCall) -> Vm:
-    """The present instance of a scale set that the path names by subscription, group, set and instance id.
+    """Return the present instance of a uniform scale set that the path names.
 
-    All in any case. Raises ResourceAbsent if there is none, and ArmError 400 if the set is flexible and the caller may
-    read it or one of its VMs. Never returns a VM of a flexible set: the path is below the set, and a right over that
-    is no right over the VM. Does not check rights otherwise.
+    The path has subscription, group, set and instance id, whose letter case does not matter. Raises ResourceAbsent if
+    there is none, and ArmError 400 if the set is flexible and the caller may read it or one of its VMs. Never returns a
+    VM of a flexible set: the path is below the set, and a right over that is no right over the VM. Rights are not
+    checked otherwise.
     """
     require_uniform(context, call)
     wanted = call.path_params["instance"]
@@ -106,15 +114,15 @@ def find_instance(context: RequestContext, call: ArmCall) -> Vm:
 
 
 def selects_all_instances(ids: tuple[str, ...] | None) -> bool:
-    """Whether these instance ids of a body mean all instances: None or only `*`."""
+    """Return whether the instance ids of a body mean all instances: they are None or only `*`."""
     return ids is None or ids == (ALL_INSTANCES,)
 
 
 def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...]) -> list[Vm]:
-    """The present instances of the called scale set with these ids, each once, in the order of the ids.
+    """Return the present instances of the path's scale set with these ids, each once, in their order.
 
-    Raises ResourceAbsent for an unknown id, Rejected if there are no ids or one is `*`: `selects_all_instances` comes
-    first. Does not check rights.
+    Letter case is ignored; a VM of a flexible set has its name as its id. Raises ResourceAbsent for an unknown id, and
+    Rejected if there are no ids or one is `*`: call `selects_all_instances` first. Rights are not checked.
     """
     if not ids:
         raise Rejected(
@@ -126,7 +134,7 @@ def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...])
 
 
 def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
-    """The present instances of the called scale set that the caller may read, in natural order.
+    """Return the present instances of the path's scale set that the caller may read, in natural order.
 
     That is the order of their keys, web_2 before web_10. Raises ResourceAbsent if there are none: also for an unknown
     scale set, and one that the caller may not read.
@@ -170,7 +178,7 @@ def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
 
 
 def require_uniform(context: RequestContext, call: ArmCall) -> None:
-    """Raises ArmError 400, as Azure does, if the called scale set is flexible: clients call its VMs.
+    """Raise ArmError 400, as Azure does, if the path's scale set is flexible: clients must call its VMs.
 
     Does nothing for an unknown set, and if the caller may read neither the set nor one of its VMs. `call` is that of
     the set, of an instance, or of an operation on them.
@@ -199,7 +207,7 @@ def _flexible_vm_resources(context: RequestContext, call: ArmCall) -> list[str]:
 
 
 def authorize_scale_set(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Raises Forbidden unless the caller has the right over the called resource and a flexible set's VMs.
+    """Raise Forbidden unless the caller has the right over the called resource and a flexible set's VMs.
 
     The called resource is a scale set, or something below it that concerns its VMs; all present VMs of a flexible set
     count. The ids of a flexible set's VMs are not below its own, so the right over the set does not include them.
@@ -212,10 +220,11 @@ def authorize_scale_set(context: RequestContext, call: ArmCall, right: Right) ->
 
 
 def authorize_instances(context: RequestContext, call: ArmCall, right: Right) -> None:
-    """Raises Forbidden unless the caller has the right over the scale set or each instance in the body.
+    """Raise Forbidden unless the caller has the right over the scale set or each instance in the body.
 
     A body that is invalid, or names no instances or `*`, needs the right over the scale set. Instances need not exist.
     In a flexible set, the right over each named VM is needed; without names or with `*`, over the set and all its VMs.
+    The body is only read here: the handler reports what is wrong in it.
     """
     ids = _instance_ids_in_body(call)
     if _flexible_vm_resources(context, call):

@@ -41,7 +41,7 @@ class _ClientCredentials:
 
 
 async def issue_token(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
-    """Issues a bearer token for a client's id and secret, from the form or from basic authentication.
+    """Issue a bearer token for a client's id and secret, from the form or from basic authentication.
 
     The form has `grant_type=client_credentials` and, without basic authentication, `client_id` and `client_secret`. The
     token is for the audience in the form's `scope` or `resource`, else for Azure's management API. The body has

@@ -40,7 +40,7 @@ _MAX_TAG_NAME, _MAX_TAG_VALUE, _MAX_TAGS = 512, 256, 50  # Azure's limits
 
 
 def member_at(sent: JsonObject, path: MemberPath) -> Any:
-    """The value at this path of a body, which may be None for null; MISSING if there is no such member."""
+    """Return the value at this path of a JSON body, None for null; MISSING if there is no such member."""
     value: Any = sent
     for name in path:
         if not isinstance(value, dict) or name not in value:
@@ -50,7 +50,7 @@ def member_at(sent: JsonObject, path: MemberPath) -> Any:
 
 
 def merge_patch(old: Any, sent: Any) -> Any:
-    """Returns `old` merged with `sent` (RFC 7396), as a new value; neither is changed.
+    """Return `old` merged with `sent` as a JSON merge patch (RFC 7396); neither is changed.
 
     A member that `sent` leaves out stays, null removes one, objects are merged, and any other value replaces the old.
     """
@@ -62,7 +62,10 @@ def merge_patch(old: Any, sent: Any) -> Any:
 
 
 def is_empty_value(value: Any) -> bool:
-    """Whether the value is null, an empty list, or an object that is empty or has only such values."""
+    """Return whether a JSON value is null, an empty list, or an object without any other values.
+
+    Objects inside are looked at too. An empty text, 0 and false are not empty.
+    """
     if isinstance(value, dict):
         return all(map(is_empty_value, value.values()))
     return value is None or value == []
@@ -71,11 +74,11 @@ def is_empty_value(value: Any) -> bool:
 def require_unchanged(
     sent: JsonObject, shown: JsonObject, changeable: frozenset[MemberPath], above: MemberPath = ()
 ) -> None:
-    """Raises ArmError if `sent` differs from `shown`, what a GET shows, except at the changeable paths.
+    """Raise ArmError if `sent` differs from `shown`, what a GET shows, except at the changeable paths.
 
     It is a 409 for another value, a 400 for a member that a GET does not show, or that must be an object and is none.
     Members that are left out or null, read-only ones, and empty ones that a GET does not show are accepted; texts are
-    compared without case, locations also without spaces. `above` is the path of `sent` within the body.
+    compared ignoring letter case, locations also without spaces. `above` is the path of `sent` within the body.
     """
     for name, value in sent.items():
         path = (*above, name)
@@ -193,11 +196,12 @@ T = TypeVar("T", bound=_SettingsPart)
 
 
 def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
-    """The terminate and OS image notices of a `scheduledEventsProfile`, in minutes; 0 for one that is off.
+    """Return the change of a VM's two notices that the value of a `scheduledEventsProfile` asks for.
 
-    A notice is on if `enable` is true or, without `enable`, if it has a timeout; without a timeout it is the shortest
-    allowed one. `value` None switches both off. Returns a change of only these two settings. Raises ArmError, naming
-    `path`, for an unknown member or a timeout that is not allowed, even of a notice that is off.
+    They are the terminate and OS image notices in minutes, 0 for one that is off; other settings are None. A notice is
+    on if `enable` is true or, without `enable`, if it has a timeout; without a timeout it is the shortest allowed one.
+    `value` None switches both off. Raises ArmError 400, naming `path`, for an unknown member or a timeout that is not
+    allowed, even of a notice that is off.
     """
     profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")
@@ -213,11 +217,12 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
-    """The settings of a `scheduledEventsPolicy`: automatic approvals, and publishing.
+    """Return the change of a VM's policy that the value of a `scheduledEventsPolicy` asks for.
 
-    A setting that is left out is off, except that `allInstancesDown` is on; `value` None sets all to that. Returns a
-    change of only these settings. Raises ArmError, naming `path`, for an unknown member, a wrong type, or a
-    `scheduledEventsApiVersion` that does not exist.
+    The policy is automatic approvals and publishing outside; other settings are None. One that is left out is off,
+    except that `allInstancesDown` is on, and the api-version is the newest; `value` None sets all to that. Raises
+    ArmError 400, naming `path`, for an unknown member, a wrong type, or a `scheduledEventsApiVersion` that does not
+    exist.
     """
     policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets
@@ -239,11 +244,11 @@ def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
 
 
 def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
-    """The tags of a body, text by name; {} for null.
+    """Return the tags of a body, value by name; {} for null.
 
-    A tag whose value is null is left out. Raises ArmError, naming `path`, beyond Azure's limits (50 tags, names of 1 to
-    512 and values of up to 256 characters), for a value that is not text, a blank name, or names that differ only in
-    case.
+    A tag whose value is null is left out. Raises ArmError 400, naming `path`, beyond Azure's limits (50 tags, names of
+    1 to 512 and values of up to 256 characters), for a value that is not text, a blank name, or names that differ only
+    in letter case.
     """
     try:
         tags = msgspec.convert(_drop_empty(value), dict[str, str])
