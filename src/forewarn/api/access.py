@@ -113,7 +113,7 @@ class SignInLinkView(BaseView, frozen=True, kw_only=True):
 async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
     """List the clients and the granted roles.
 
-    All of them: clients sorted by id, without their secrets, and grants in the order they were added.
+    Lists all of them: clients sorted by id, without their secrets, and grants in the order they were added.
     """
     return AccessView(
         clients=tuple(map(_client_view, context.store.clients())), grants=_grant_views(context, context.store.grants())

@@ -87,8 +87,8 @@ async def start_fault_storm(context: RequestContext, call: HandlerCall, body: Ne
 
     A storm that names no VM affects all. Equal seeds, VMs and durations give equal faults. Returns the storm with its
     schedule; faults that are due at once are set already. Raises NotFound for an unknown VM, Rejected for one named
-    twice or a duration over 24 hours or not above 0, Refused if the fleet has no VM or a name is ambiguous. The history
-    gets an entry.
+    twice or a duration over 24 hours or not above 0, Refused if the fleet has no VM or a name is ambiguous, Unavailable
+    if the store cannot be written. The history gets an entry.
     """
     vms = [context.directory.find(name) for name in body.vms]
     reject_duplicates(body.vms, [vm.key for vm in vms])

@@ -196,5 +196,5 @@ async def show_rollout_checks(context: RequestContext, call: HandlerCall) -> Rol
 
 
 def tried_check_view(check: HealthCheck, found: CheckResult) -> TriedCheckView:
-    """Return the view of a check that was tried once; `found` is what the try found."""
+    """Return the view of a health check that was tried once; `found` is what it found."""
     return TriedCheckView(name=check.name, what=check.what, outcome=found.outcome, value=found.value, text=found.text)

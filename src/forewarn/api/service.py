@@ -61,7 +61,8 @@ async def show_service(context: RequestContext, call: HandlerCall, query: Servic
 async def show_clock(context: RequestContext, call: HandlerCall) -> ClockView:
     """Show lab time and its speed.
 
-    Time is in POSIX seconds. For a service that is not a lab, real time and speed 1.
+    The time is in POSIX seconds, the speed in seconds of lab time per second of real time; 0: the clock is stopped. A
+    service that is not a lab shows real time and speed 1.
     """
     return _clock_view(context)
 

@@ -64,7 +64,7 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The page of a form to fill in."""
+    """The page of a form to fill in, empty or with the values that were rejected."""
 
     name: str  # of the form, as in its URL
     title: str  # its heading
