@@ -171,10 +171,9 @@ def sign_in_routes(
 ) -> list[BaseRoute]:
     """Return the routes that need no session: sign-in by secret, link or OpenID Connect, and sign-out.
 
-    `sessions` makes and ends the sessions, `links` redeems one-time links. `code_flow` adds the sign-in at an OpenID
-    Connect issuer; None leaves it out. A service with an external issuer refuses secrets, and one-time links of anyone
-    but its owner. A prefetch does not use up a link. A wrong secret shows the form again, with 401; other errors are
-    pages. Signing out without a session only clears the cookie.
+    `code_flow` adds the sign-in at an OpenID Connect issuer; None leaves it out. A service with an external issuer
+    refuses secrets, and one-time links of anyone but its owner. A prefetch does not use up a link. A wrong secret shows
+    the form again, with 401; other errors are pages. Signing out without a session only clears the cookie.
     """
     form = partial(_sign_in_form, sessions, code_flow is not None)
 

@@ -130,7 +130,7 @@ def _matches(event: Event, kind: str, vm: str) -> bool:
 
 
 def _newest_visible_event(context: RequestContext) -> Event | None:
-    """The newest event that the user may see, live or over, without regard to filters; None if there is none.
+    """The newest event that the user may see, live or over, also if no filter matches it; None for none.
 
     For users who may not see everything only the newest 20,000 events are searched.
     """
