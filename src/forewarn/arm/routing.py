@@ -1,4 +1,4 @@
-"""ARM calls, responses and routes: path templates in Azure's spelling, matched without case."""
+"""ARM calls, responses and routes: path templates in Azure's spelling, matched ignoring letter case."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _json_text(value: Any) -> str:
 
 
 def _equivalent(sent: Any, shown: Any, name: str) -> bool:
-    """Whether Azure treats both values as equal: texts without case, locations also without spaces."""
+    """Return whether Azure treats both values as equal: texts ignoring case, locations also spaces."""
     if isinstance(sent, list) and isinstance(shown, list):
         return len(sent) == len(shown) and all(_equivalent(*pair, name) for pair in zip(sent, shown, strict=True))
     if isinstance(sent, dict) and isinstance(shown, dict):

@@ -239,7 +239,7 @@ def _group_value(budget: Budget, vm: Vm) -> str | None:
 
 
 def _tag_value(vm: Vm, name: str) -> str | None:
-    """Return the value of a tag, whose name is in any case, or None."""
+    """Return the value of a VM's tag, ignoring the letter case of its name, or None."""
     if (value := vm.tags.get(name)) is not None or not vm.tags:
         return value
     wanted = name.casefold()
@@ -247,9 +247,9 @@ def _tag_value(vm: Vm, name: str) -> str | None:
 
 
 def group_limit(budget: Budget, size: int) -> int:
-    """Return how many VMs of a group of `size` VMs may be out at once.
+    """Return how many VMs of a group of `size` VMs may be out of service at once by this budget.
 
-    A percentage is rounded down, but the limit is at least one VM.
+    That is `max_vms`, or the percentage of `size`, rounded down, but at least one VM.
     """
     return budget.max_vms or max(1, size * budget.max_percent // 100)
 
@@ -290,7 +290,7 @@ def vms_out_by_plan(planned: PlannedEvent) -> tuple[str, ...]:
 class BudgetLedger:
     """Which VMs are out of service in each group of the budgets, and which ones a decision reserves.
 
-    Made for one decision about a rollout, and used once. `sizes` counts the present VMs of each group; `out` has for
+    Made for one decision about what a rollout publishes. `sizes` counts the present VMs of each group; `out` has for
     each group the names of its VMs out of service, by VM key; `down_hosts` are names of hosts whose VMs do not run.
     None of the arguments is changed. Reservations are only in memory here, and count for other decisions once the
     events are committed as planned.

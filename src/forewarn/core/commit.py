@@ -44,7 +44,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     removed_hosts: tuple[Host, ...] = ()  # as they were decided on
     destinations: tuple[Host, ...] = ()  # hosts that this commit brings VMs to, or begins to move them to
     gates: tuple[Gate, ...] = ()  # new and changed ones
-    wake_gates: tuple[str, ...] = ()  # ids of gates to check again; not guarded by a version
+    wake_gates: tuple[str, ...] = ()  # ids of gates to check again at once; adds 1 to their versions, checks none
     requests: tuple[MaintenanceRequest, ...] = ()  # new and changed ones
     planned: tuple[PlannedEvent, ...] = ()  # to be applied later
     unplanned: tuple[str, ...] = ()  # ids of planned events that were applied or dropped
@@ -55,7 +55,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     webhooks: tuple[WebhookSubscription, ...] = ()  # new ones
     removed_webhooks: tuple[str, ...] = ()  # ids; unknown ones are ignored
     cursors: tuple[WebhookCursor, ...] = ()  # new positions of webhooks; none moves back
-    measurements: tuple[Measurement, ...] = ()  # of health checks, in this order; those of open rollouts only
+    measurements: tuple[Measurement, ...] = ()  # new ones of health checks of open rollouts, oldest first
     configurations: tuple[MaintenanceConfiguration, ...] = ()  # new and changed ones
     removed_configurations: tuple[str, ...] = ()  # keys; unknown ones are ignored
     assignments: tuple[ConfigurationAssignment, ...] = ()  # new and changed ones

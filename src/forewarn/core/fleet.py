@@ -138,9 +138,9 @@ class Vm(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     placement_group: str = ""  # of its scale set; "": it is in none, as in a flexible scale set
     cloud_service: str = ""  # its name; "": in none
     update_domain: int = 0  # its number, from 0
-    fault_domain: int = 0  # likewise
+    fault_domain: int = 0  # its number, from 0
     update_domain_count: int = 0  # as declared for its set or service; 0: not known, or the VM is in none
-    fault_domain_count: int = 0  # likewise
+    fault_domain_count: int = 0  # as declared for its set or service; 0: not known, or the VM is in none
     priority: Priority = Priority.REGULAR
     eviction_policy: EvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notice_min: int = 0  # minutes; 0: no terminate notification

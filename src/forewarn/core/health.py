@@ -364,8 +364,8 @@ def health_verdict(
     The worst of all checks decides, in the order PAUSE, WAIT, MEASURE, GO_ON, and the reasons of all checks with that
     decision are joined. A check pauses the rollout with as many bad measurements as its limit, also if good ones
     follow. It makes it wait if its latest measurement is too old, or if it is unclear: the limit of unclear
-    measurements or of errors in a row is reached. A check without a measurement, or with a good one from before
-    `good_since`, is to be measured. A rollout without checks goes on.
+    measurements or of errors in a row is reached, or with `good_since`, the latest one is not good. A check without a
+    measurement, or with a good one from before `good_since`, is to be measured. A rollout without checks goes on.
     """
     by_name: dict[str, list[Measurement]] = {check.name: [] for check in checks}
     for measurement in measurements:

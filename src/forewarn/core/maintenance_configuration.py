@@ -24,7 +24,8 @@ _MAX_NAMED_CONFIGURATIONS = 3  # more of them are counted instead of named
 class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A maintenance configuration: when the resources that it is assigned to may be maintained. Stored.
 
-    Only one of scope Host has an effect: rollouts start events of the VMs that it is assigned to in its windows.
+    Configurations of scope Host have an effect on rollouts alone: without an approval, their events start only in the
+    windows of the VMs that they affect. Those of other scopes have none.
     """
 
     id: str  # its resource id, as its creator spelled it
@@ -34,8 +35,8 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
     window: MaintenanceWindow  # the same, as decisions use it, with the openings that were canceled
     tags: dict[str, str] = {}  # name → value
     namespace: str = ""  # stored and shown, without effect
-    extension_properties: dict[str, str] = {}  # likewise
-    install_patches: dict[str, Any] = {}  # likewise: nothing here patches guests
+    extension_properties: dict[str, str] = {}  # stored and shown, without effect
+    install_patches: dict[str, Any] = {}  # stored and shown, without effect: nothing here patches guests
     created_by: str = ""  # a name
     created_at: float = 0  # lab time
     changed_by: str = ""  # the name of who changed it last
@@ -43,12 +44,12 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
 
     @property
     def key(self) -> str:
-        """Its unique key: its resource id in lower case."""
+        """The configuration's unique key: its resource id in lower case."""
         return self.id.casefold()
 
     @property
     def name(self) -> str:
-        """The last part of its resource id."""
+        """The name of the configuration: the last part of its resource id, as spelled there."""
         return self.id.rpartition("/")[2]
 
 
@@ -112,12 +113,12 @@ class ConfigurationAssignment(msgspec.Struct, frozen=True, gc=False, kw_only=Tru
 
     @property
     def key(self) -> str:
-        """Its unique key: its resource id in lower case."""
+        """The assignment's unique key: its resource id in lower case."""
         return self.id.casefold()
 
     @property
     def name(self) -> str:
-        """The last part of its resource id."""
+        """The name of the assignment: the last part of its resource id, as spelled there."""
         return self.id.rpartition("/")[2]
 
 

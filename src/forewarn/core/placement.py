@@ -151,7 +151,7 @@ class DestinationHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     migrations, because it does not change.
     """
 
-    free_mib: Mapping[str, int] = {}  # host → memory that is free for more VMs
+    free_mib: Mapping[str, int] = {}  # name of a host → memory in MiB that is free for more VMs
     size_mib: Mapping[str, int] = {}  # size of a VM, such as Standard_D2s_v5 → its memory; unknown ones count as 0
     vm_mib: Mapping[str, int] = {}  # name of a VM → its memory, which counts instead of that of its size
     incompatible: Mapping[str, frozenset[str]] = {}  # name of a VM → hosts that it cannot be migrated to live

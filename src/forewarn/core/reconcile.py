@@ -50,8 +50,8 @@ def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
 def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
     """Return the lab time at which something in this scope is due next; it may be now or in the past.
 
-    None: nothing is due by time alone, but only after a change, such as a request, an approval or an outcome.
-    `reconcile_scope` should run then. Changes nothing: `with_next_wake` sets the time in the scope.
+    `reconcile_scope` should run at that time. None: nothing is due by time alone, but only after a change, such as a
+    request, an approval or an outcome. Changes nothing: `with_next_wake` sets the time in the scope.
     """
     due_times = [at for at in _due_times(scope, context) if at is not None]
     return min(due_times, default=None)

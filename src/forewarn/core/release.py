@@ -53,9 +53,9 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
     """Return the first thing that a scheduled event waits for; None: it may start now. Changes nothing.
 
     An event without impact always waits, until it ends. For others, in this order: move, notice, maintenance window,
-    hold, grace, silent hosts, Terminates of its placement group, update domain, gate. The move is first because no
-    approval starts an event while its VM is being moved, unless it evicts, deletes or deallocates the VM; after the
-    move, the event may not be needed.
+    hold, grace, silent hosts, Terminates of its placement group, update domain, gate. An approved event does not wait
+    for notice, window, hold, grace and silent hosts. The move is first because no approval starts an event while its VM
+    is being moved, unless it evicts, deletes or deallocates the VM; after the move, the event may not be needed.
     """
     return (
         _recommendation_wait(event)

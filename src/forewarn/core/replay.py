@@ -44,7 +44,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scope_id: str  # all VMs of this scope see the replay; if it is narrow, each only events that name it
     begun_at: float  # when the current loop began, or will, in lab time
     steps: int  # of one loop
-    length_s: float  # of one loop, at the recorded speed
+    length_s: float  # seconds of one loop, at the recorded speed
     speed: float = 1.0  # 2: twice as fast as recorded
     loops: int = 1  # in all
     loop: int = 0  # index of the current loop, from 0; after the end, of the last one

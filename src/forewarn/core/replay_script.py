@@ -26,7 +26,10 @@ HeaderText = Annotated[str, Meta(pattern=r"^[ -~]*\Z", max_length=1000)]
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One recorded answer of the metadata endpoint: when it came, and what it was; no status: no answer."""
+    """One recorded answer of the metadata endpoint: when it came, and what it was; no status: no answer.
+
+    Recordings have an answer only if it differs from the one before.
+    """
 
     at_s: Seconds  # since the start of the recording, by the recorder's clock
     date: Seconds | None = None  # its Date header: POSIX time by the server's clock; None: it had none

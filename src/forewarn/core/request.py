@@ -185,7 +185,7 @@ class MaintenanceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     notice_s: float = 0  # lab seconds, as requested (0: the minimum, or none if short); of a rollout, what its VMs get
     short_notice: bool = False  # the notice may be shorter than the minimum, for testing
     rollout: Rollout | None = None  # only if it asks for one
-    replay: Replay | None = None  # likewise
+    replay: Replay | None = None  # only if it asks for one
     approves: tuple[str, ...] = ()  # ids of pending events that it approved instead of publishing its own
     resource: str = ""  # the id of the Azure resource whose updates it applies, as its caller spelled it; "": none
     call_digest: str = ""  # of the call that created it, whose key gave it its id; "": the call had no key

@@ -69,7 +69,7 @@ class PlacedVm(Protocol):
 class VmReports(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What all hosts report about one VM: those that list it, and whether all have answered."""
 
-    found: dict[str, ObservedMachine]  # name of a host in the fleet → the VM as that host lists it; others do not
+    found: dict[str, ObservedMachine]  # name of a host in the fleet → the VM as it lists it; only hosts that do
     own_host_answered: bool = True  # whether the VM's host in the fleet has answered; True if it has none
     all_hosts_answered: bool = True  # whether every host of the fleet has; False too if another VM has its name
 

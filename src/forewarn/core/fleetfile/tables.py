@@ -158,7 +158,7 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     orchestration: SetOrchestration = Orchestration.UNIFORM
     zone: Zone = ""  # of all its VMs; "": in none
     zones: Zones = ()  # its VMs are in these in turn
-    placement_group: Text = AUTO_PLACEMENT_GROUP  # that: groups of 100 VMs; a flexible set has none
+    placement_group: Text = AUTO_PLACEMENT_GROUP  # "auto": groups of 100 VMs each; a flexible set has none
     computer_name_prefix: Text = ""  # of the hostnames of instances; "": its name
     update_domains: DomainCount = 5  # how many, 1 to 1,000
     fault_domains: DomainCount = 5  # how many, 1 to 1,000
@@ -220,7 +220,7 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     placement_group: Text = ""  # "": as the scale set says
     cloud_service: Text = ""  # its name; "": in none
     update_domain: DomainNumber = 0  # if left out, VMs of a set get domains in turn
-    fault_domain: DomainNumber = 0  # likewise
+    fault_domain: DomainNumber = 0  # if left out, VMs of a set get domains in turn
     priority: VmPriority = Priority.REGULAR
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none
