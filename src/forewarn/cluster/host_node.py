@@ -137,10 +137,10 @@ class HostNode:
     async def run(self) -> None:
         """Bind the sockets, join the active control node, serve VMs, and return after `stop`. Call it once.
 
-        Waits as long as the bus or the active node does not answer. Raises Rejected if a socket cannot be bound;
-        Refused if the bus does not permit what the node needs, or the active node does not work with it (another node
-        has this host, or the protocol differs); RulesChanged if the node must be started again; and Unavailable if a
-        worker fails to start.
+        Waits as long as the bus or the active node does not answer, or the fleet does not have this host, which is
+        logged. Raises Rejected if a socket cannot be bound; Refused if the bus does not permit what the node needs, or
+        the active node does not work with it (another node has this host, or the protocol differs); RulesChanged if the
+        node must be started again; and Unavailable if a worker fails to start.
         """
         self._network_listeners.bind()
         await self._heartbeats.begin()

@@ -87,7 +87,7 @@ class HostServer:
 
 
 def _name_index(facts: HostFacts) -> Callable[[str], list[str]]:
-    """Return a function from a VM's name, `group/name` or key, in any case, to keys of VMs."""
+    """Return a function from a VM's name, `group/name` or key, ignoring letter case, to keys of VMs."""
     keys: dict[str, list[str]] = {}
     for scope in facts.scopes.values():
         for key in scope.update.vms:

@@ -107,7 +107,7 @@ class OnlyService:
     record_id = ""
 
     def note_lost_commits(self, by: str, known: int) -> None:
-        """Do nothing: the store has no record."""
+        """Do nothing: a service without a lease has no record that could lose commits."""
 
 
 class FleetFacts(Protocol):
@@ -117,7 +117,7 @@ class FleetFacts(Protocol):
     """
 
     def host_name(self, host_key: str) -> str | None:
-        """Return the name of the host with this key (its name in lower case); None if there is none."""
+        """Return the name of the host with this key (its name in lower case); None for an unknown host."""
 
     def scopes_on(self, host_key: str) -> Iterable[Scope]:
         """Return the scopes with a VM on this host, or one that an unfinished act brings to it, each once.

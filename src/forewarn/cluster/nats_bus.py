@@ -185,7 +185,7 @@ class NatsBus:
     def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
         """Call the handler with "reconnected" or "too slow" whenever messages may have been lost.
 
-        Returns a function that ends this; calling it twice is harmless.
+        Returns a function that ends these calls; calling it twice is harmless.
         """
         self._doubt_handlers.append(handler)
 

@@ -53,12 +53,12 @@ class NodeState:
 
     @property
     def id(self) -> str:
-        """The id of this node, the same for as long as its file is kept."""
+        """The id of this host node, random and the same for as long as its state file is kept."""
         return self._stored.id
 
     @property
     def boot(self) -> int:
-        """How often the node was started, this time included."""
+        """How often a process of this host node was started, this one included."""
         return self._stored.boot
 
     def term_of(self, store_tag: str) -> int:

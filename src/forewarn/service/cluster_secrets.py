@@ -27,9 +27,9 @@ _ANY_NAME = ("forewarn.invalid",)  # a CA that may sign more than loopback names
 def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
     """Make new secrets for a cluster in a new or empty directory; return the paths of the files.
 
-    Writes the CA with its key, the key that signs tokens, and the administrator's secret, all readable for the owner
-    only. `now` is real time, in POSIX seconds. Raises Refused if the directory has files, Rejected or Unavailable if it
-    cannot be written.
+    Writes the CA with its key, the key that signs tokens, and the administrator's secret; all but the CA's certificate
+    are readable for the owner only. `now` is real time, in POSIX seconds. Raises Refused if the directory has files,
+    Rejected or Unavailable if it cannot be written.
     """
     secure_files.make_directory(directory)
     if found := sorted(path.name for path in directory.iterdir()):

@@ -110,7 +110,7 @@ def bind_console_port(settings: Settings, directory: DataDirectory, secrets: Sec
 
     The certificate is the one of the settings, else one in `directory` that the CA in `secrets` issues; both are made
     where missing. The port listens, but nothing is served yet; the caller closes its `sock`. Raises Rejected if the
-    address or the certificate cannot be used.
+    address or the certificate cannot be used, Unavailable if a file cannot be written.
     """
     if not settings.console:
         return None

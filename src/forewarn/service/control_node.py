@@ -186,7 +186,7 @@ class ControlNode:
         return self._standby.clock_difference_s
 
     def figures(self) -> ControlNodeFigures:
-        """Return what the metrics of this node show, as of now.
+        """Return what the metrics of this control node show now: its lease, its copy of the record, its clock.
 
         Reads nothing from the record.
         """
@@ -288,7 +288,10 @@ class ControlNode:
             self._is_becoming_active.cancel()
 
     async def close(self) -> None:
-        """Close the copy and this node's own connections, after `run` has ended; the given record stays open."""
+        """Close this node's copy of the record and its own connections; call it after `run` has ended.
+
+        The record that was given to it stays open.
+        """
         await self._standby.close()
         self._describing.abort()
         self._describing.close()

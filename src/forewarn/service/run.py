@@ -60,12 +60,13 @@ async def _serve_until_signal(settings: Settings, announce: Callable[[Service], 
 
 
 def run_control_node(settings: Settings, announce: Callable[[ControlNodeProcess], None]) -> None:
-    """Run a control node of a cluster until a signal stops it; blocks. Calls `announce` once it is served.
+    """Run a control node of a cluster until a signal stops it; blocks.
 
-    SIGINT and SIGTERM stop it: an active node gives control up first. SIGHUP replaces the workers of an active node.
-    Raises Rejected, Refused or Unavailable if it cannot be started; a signal during the start is no error. If another
-    node takes its lease, or its copy may differ from the record, the process ends at once with the status
-    MUST_START_AGAIN_EXIT. Changes the umask and the limit of open files of this process.
+    Calls `announce(process)` once its console and unix socket answer, in any role. SIGINT and SIGTERM stop it: an
+    active node gives control up first. SIGHUP replaces the workers of an active node. Raises Rejected, Refused or
+    Unavailable if it cannot be started; a signal during the start is no error. If another node takes its lease, or its
+    copy may differ from the record, the process ends at once with the status MUST_START_AGAIN_EXIT (4). Changes the
+    umask and the limit of open files of this process.
     """
     os.umask(0o077)  # only the owner may read the files of a service
     raise_open_file_limit()

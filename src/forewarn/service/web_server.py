@@ -118,9 +118,9 @@ async def open_operator_server(
     """Bind the HTTPS port of a service alone and prepare to serve it; None if the settings want no port.
 
     Creates, where missing, keys, the certificate, the tenant id and, unless clients sign in at an external issuer, once
-    the administrator client. `now` is lab time, for the history. The caller closes the socket of its port. Raises
-    Rejected if the address, the certificate or a secret's file cannot be used, Unavailable if the store cannot be
-    written.
+    the administrator client. `now` is lab time, for the history. Serves nothing yet. The caller closes the socket of
+    its port. Raises Rejected if the address, the certificate or a secret's file cannot be used, Unavailable if the
+    store or a file cannot be written.
     """
     port = bind_console_port(settings, directory, directory.secrets)
     if port is None:

@@ -73,7 +73,7 @@ class ConnectionShares:
 
     @property
     def general(self) -> int:
-        """How many connections all callers share: the total without the refused and the reserved ones."""
+        """How many connections all callers share: the total without `refused` and `reserved`."""
         return self.total - self.refused - self.reserved
 
     @property

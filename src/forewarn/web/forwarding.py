@@ -77,7 +77,7 @@ class ForwardingApp:
         self._transport = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=_ONE_CALL_PER_CONNECTION)
 
     async def close(self) -> None:
-        """Close the connections to the active node."""
+        """Close the connections to the active node, when the app is no longer used."""
         await self._transport.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

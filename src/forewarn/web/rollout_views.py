@@ -36,7 +36,7 @@ class RolloutView(BaseView, frozen=True, kw_only=True):
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
     """The fields of RolloutView, and all events of the rollout, oldest first."""
 
-    events: tuple[EventView, ...]
+    events: tuple[EventView, ...]  # live or over, oldest first
 
 
 class RolloutsView(BaseView, frozen=True, kw_only=True):

@@ -86,10 +86,11 @@ class MetadataFrontend:
     async def prepare(
         self, backend: MetadataBackend, *, store_tag: str, metrics_sockets: tuple[socket.socket, ...] = ()
     ) -> None:
-        """Make the server, which accepts nothing yet; with workers, start their processes.
+        """Make the metadata server, which accepts nothing yet; with workers, start their processes.
 
         `backend` carries out what VMs ask for and memory cannot answer. `store_tag` is a part of every ETag (spec
-        §4.3). `metrics_sockets`: one per worker, or none.
+        §4.3). `metrics_sockets`: one per worker, or none. A worker process that cannot be started is logged; then
+        `serve` raises Unavailable.
         """
         if self._config.workers:
             pool = self._server = self._documents = self._new_worker_pool(backend, store_tag, metrics_sockets)
@@ -112,8 +113,8 @@ class MetadataFrontend:
     def publish(self, scope: PublishedScope) -> None:
         """Show this scope to its VMs, in place of what they saw before.
 
-        VMs that it no longer has become unknown, unless another scope has them. With workers, it returns before they
-        show the scope: see `wait_until_published`. Only after `prepare`.
+        VMs that the scope no longer has become unknown, unless another scope has them. With workers, it returns before
+        they show the scope: see `wait_until_published`. Only after `prepare`.
         """
         self._documents.publish(scope)
 
@@ -137,16 +138,18 @@ class MetadataFrontend:
         return listener
 
     async def stop_listening(self, listener: VmListener) -> None:
-        """Stop accepting on a listener of `listen_inside_vm` and close it; open connections stay.
+        """Stop accepting on a listener that `listen_inside_vm` returned, and close it; open connections stay.
 
-        With workers, it returns before they stop. Does nothing if that was done already. Only after `prepare`.
+        With workers, it returns before they stop. Does nothing if the listener was stopped already. Only after
+        `prepare`.
         """
         await self.server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
 
-        `timeout_s` is in seconds of real time. Workers that still run a second later are killed. Only after `prepare`.
+        `timeout_s` is in seconds of real time; connections that are left then are closed. Workers that still run a
+        second later are killed. Only after `prepare`.
         """
         await self.network_listeners.stop()
         await self.server.drain(timeout_s)

@@ -75,7 +75,7 @@ class ClockUpdate(_Message, frozen=True):
 class FaultsUpdate(_Message, frozen=True):
     """To a worker: the transport faults that are active now, in place of all earlier ones."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[Fault, ...]  # all of them, () if none
     offsets: dict[str, int] = {}  # fault id → offset of its counter in the shared file; only faults with a limit
 
 
@@ -119,7 +119,10 @@ class StateComplete(_Message, frozen=True):
 
 
 class OpenListenerRequest(_Message, frozen=True):
-    """To a worker: accept on the socket that is sent along, which this id names in `CloseListener`."""
+    """To a worker: accept connections of VMs on the socket that is sent along with this message.
+
+    `CloseListener` names the socket by its id.
+    """
 
     id: int  # of the socket, given by the owner
     strategy: IdentityKind  # how VMs are identified there
@@ -137,7 +140,7 @@ class ServeMetrics(_Message, frozen=True):
 
 
 class CloseListener(_Message, frozen=True):
-    """To a worker: stop accepting on this socket and close it; open connections stay."""
+    """To a worker: stop accepting on the socket with this id, and close it; open connections stay."""
 
     id: int  # of the `OpenListenerRequest`
 
@@ -316,7 +319,7 @@ _FACT_DEFAULTS = {field.name: field.default for field in fields(InstanceFacts)}
 
 
 def encode_message(message: ChannelMessage) -> bytes:
-    """Return the message encoded with msgpack, as the payload of a frame."""
+    """Return the message encoded with msgpack, as the payload of a frame. Sends nothing."""
     return _encode(message)
 
 
