@@ -136,7 +136,7 @@ async def request_repeatedly(
 
 
 def subject_token(name: str) -> str:
-    """Return a name as one token of a subject; names get the same token only if they differ just in case.
+    """Return a name as one token of a subject, in lower case; names that differ otherwise never share one.
 
     Characters that a subject cannot have, such as dots and blanks, are percent-encoded.
     """

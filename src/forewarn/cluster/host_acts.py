@@ -70,10 +70,11 @@ class HostActs:
     def on_order(self, message: BusMessage) -> None:
         """Carry out an order and answer it, after 1.5 s of real time at most; returns at once.
 
-        An order that takes longer is answered as under way, and continues. An order of an older term is refused, and
-        counted in `refused_for_term`; one of a newer term that cannot be stored is refused, too. It also answers
-        requests to list the VMs of this host (with the reason if they cannot be listed) and to compare CPUs (with
-        whether each can run here). A message that cannot be decoded is logged, and gets no answer.
+        An order that takes longer is answered as under way, and continues. An error of the hypervisor is answered as a
+        refusal. An order of an older term is refused, and counted in `refused_for_term`; one of a newer term that
+        cannot be stored is refused, too. It also answers requests to list the VMs of this host (with the reason if they
+        cannot be listed) and to compare CPUs (with whether each can run here). A message that cannot be decoded is
+        logged, and gets no answer.
         """
         try:
             order = decode_to_host(message.payload)

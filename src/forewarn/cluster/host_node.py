@@ -89,7 +89,7 @@ class HostNodeConfig:
 
 
 class HostNode:
-    """A host node: answers the VMs of one host, and performs the active control node's acts on them.
+    """A host node: answers the VMs of one host, and performs the acts that the active control node orders.
 
     Create it inside a running event loop; `run` serves until `stop` is called. `hypervisor` performs the acts on the
     VMs of this host; the caller closes it. `terms` remembers the highest term (number of a lease) that ordered an act.

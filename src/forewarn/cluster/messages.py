@@ -125,7 +125,10 @@ class JoinAccepted(_BusMessage, frozen=True):
 
 
 class StatePartRequest(_BusMessage, frozen=True):
-    """From a host node to the active control node: send this further part of a state that was joined."""
+    """From a host node to the active control node: send this further part of the state of a join.
+
+    The first part came with `JoinAccepted`. The reply is `StatePart`, or `NodeDenied` if the state is no longer kept.
+    """
 
     join_id: str  # as in `JoinAccepted`
     index: int  # of the part; the first one, 0, came with `JoinAccepted`
@@ -264,9 +267,9 @@ class OrderReport(_BusMessage, frozen=True):
 class OrderRefused(_BusMessage, frozen=True):
     """The reply to `ActOrder` if there is no report: a deposed sender, an error, or a local problem."""
 
-    text: str  # for people: why
+    text: str  # for people: why it was refused, or failed
     term: int = 0  # the newer term that the node obeys; 0: the term is not the reason
-    counts: bool = False  # True: it counts as an attempt at the act, whose outcome is unknown; False: not tried
+    counts: bool = False  # True: it counts as an attempt at the act, whose outcome is unknown; False: as no attempt
 
 
 ToActive: TypeAlias = JoinRequest | StatePartRequest | VmCall | SeenReport

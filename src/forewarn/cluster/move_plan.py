@@ -72,7 +72,12 @@ class MoveProgress:
 
 
 def next_step(progress: MoveProgress) -> StepOrder | ActDone:
-    """Return the next step of the move to order, or how the move ended. Orders and changes nothing."""
+    """Return the next step of the move to order, or how the move ended. Orders and changes nothing.
+
+    The steps are describe, prepare, release, activate and clean-up, of the source and the destination in turn. A failed
+    release leads to undo, and a failed activation to return (the source takes the VM back), unless the source has
+    failed.
+    """
     step = _next_in_order(progress)
     if step is None:
         return _outcome(progress)

@@ -138,8 +138,8 @@ class NodeRegistry:
     def silence_of(self, host_key: str, now: float) -> NodeSilence | None:
         """Return the present silence of this host's node, or its latest if it is heard; None if it had none.
 
-        A node that has not joined yet counts as silent, since ever. `host_key` is the host's name in lower case, `now`
-        the time of a monotonic clock.
+        A node that has not joined counts as silent (`since` and `until` are None). `host_key` is the host's name in
+        lower case, `now` the time of a monotonic clock.
         """
         node = self._nodes.get(host_key)
         if node is None:

@@ -60,7 +60,7 @@ class ReportedHosts:
         """Return, by VM name, the names of the hosts that cannot run the CPU that the VM needs.
 
         VMs that fit everywhere, as far as `compare_cpus` has found out, are left out. The VM's own host is never
-        listed.
+        listed. Do not change the dict: it is the latest result itself.
         """
         return self._incompatible
 

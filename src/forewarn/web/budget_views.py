@@ -24,7 +24,7 @@ class NewBudget(StrictBody, frozen=True, kw_only=True):
     name: NonEmptyText  # letters, digits, `-`, `_` and `.`; letter case does not matter
     max_vms: int = 0  # 0: not given
     max_percent: int = 0  # of the group's VMs, rounded down, but at least one VM; 0: not given
-    per: str = "everything"  # which VMs are counted together, as above
+    per: str = "everything"  # everything, location, fault-domain, scope or `tag:NAME`
     location: str = ""  # "": VMs of all locations
     tag: str = ""  # such as `team=platform`; "": VMs with any tags or none
 
