@@ -16,6 +16,7 @@ from forewarn.core.azure_windows import AzureWindow, MaintenanceScope, parse_azu
 from forewarn.core.windows import (
     MaintenanceCalendar,
     MaintenanceWindow,
+    closing_times,
     is_open,
     next_start,
     opening_at,
@@ -75,6 +76,26 @@ def test_no_window_opens_before_its_start_or_after_its_expiration() -> None:
     last = list(openings(found, 0))[-1]
     assert last[1] - last[0] == 3600.0  # the expiration closes it
     assert next_start(MaintenanceCalendar(windows=(found,)), last[1]) is None
+
+
+def test_an_expiration_closes_a_window_that_opens_once() -> None:
+    found = window("", zone="UTC", duration="04:00", expires="2026-11-20 03:00")
+    opens = datetime(2026, 11, 20, 2, tzinfo=UTC).timestamp()
+    assert list(openings(found, 0)) == [(opens, opens + 3600.0)]
+    assert closing_times([found]) == (opens + 3600.0,)
+    assert not is_open(MaintenanceCalendar(windows=(found,)), opens + 3600.0)
+
+
+def test_an_expiration_after_the_end_of_a_single_window_does_not_lengthen_it() -> None:
+    found = window("", zone="UTC", duration="04:00", expires="2026-12-31 00:00")
+    opens = datetime(2026, 11, 20, 2, tzinfo=UTC).timestamp()
+    assert list(openings(found, 0)) == [(opens, opens + 4 * 3600.0)]
+    assert closing_times([found]) == (opens + 4 * 3600.0,)
+
+
+def test_a_single_window_never_opens_if_a_clock_change_skips_it_until_its_expiration() -> None:
+    found = window("", start="2027-03-28 02:15", expires="2027-03-28 02:45")
+    assert list(openings(found, 0)) == []
 
 
 def test_an_expiration_in_the_last_year_of_the_calendar_is_none() -> None:

@@ -54,7 +54,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     month_days: tuple[int, ...] = ()  # days of a month on which it opens, from 1; a month without that day has none
     week_of_month: int = 0  # opens on this one of the weekday `days` of a month: 1 to 4, or -1 for the last; 0: unset
     offset_days: int = 0  # opens that many days after that weekday, or before if negative; only with `week_of_month`
-    until: str = ""  # closed from this local time on, such as `2027-01-01T00:00`; "": never; no effect with `on`
+    until: str = ""  # closed from this local time on, such as `2027-01-01T00:00`; "": never
     skipped: tuple[float, ...] = ()  # beginnings of openings that are left out, in seconds since 1970
 
 
@@ -176,11 +176,11 @@ def closing_times(windows: Iterable[MaintenanceWindow]) -> tuple[float, ...]:
     """
     times = []
     for window in windows:
+        ends = [_instant(datetime.fromisoformat(window.until), _zone(window.zone))] if window.until else []
         if window.on:
             opens = datetime.combine(date.fromisoformat(window.on), time.fromisoformat(window.start))
-            times.append(_instant(opens, _zone(window.zone)) + window.length_s)
-        elif window.until:
-            times.append(_instant(datetime.fromisoformat(window.until), _zone(window.zone)))
+            ends.append(_instant(opens, _zone(window.zone)) + window.length_s)
+        times += sorted(ends)[:1]
     return tuple(times)
 
 
@@ -197,15 +197,15 @@ def _periods(window: MaintenanceWindow, at: float) -> Iterator[Period]:
     """Yield when the window is open, in order, for three years; at first a period that began before `at`."""
     zone = _zone(window.zone)
     opens = time.fromisoformat(window.start)
+    closes = _instant(datetime.fromisoformat(window.until), zone) if window.until else _LATEST
     if window.on:
         begin = _instant(datetime.combine(date.fromisoformat(window.on), opens), zone)
-        if begin not in window.skipped:
-            yield begin, begin + window.length_s
+        if begin < closes and begin not in window.skipped:
+            yield begin, min(begin + window.length_s, closes)
         return
     first = datetime.fromtimestamp(at - window.length_s, zone).date() - timedelta(days=1)
     if window.first:
         first = max(first, date.fromisoformat(window.first))
-    closes = _instant(datetime.fromisoformat(window.until), zone) if window.until else _LATEST
     opens_on = _day_rule(window)
     for offset in range(_SEARCH_DAYS):
         day = first + timedelta(days=offset)
