@@ -120,6 +120,17 @@ def test_a_connection_lost_before_commit_has_no_effect(
     record.commit(group_after(lease, FIRST_ROW))
 
 
+def test_a_server_that_accepts_a_connection_and_then_stays_silent_is_unavailable(
+    pool: ThreadPoolExecutor, proxy: BreakingProxy
+) -> None:
+    record = PostgresRecord(proxied_url(proxy))
+    proxy.silence_connection(b"pg_is_in_recovery")  # the first statement on every connection
+    with pytest.raises(RecordUnavailable, match="cannot be reached now .there was no complete answer within 10 s"):
+        pool.submit(record.read_lease).result(30)
+    assert record.read_lease().term == 0  # on a new connection
+    record.close()
+
+
 def test_a_transaction_that_is_still_under_way_is_waited_for(
     servers: ServerPair, new_record: NewRecord, pool: ThreadPoolExecutor
 ) -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks a connection at a chosen moment, for tests of lost answers."""
+"""A TCP proxy that breaks or silences a connection at a chosen moment, for tests of lost answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ class BreakAt(StrEnum):
 
 
 class BreakingProxy:
-    """Listens on a loopback port and forwards to `port`. `break_connection` arms it for one break."""
+    """Listens on a loopback port and forwards to `port`.
+
+    `break_connection` arms it for one break, `silence_connection` for one connection that gets no answer any more.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._armed: tuple[bytes, BreakAt] | None = None
+        self._silenced: bytes | None = None
         self._sockets: list[socket.socket] = []
         self.breaks = 0
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -31,6 +35,10 @@ class BreakingProxy:
     def break_connection(self, awaited: bytes, at: BreakAt) -> None:
         """Break the first connection whose client sends these bytes."""
         self._armed = (awaited, at)
+
+    def silence_connection(self, awaited: bytes) -> None:
+        """Forward nothing more of the first connection whose client sends these bytes, and leave it open."""
+        self._silenced = awaited
 
     def close(self) -> None:
         with suppress(OSError):
@@ -59,6 +67,11 @@ class BreakingProxy:
         threading.Thread(target=self._forward_answers, args=(client, server, holds), daemon=True).start()
         with suppress(OSError):
             while data := client.recv(65536):
+                if self._silenced is not None and self._silenced in data:
+                    self._silenced = None
+                    while client.recv(65536):
+                        pass
+                    break
                 armed = self._armed
                 if armed is not None and armed[0] in data:
                     self._armed = None

@@ -190,10 +190,11 @@ class _BigIntegers(Int8Dumper):
 def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None = None) -> LimitedConnection:
     """Return a new connection to PostgreSQL in autocommit mode, after checks of the server.
 
-    Blocks for up to `connect_timeout` (3 seconds unless the URL has another) for each host, and then until the server
-    has answered the checks. `on_notice` is called with every notice of the server. Raises Rejected if a later try will
-    not help either (URL, password, database, settings of the server, a version before 13), otherwise RecordUnavailable,
-    also for a server that is read-only, such as a standby. The caller closes the connection.
+    Blocks for up to `connect_timeout` (3 seconds unless the URL has another) for each host, and then for up to
+    CALL_LIMIT_S until the server has answered the checks; `deadline` is not set then. `on_notice` is called with every
+    notice of the server. Raises Rejected if a later try will not help either (URL, password, database, settings of the
+    server, a version before 13), otherwise RecordUnavailable, also for a server that is read-only, such as a standby.
+    The caller closes the connection.
     """
     parameters = parse_url(url)
     name = describe_url(url)
@@ -206,7 +207,9 @@ def connect(url: str, *, on_notice: Callable[[errors.Diagnostic], None] | None =
         register_arrays(db)
         if on_notice is not None:
             db.add_notice_handler(on_notice)
+        db.deadline = time.monotonic() + CALL_LIMIT_S
         _check_server(name, db)
+        db.deadline = float("inf")
     except psycopg.Error as error:
         db.close()
         raise _connection_error(name, error) from error
@@ -265,11 +268,13 @@ def failure_reason(url: str, error: psycopg.Error) -> str:
     """Return why a call to the database at `url` has failed, on one line for people; raises nothing.
 
     After CallAborted it asks the server, on a new connection, whether it waits for its standby, and says so with what
-    to do; this blocks. Otherwise it returns what PostgreSQL or its driver says in `error`.
+    to do; this blocks as `connect` does, and for up to CALL_LIMIT_S more. Otherwise it returns what PostgreSQL or its
+    driver says in `error`.
     """
     if isinstance(error, CallAborted):
         try:
             with closing(connect(url)) as db:
+                db.deadline = time.monotonic() + CALL_LIMIT_S
                 ((waits,),) = db.execute(WAITS_FOR_STANDBY).fetchall()
         except (psycopg.Error, ForewarnError):
             waits = False
