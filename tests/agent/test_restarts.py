@@ -12,7 +12,9 @@ import pytest
 
 from forewarn.agent.config import AgentConfig
 from forewarn.agent.daemon import AgentDaemon
+from forewarn.agent.explanation import explain_event
 from forewarn.agent.journal import AgentJournal
+from forewarn.agent.model import StepPhase
 from forewarn.agent.records import EventRecord, StepRun, StepState
 from forewarn.agent.runner import make_step_folder
 from forewarn.client import AsyncClient
@@ -100,6 +102,43 @@ def test_an_interrupted_step_without_a_check_is_handled_by_the_policy_unclear(
         lab.wait_for(lambda: agent.records[0].step_runs[0].state == state)
         assert bool(agent.report.problems) is (unclear == "report")
     assert agent.lines == lines
+
+
+def began_lines(record: EventRecord) -> list[str]:
+    return [line.text for line in explain_event(record, {}).lines if " began" in line.text]
+
+
+def test_an_interrupted_step_that_its_check_ends_is_explained_as_begun_once(lab: Lab, tmp_path: Path) -> None:
+    agent = make_agent(lab, tmp_path, f"{HANGING}check = ['true']\n[[rules]]\nsteps = ['drain']\n")
+    end_during_the_step(lab, agent)
+    with agent:
+        lab.wait_for(lambda: agent.records[0].step_runs[0].state == "done")
+    assert began_lines(agent.records[0]) == ["drain began"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "state"),
+    [("check = ['false']", "done"), ("unclear = 'skip'", "done"), ("unclear = 'report'", "failed")],
+    ids=["its check says undone", "unclear skip", "unclear report"],
+)
+def test_an_interrupted_undo_that_is_not_run_again_is_explained_as_begun_once(
+    lab: Lab, tmp_path: Path, setting: str, state: str
+) -> None:
+    agent = make_agent(lab, tmp_path, f"{DRAIN}{setting}\n[[rules]]\nsteps = ['drain']\n")
+    runs = (
+        StepRun(step="drain", state=StepState.DONE, begun_at=NOW, ended_at=NOW, boot_id="boot-1"),
+        StepRun(step="drain", phase=StepPhase.UNDO, begun_at=NOW, boot_id="boot-1"),
+    )
+    gone = EventRecord(key="E1", event=event("E1"), seen_at=NOW, boot_id="boot-1", plan=("drain",), step_runs=runs)
+    journal = AgentJournal(agent.config.journal_path)
+    journal.save(replace(gone, gone_at=NOW, outcome="withdrawn"))
+    journal.close()
+    with agent:
+        lab.wait_for(lambda: agent.records[0].closed)
+    (record,) = agent.records
+    assert [run.state for run in record.step_runs] == ["done", state]
+    assert began_lines(record) == ["drain began", "undo of drain began"]
+    assert agent.lines == []
 
 
 def test_an_event_that_went_away_while_the_agent_was_down_is_undone(lab: Lab, tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from typing import Literal
 
 from forewarn.agent.config_table import BadConfig, ConfigProblem, ConfigTable, suggest_name
 from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS, parse_listen_address
-from forewarn.agent.model import OWN_VM, ApprovalCheckConfig, ApprovalPolicy, ApproveWhen, RuleConfig, StepConfig
+from forewarn.agent.model import (
+    MAX_UNDO_TRIES,
+    OWN_VM,
+    ApprovalCheckConfig,
+    ApprovalPolicy,
+    ApproveWhen,
+    RuleConfig,
+    StepConfig,
+)
 from forewarn.agent.reactions import REACTIONS, BadOption
 from forewarn.agent.rules import PROFILE_NOTICE_S, PROFILES, excess_budget_s
 from forewarn.client.endpoint import parse_endpoint
@@ -316,7 +324,7 @@ def _read_step(name: str, table: ConfigTable) -> StepConfig:
         unclear=table.read_choice("unclear", ("repeat", "skip", "report"), "report"),
         undo=_read_undo(table, has_undo=kind is None or kind.has_undo),
         undo_budget_s=table.read_seconds("undo_budget", 60.0, least=0.1),
-        undo_tries=table.read_number("undo_tries", 3, 1, 1_000) or 3,
+        undo_tries=table.read_number("undo_tries", 3, 1, MAX_UNDO_TRIES) or 3,
         survives_reboot=table.read_flag("survives_reboot", default=True),
         shared_by_events=not notifies,
         options=_read_reaction_options(table, use),

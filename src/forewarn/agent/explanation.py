@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 from math import inf
 
-from forewarn.agent.model import ApproveWhen, RuleConfig, StepConfig, StepPhase
+from forewarn.agent.model import MAX_UNDO_TRIES, ApproveWhen, RuleConfig, StepConfig, StepPhase
 from forewarn.agent.records import LOST_STEP_TEXT, ApprovalState, EventRecord, StepRun, StepState
 from forewarn.agent.step_schedule import ScheduledStep, schedule_steps
 from forewarn.duration import format_duration
@@ -143,7 +143,7 @@ def _step_run_lines(run: StepRun, schedule_text: str) -> Iterator[AgentExplanati
     if run.is_reused:
         yield AgentExplanationLine(at=run.begun_at, text=f"{name} reused{because}", detail=schedule_text)
         return
-    again = f", try {run.tries}" if 1 < run.tries < 1_000 else ""
+    again = f", try {run.tries}" if 1 < run.tries < MAX_UNDO_TRIES else ""
     yield AgentExplanationLine(at=run.begun_at, text=f"{name} began{again}", detail=schedule_text)
     if run.ended_at is not None:
         took_s = run.ended_at - run.begun_at

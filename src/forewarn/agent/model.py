@@ -24,6 +24,9 @@ class StepPhase(StrEnum):
     UNDO = "undo"  # after the event is gone
 
 
+MAX_UNDO_TRIES = 1_000  # the highest `undo_tries`; stored as the tries of a failed undo that must not be retried
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig:
     """One configured step, a [steps.NAME] table of the agent's file: a reaction, its budget, its policies.
@@ -41,7 +44,7 @@ class StepConfig:
     unclear: Literal["repeat", "skip", "report"] = "report"  # of an interrupted step, if `check` cannot tell
     undo: Literal["when-gone", "never"] = "when-gone"  # when-gone: once its event is not listed any more
     undo_budget_s: float = 60.0  # seconds of each try of the undo
-    undo_tries: int = 3  # at most, the first included
+    undo_tries: int = 3  # at most, the first included; up to MAX_UNDO_TRIES
     survives_reboot: bool = True  # False: a reboot of the VM undoes it, so that no undo is run after one
     shared_by_events: bool = True  # one run for all events that need it; False (notifications): one run for each
     options: Any = None  # what the `read` of its ReactionKind returned; None if that failed

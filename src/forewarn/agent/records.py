@@ -46,7 +46,7 @@ class StepRun:
     text: str = ""  # the result, for people
     notes: Mapping[str, str] = field(default_factory=dict)  # what the reaction returned
     holder: str = ""  # of a `do`: key of the event for which it was first tried, whose folder it uses; "": this event
-    tries: int = 1  # of an undo: how often it was tried (0: lost), or at least `undo_tries` if it must not be retried
+    tries: int = 1  # of an undo: how often it was tried (0: lost), or MAX_UNDO_TRIES if it must not be retried
 
     @property
     def is_reused(self) -> bool:

@@ -34,6 +34,7 @@ from forewarn.agent.actions import (
 from forewarn.agent.decision import resolve_interrupted_step
 from forewarn.agent.journal import AgentJournal
 from forewarn.agent.model import (
+    MAX_UNDO_TRIES,
     ApprovalCheckConfig,
     Reaction,
     RuleConfig,
@@ -170,7 +171,7 @@ class ActionRunner:
             await self._run_step(key, step, phase)
             return
         text = "interrupted; its check decided" if is_done is not None else "interrupted; outcome unknown"
-        self._save_step_end(key, step, phase, StepOutcome(ok=end is StepState.DONE, text=text), is_final=True)
+        self._save_step_end(key, step, phase, StepOutcome(ok=end is StepState.DONE, text=text), may_retry=False)
 
     async def _run_step(self, key: str, step: StepConfig, phase: StepPhase) -> None:
         began = time.monotonic()
@@ -212,7 +213,7 @@ class ActionRunner:
         return StepOutcome(ok=False, text=f"exceeded its budget of {exact_duration_text(budget_s)}")
 
     def _save_step_end(
-        self, key: str, step: StepConfig, phase: StepPhase, outcome: StepOutcome, *, is_final: bool = False
+        self, key: str, step: StepConfig, phase: StepPhase, outcome: StepOutcome, *, may_retry: bool = True
     ) -> None:
         record = self._open_record(key)
         run_before = record.step_run(step.name, phase)
@@ -223,7 +224,7 @@ class ActionRunner:
             ended_at=self._context.clock.now(),
             text=outcome.text,
             notes={**run_before.notes, **outcome.notes},
-            tries=max(run_before.tries, step.undo_tries) if is_final else run_before.tries,
+            tries=run_before.tries if may_retry or outcome.ok or phase is StepPhase.DO else MAX_UNDO_TRIES,
         )
         self._journal.save(record.with_step_run(run))
         level = logging.INFO if outcome.ok else logging.ERROR
