@@ -78,6 +78,12 @@ def test_a_missing_key_has_the_line_of_its_table() -> None:
     assert lines.line_of(("hosts", 0)) == 1
 
 
+def test_a_key_with_an_escape_of_toml_1_1_has_the_line_of_its_table() -> None:
+    index = index_lines('[[vms]]\n\n"n\\x61me" = "web-0"\nhost = "h1"\n')
+    assert index.line_of(("vms", 0, "name")) == 1
+    assert index.line_of(("vms", 0, "host")) == 4
+
+
 def test_a_windows_line_end_counts_as_one_line() -> None:
     assert index_lines(TRICKY.replace("\n", "\r\n")).line_of(("vms", 1)) == 26
 

@@ -1,7 +1,8 @@
 """Finds the line of a TOML text on which a table or key is written, for error messages.
 
 `tomllib` does not report lines of valid text. A path leads to a value of the parsed data: `("vms", 3, "tags",
-"team")`. The scanner expects text that `tomllib` has accepted; it follows the structure and skips everything else.
+"team")`. The scanner expects text that `tomllib` or `tomli` has accepted; it follows the structure and skips
+everything else.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class TomlLineIndex:
 def index_lines(text: str) -> TomlLineIndex:
     """Return an index of the line on which each table, key and array element of a TOML text begins.
 
-    `tomllib` must have accepted the text; other text may give wrong lines or ValueError.
+    `tomllib` or `tomli` must have accepted the text; other text may give wrong lines or ValueError.
     """
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.scan()
@@ -201,5 +202,8 @@ class _Scanner:
 def _unquoted_key(key: str) -> str:
     if key[0] not in "\"'":
         return key
-    plain: str = tomllib.loads(f"key = {key}")["key"]
+    try:
+        plain: str = tomllib.loads(f"key = {key}")["key"]
+    except tomllib.TOMLDecodeError:  # an escape of TOML 1.1, which only tomli reads: its table's line is found instead
+        return key
     return plain

@@ -21,11 +21,12 @@ condition = "< 1"
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import tomli
 
 from forewarn.core.rollout import InvalidRollout
 from forewarn.duration import parse_duration
@@ -124,12 +125,20 @@ def _at_line(line: int, message: str) -> Rejected:
 def read_rollout_file(text: str) -> RolloutFile:
     """Return the tables of a rollout file, given as TOML text; no file is opened.
 
-    Raises Rejected, with one sentence and, if known, the line, for wrong TOML, an unknown table or key, a value of a
-    wrong kind, a wrong duration, and if the table [rollout] is missing. Names, tags and windows are not checked.
+    Raises Rejected, with one sentence and, if known, the line, for wrong TOML, values that are nested too deeply, an
+    unknown table or key, a value of a wrong kind, a wrong duration, and if the table [rollout] is missing. Names, tags
+    and windows are not checked.
     """
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return _read_tables(text)
+    except RecursionError as error:
+        raise Rejected("the rollout file is nested too deeply: give texts, numbers and lists of texts") from error
+
+
+def _read_tables(text: str) -> RolloutFile:
+    try:
+        data = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
         line = error_line(str(error), text)
         raise _at_line(line, f"this is not TOML ({str(error).partition(' (at')[0].lower()})") from error
     except ValueError as error:  # an integer that is too long for Python
