@@ -69,6 +69,18 @@ def test_a_vm_withdraws_its_readiness_and_the_last_one_removes_the_folder(board:
     assert not (board / "ready" / "E1").exists()
 
 
+@pytest.mark.parametrize(
+    "beginning", ["E" * 120, "é" * 40, "Reboot of " + "web-0, " * 20], ids=["long", "longer as a file name", "no id"]
+)
+def test_a_vm_is_ready_only_for_its_event_however_long_the_ids_are(board: Path, beginning: str) -> None:
+    one, two = ReadinessBoard(board, "web-0"), ReadinessBoard(board, "web-1")
+    first, second = f"{beginning}1", f"{beginning}2"
+    one.publish_and_read([first], [first])
+    assert two.publish_and_read([], [first, second]).ready_vms == {first: frozenset({"web-0"}), second: frozenset()}
+    one.remove_event(second)
+    assert two.publish_and_read([], [first]).ready_vms == {first: frozenset({"web-0"})}
+
+
 def test_heartbeat_ages_are_measured_by_the_file_servers_time(board: Path) -> None:
     one = ReadinessBoard(board, "web-0")
     ReadinessBoard(board, "web-1").publish_and_read([], [])

@@ -22,7 +22,7 @@ from forewarn.agent.actions import AgentSnapshot
 from forewarn.agent.approval import BoardView
 from forewarn.agent.decision import is_ready
 from forewarn.agent.model import ApproveWhen
-from forewarn.agent.records import EventRecord
+from forewarn.agent.records import EventRecord, event_folder_name
 from forewarn.agent.rules import normalize_vm_name
 from forewarn.client.events import event_key
 
@@ -74,7 +74,7 @@ class ReadinessBoard:
             self._event_folder(event_id).rmdir()
 
     def _event_folder(self, event_id: str) -> Path:
-        return self._folder / "ready" / _safe_file_name(event_id)[:120]
+        return self._folder / "ready" / event_folder_name(event_id)
 
 
 def _safe_file_name(text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from hashlib import sha256
+from urllib.parse import quote
 
 from forewarn.agent.model import Event, StepPhase
 
@@ -123,6 +125,18 @@ class EventRecord:
         """
         run = self.step_run(step)
         return run.holder if run and run.holder else self.key
+
+
+_MAX_FOLDER_NAME = 120  # of the 255 bytes that file systems allow
+
+
+def event_folder_name(key: str) -> str:
+    """Return a safe folder name for the key of an event, another one for each key: a server may send any id.
+
+    It is the key, quoted like a part of a URL, or its SHA-256 in hex if that is longer than 120 characters.
+    """
+    name = quote(key, safe="#").replace(".", "%2E")
+    return name if len(name) <= _MAX_FOLDER_NAME else sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from forewarn.agent.actions import (
     APPROVAL_CHECK_TASK,
@@ -47,7 +45,14 @@ from forewarn.agent.reactions import REACTIONS
 from forewarn.agent.reactions.child_process import exit_status_of
 from forewarn.agent.reactions.event_text import event_facts
 from forewarn.agent.reactions.http_client import HttpCall, HttpCallFailed, send_call
-from forewarn.agent.records import ApprovalCheckRecord, ApprovalRecord, ApprovalState, EventRecord, StepState
+from forewarn.agent.records import (
+    ApprovalCheckRecord,
+    ApprovalRecord,
+    ApprovalState,
+    EventRecord,
+    StepState,
+    event_folder_name,
+)
 from forewarn.agent.reporting import AgentObserver
 from forewarn.client import AsyncClient
 from forewarn.clock import Clock
@@ -334,16 +339,13 @@ async def _check_by_webhook(check: ApprovalCheckConfig, context: StepContext) ->
     return {True: "yes", False: "no"}.get(approve, "") if isinstance(approve, bool) else "", f"answer {reply.summary}"
 
 
-_MAX_FOLDER_NAME = 120
-
-
 def make_step_folder(root: Path, key: str, step: str) -> Path:
     """Create the folder EVENT/STEP below `root` if needed, accessible to the owner only, and return it.
 
     `key` is the key of the event's record, which is encoded as EVENT; `step` is the step's name. Raises OSError.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = root / _event_folder_name(key) / step
+    folder = root / event_folder_name(key) / step
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -365,7 +367,7 @@ def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
     `keys` are the keys of the records whose folders are needed. Yields nothing if `root` does not exist; deletes
     nothing.
     """
-    kept = {_event_folder_name(key) for key in keys}
+    kept = {event_folder_name(key) for key in keys}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.name not in kept:
             yield folder
@@ -396,9 +398,3 @@ def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
     """
     for folder in stale_step_folders(root, keys):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _event_folder_name(key: str) -> str:
-    """A safe folder name for a key: a server may send any text as id."""
-    name = quote(key, safe="#").replace(".", "%2E")
-    return name if len(name) <= _MAX_FOLDER_NAME else sha256(key.encode("utf-8", "replace")).hexdigest()
