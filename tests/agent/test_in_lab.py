@@ -228,6 +228,23 @@ def test_an_approval_check_without_an_answer_is_repeated_until_its_deadline(lab:
         lab.wait_for(lambda: event.approved)
 
 
+def test_an_approval_check_whose_folder_cannot_be_created_counts_as_no_answer(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "steps").write_text("in the way")
+    rule = "[[rules]]\napprove = 'when-done'\ngate = { command = 'true', on_silence = 'approve', deadline = '2m' }\n"
+    with make_agent(lab, tmp_path, rule) as agent:
+        event = lab.reboot("web-0")
+        wait_for_the_end_of_the_check(lab, agent)
+        check = agent.records[0].approval_check
+        assert check is not None
+        assert (check.answer, check.text) == ("", f"{tmp_path}/state/steps cannot be created: File exists")
+        lab.advance("121s")
+        lab.wait_for(lambda: event.approved)
+    assert not [entry for entry in caplog.records if entry.exc_info]
+
+
 def test_the_agent_uses_the_servers_time(lab: Lab, tmp_path: Path) -> None:
     """Spec §12."""
     with make_agent(lab, tmp_path) as agent:

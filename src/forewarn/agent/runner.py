@@ -239,7 +239,12 @@ class ActionRunner:
         step = StepConfig(
             name="_gate", use="", budget_s=action.check.timeout_s
         )  # not valid as the name of a configured step
-        answer, text = await run_approval_check(action.check, self._step_context(action.key, step, StepPhase.DO))
+        try:
+            context = self._step_context(action.key, step, StepPhase.DO)
+        except OSError as error:
+            answer, text = "", f"{error.filename} cannot be created: {error.strerror}"
+        else:
+            answer, text = await run_approval_check(action.check, context)
         record = self._open_record(action.key)
         if record.approval_check is not None:
             LOG.info("approval check: %s for %s (%s)", answer or "no answer", action.key, text)
