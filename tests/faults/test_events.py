@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -55,6 +56,26 @@ def test_a_fault_for_a_scope_that_does_not_exist_is_refused_and_changes_nothing(
     with pytest.raises(NotFound, match=r"nosuch.* does not exist"):
         world.do(world.control.faults.set(spec, who="ann"))
     assert (world.control.faults.active, world.store.load("faults"), world.store.last_seq()) == before
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_fault_is_active_exactly_if_the_history_says_that_it_was_set(world: World, writes: int) -> None:
+    world.store.fail_next(Unavailable("the disk is full"), after=writes)  # type: ignore[attr-defined]
+    with suppress(Unavailable):
+        set_fault(world, FaultKind.GONE, "alone")
+    assert len(active_ids(world)) == len(fault_entries(world))
+    world.restart()
+    assert len(active_ids(world)) == len(fault_entries(world))
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_fault_is_cleared_exactly_if_the_history_says_so(world: World, writes: int) -> None:
+    set_fault(world, FaultKind.GONE, "alone")
+    world.store.fail_next(Unavailable("the disk is full"), after=writes)  # type: ignore[attr-defined]
+    with suppress(Unavailable):
+        world.do(world.control.faults.clear(lambda fault: True, who="ann"))
+    is_recorded = any("cleared by ann" in text for text in fault_entries(world))
+    assert active_ids(world) == ([] if is_recorded else ["f1"])
 
 
 def test_a_short_notice_with_count_one_affects_only_the_next_event(world: World) -> None:

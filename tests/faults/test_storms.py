@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.control.fleet import FleetChange
 from forewarn.core.fault_storm import StormTarget, plan_storm
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind, check_parameters, fault_duration_s
-from forewarn.errors import Refused, Rejected
+from forewarn.errors import Refused, Rejected, Unavailable
 from tests.support.world import World, a_host, a_vm
 
 TWO = [StormTarget(vm="sub/lab/a", has_neighbour=True), StormTarget(vm="sub/lab/b", has_neighbour=False)]
@@ -96,6 +97,39 @@ def test_the_history_says_when_a_storm_starts_and_when_its_last_fault_is_set(mak
     assert any(line.endswith("storm s1 is over: its last fault is set") for line in lines)
     assert world.control.faults.active.storms == ()
     assert all(" by storm s1" in line for line in lines if " set for " in line)
+
+
+def storm_texts(world: World, verb: str) -> list[str]:
+    return [entry.text for entry in world.store.history() if entry.text.startswith("storm ") and verb in entry.text]
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_storm_goes_on_exactly_if_the_history_says_that_it_was_set_and_not_cleared(
+    make_world: Callable[[], World], writes: int
+) -> None:
+    world = make_world()
+    storms = world.control.fault_storms
+    world.store.fail_next(Unavailable("the disk is full"), after=writes)  # type: ignore[attr-defined]
+    with suppress(Unavailable):
+        world.do(storms.start(7, [world.vm("web-0")], for_s=600, who="ann"))
+    assert len(world.control.faults.active.storms) == len(storm_texts(world, "set by ann"))
+    with suppress(Unavailable):
+        world.do(storms.clear(["s1"], who="bob"))
+    ended = len(storm_texts(world, "cleared by bob"))
+    assert len(world.control.faults.active.storms) == len(storm_texts(world, "set by ann")) - ended
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_a_storm_whose_last_fault_is_set_is_over_in_the_history_after_a_crash_at_any_write(
+    make_world: Callable[[], World], writes: int
+) -> None:
+    world = make_world()
+    world.do(world.control.fault_storms.start(7, [world.vm("web-0")], for_s=5, who="ann"))
+    assert len(world.control.faults.active.storms[0].gusts) == 1
+    world.store.fail_next(Unavailable("the disk is full"), after=writes)  # type: ignore[attr-defined]
+    with suppress(Unavailable):
+        world.do(world.control.fault_storms.reconcile())
+    assert len(world.control.faults.active.storms) == 1 - len(storm_texts(world, "is over"))
 
 
 def test_a_storm_continues_after_a_restart(make_world: Callable[[], World]) -> None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.event import Event
 from forewarn.core.faults import ActiveFaults, EventFault, Fault, FaultCategory
+from forewarn.core.history import HistoryEntry
 from forewarn.store.interface import AppliedCommit, Store
 
 _SAVED_AS = "faults"
@@ -56,13 +58,15 @@ class FaultRegistry:
         self._listeners.append(listener)
         listener(self._stored.faults)
 
-    async def save(self, active: ActiveFaults) -> None:
+    async def save(self, active: ActiveFaults, entries: Sequence[HistoryEntry] = ()) -> None:
         """Replace the active faults and storms: save them durably, then notify listeners.
 
-        Hold `write_lock` (an attribute, an asyncio.Lock) from reading `active` until this returns. Raises Unavailable
-        if the store cannot be written; then nothing has changed. Writes no history entry.
+        The history `entries` about the change are in the same commit. Hold `write_lock` (an attribute, an asyncio.Lock)
+        from reading `active` until this returns. Raises Unavailable if the store cannot be written; then nothing has
+        changed.
         """
-        await self._store.save(_SAVED_AS, msgspec.json.encode(active))
+        saved = SavedValue(_SAVED_AS, msgspec.json.encode(active))
+        await self._store.commit(Commit(saved=(saved,), entries=tuple(entries)))
         self._stored = active
         for listener in self._listeners:
             listener(active.faults)

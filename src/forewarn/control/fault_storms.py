@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from forewarn.control.fault_registry import FaultRegistry
 from forewarn.control.faults import FaultService, FaultSpec, FaultTarget
 from forewarn.control.scope_transactions import ScopeTransactions
-from forewarn.core.commit import Commit
 from forewarn.core.fault_storm import StormTarget, plan_storm
 from forewarn.core.faults import FaultStorm, StormFault
 from forewarn.core.fleet import Vm
@@ -54,11 +53,9 @@ class FaultStormService:
             active = self._registry.active
             number = active.last_number + 1
             storm = FaultStorm(id=f"s{number}", seed=seed, who=who, set_at=self._now(), for_s=for_s, gusts=storm_faults)
-            await self._registry.save(replace(active, last_number=number, storms=(*active.storms, storm)))
-        await self._write_history(
-            who,
-            f"storm {storm.id} with seed {seed} set by {who}: {len(storm_faults)} faults within {duration_text(for_s)}",
-        )
+            what = f"{len(storm_faults)} faults within {duration_text(for_s)}"
+            entry = self._history_entry(who, f"storm {storm.id} with seed {seed} set by {who}: {what}")
+            await self._registry.save(replace(active, last_number=number, storms=(*active.storms, storm)), [entry])
         return storm
 
     async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
@@ -71,9 +68,9 @@ class FaultStormService:
             active = self._registry.active
             ended = tuple(storm for storm in active.storms if storm.id in ids)
             if ended:
-                await self._registry.save(replace(active, storms=tuple(s for s in active.storms if s not in ended)))
-        for storm in ended:
-            await self._write_history(who, f"storm {storm.id} cleared by {who}")
+                entries = [self._history_entry(who, f"storm {storm.id} cleared by {who}") for storm in ended]
+                left = tuple(storm for storm in active.storms if storm not in ended)
+                await self._registry.save(replace(active, storms=left), entries)
         return ended
 
     async def reconcile(self) -> bool:
@@ -101,32 +98,32 @@ class FaultStormService:
         """Set the fault, then save that it is set; a crash between the two sets it a second time."""
         vm = self._store.vm(storm_fault.vm)
         name = vm.name if vm else storm_fault.vm
+        entries: list[HistoryEntry] = []
         try:
             if vm is None or vm.removed_at is not None:
                 raise NotFound(f"VM {name!r} does not exist any more")
             await self._faults.set(_fault_spec(storm_fault, vm), who=f"storm {storm.id}")
         except Rejected as error:
             text = f"storm {storm.id} skipped {storm_fault.kind} for {name}: {full_message(error)}"
-            await self._write_history(storm.who, text)
-        await self._advance_storm(storm)
+            entries.append(self._history_entry(storm.who, text))
+        await self._advance_storm(storm, entries)
 
-    async def _advance_storm(self, storm: FaultStorm) -> None:
+    async def _advance_storm(self, storm: FaultStorm, entries: list[HistoryEntry]) -> None:
         advanced = replace(storm, gone=storm.gone + 1)
+        if advanced.next_at is None:
+            entries.append(self._history_entry(storm.who, f"storm {storm.id} is over: its last fault is set"))
         async with self._registry.write_lock:
             active = self._registry.active
             storms = tuple(advanced if s.id == storm.id else s for s in active.storms)
-            await self._registry.save(replace(active, storms=tuple(s for s in storms if s.next_at is not None)))
-        if advanced.next_at is None:
-            await self._write_history(storm.who, f"storm {storm.id} is over: its last fault is set")
+            left = tuple(each for each in storms if each.next_at is not None)
+            await self._registry.save(replace(active, storms=left), entries)
 
     def _storm_targets(self, vms: Sequence[Vm]) -> list[StormTarget]:
         sizes = {scope_id: len(self._store.vms(scope_id=scope_id)) for scope_id in {vm.scope_id for vm in vms}}
         return [StormTarget(vm=vm.key, has_neighbour=sizes[vm.scope_id] > 1) for vm in vms]
 
-    async def _write_history(self, who: str, text: str) -> None:
-        await self._store.commit(
-            Commit(entries=(HistoryEntry(at=self._now(), what=EntryKind.FAULT, who=who, text=text),))
-        )
+    def _history_entry(self, who: str, text: str) -> HistoryEntry:
+        return HistoryEntry(at=self._now(), what=EntryKind.FAULT, who=who, text=text)
 
     def _now(self) -> float:
         return self._transactions.clock.now()

@@ -62,8 +62,8 @@ class FaultService:
     """Sets, clears and expires faults, and counts what they affected. `who` is the caller's name.
 
     Transport faults spoil answers to VMs and expire in real time (`real_time` returns it); event faults change events
-    and expire in lab time. Setting, clearing and expiry write history entries. `new_id` returns a new GUID at each
-    call.
+    and expire in lab time. Setting, clearing and expiry write history entries in the same commit. `new_id` returns a
+    new GUID at each call.
     """
 
     def __init__(
@@ -182,10 +182,9 @@ class FaultService:
         )
         if fault.category is FaultCategory.AT_ONCE:
             return await self._apply_at_once(fault)
-        await self._registry.save(replace(active, last_number=active.last_number + 1, faults=(*active.faults, fault)))
-        await self._write_history(
-            self._fault_entry(fault, f"set for {fault.name} by {who}{_limits_text(spec, duration_s)}", who)
-        )
+        entry = self._fault_entry(fault, f"set for {fault.name} by {who}{_limits_text(spec, duration_s)}", who)
+        changed = replace(active, last_number=active.last_number + 1, faults=(*active.faults, fault))
+        await self._registry.save(changed, [entry])
         return fault
 
     async def _apply_at_once(self, fault: Fault) -> Fault:
@@ -222,10 +221,8 @@ class FaultService:
         if not removed:
             return
         ids = {fault.id for fault in removed}
-        await self._registry.save(replace(active, faults=tuple(f for f in active.faults if f.id not in ids)))
-        await self._write_history(
-            *(self._fault_entry(fault, f"of {fault.name} {how}: {_hits_text(fault)}", who) for fault in removed)
-        )
+        entries = [self._fault_entry(fault, f"of {fault.name} {how}: {_hits_text(fault)}", who) for fault in removed]
+        await self._registry.save(replace(active, faults=tuple(f for f in active.faults if f.id not in ids)), entries)
 
     def _expired(self) -> tuple[Fault, ...]:
         return tuple(fault for fault in self.active.faults if fault.is_over(self._clock_time(fault.category)))
@@ -235,9 +232,6 @@ class FaultService:
 
     def _history_entry(self, who: str, text: str) -> HistoryEntry:
         return HistoryEntry(at=self._now(), what=EntryKind.FAULT, who=who, text=text)
-
-    async def _write_history(self, *entries: HistoryEntry) -> None:
-        await self._store.commit(Commit(entries=entries))
 
     def _clock_time(self, category: FaultCategory) -> float:
         return self._real_time() if category is FaultCategory.TRANSPORT else self._now()
