@@ -125,7 +125,7 @@ def test_a_server_that_accepts_a_connection_and_then_stays_silent_is_unavailable
 ) -> None:
     record = PostgresRecord(proxied_url(proxy))
     proxy.silence_connection(b"pg_is_in_recovery")  # the first statement on every connection
-    with pytest.raises(RecordUnavailable, match="cannot be reached now .there was no complete answer within 10 s"):
+    with pytest.raises(RecordUnavailable, match="there was no complete answer within 10 s"):
         pool.submit(record.read_lease).result(30)
     assert record.read_lease().term == 0  # on a new connection
     record.close()
