@@ -16,10 +16,8 @@ from forewarn.core.resource_ids import vm_resource_id
 from tests.portal.conftest import PortalUser
 
 
-def commit_entries(portal: PortalUser, count: int, **about: Any) -> None:
-    entries = tuple(
-        HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text=f"entry {n}", **about) for n in range(count)
-    )
+def commit_entries(portal: PortalUser, count: int, what: EntryKind = EntryKind.UPKEEP, **about: Any) -> None:
+    entries = tuple(HistoryEntry(at=portal.world.now, what=what, text=f"entry {n}", **about) for n in range(count))
     portal.world.do(portal.world.store.commit(Commit(entries=entries)))
 
 
@@ -74,6 +72,24 @@ def test_paging_back_and_forth_through_the_history_misses_no_entry(
         forth = shown(user, target.partition("?")[2]) + forth
         target = link_target(user, target, "prev")
     assert forth == every
+
+
+@pytest.mark.parametrize("invisible", [40, 1100])
+def test_entries_that_a_user_may_not_see_end_no_filtered_history(portal: PortalUser, invisible: int) -> None:
+    scope_id = portal.world.vm("db").scope_id
+    commit_entries(portal, 12, scope_id=scope_id)
+    commit_entries(portal, invisible, EntryKind.FAULT, scope_id=scope_id)
+    commit_entries(portal, 3, scope_id=scope_id)
+    user = portal.with_role("Reader", vm_resource_id(portal.world.vm("db")))
+    visible = [e.seq for e in portal.world.store.history(scope_id=scope_id) if e.what is not EntryKind.FAULT][::-1]
+
+    assert shown(user, "scope=db&limit=7") == visible[:7]
+    assert shown(user, f"scope=db&limit=7&after={visible[5]}") == visible[:5]
+    older = link_target(user, "/portal/history?scope=db&limit=7", "next")
+    assert older is not None
+    assert shown(user, older.partition("?")[2]) == visible[7:14]
+    rows = csv.DictReader(io.StringIO(user.get("/portal/history?scope=db&as=csv").content.decode()))
+    assert [int(row["seq"]) for row in rows] == visible
 
 
 def test_past_pages_of_the_history_are_not_live(portal: PortalUser) -> None:

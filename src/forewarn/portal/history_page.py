@@ -21,7 +21,7 @@ from forewarn.portal.filters import offer_scopes, offer_vms, resolve
 from forewarn.portal.timeline_chart import format_iso
 from forewarn.web.context import RequestContext
 from forewarn.web.queries import HistoryEntriesQuery as ApiHistoryQuery
-from forewarn.web.queries import HistoryFilter, history_filter, read_history
+from forewarn.web.queries import HistoryFilter, history_filter, matching_entries, read_history
 from forewarn.web.request_parsing import HandlerCall, HistorySeq, StrictBody
 from forewarn.web.views import BaseView, HistoryEntryView
 
@@ -115,9 +115,9 @@ async def show_history_page(context: PortalContext, call: HandlerCall, query: Hi
     """Show one page of the history entries that the user may see and that match, newest first.
 
     An export (`call.for_export`) holds the newest entries that match, up to MAX_EXPORT_ROWS (100,000), and ignores
-    `after`, `before` and `limit`. For a user who may not see everything, a page without filters may have fewer entries
-    than `limit`, although `older` or `newer` leads to more. Raises UnknownFilter for names and ids that match nothing
-    or several things.
+    `after`, `before` and `limit`. For a user who may not see everything, at most 20,000 entries are searched per page,
+    so it may have fewer entries than `limit` although `older` or `newer` leads to more. Raises UnknownFilter for names
+    and ids that match nothing or several things.
     """
     resolve("vm", query.vm, context.directory.find_any, partial(offer_vms, context))
     resolve("scope", query.scope, context.find_scope, partial(offer_scopes, context))
@@ -147,7 +147,9 @@ def _entry_reader(context: RequestContext, entry_filter: HistoryFilter, oldest_f
     async def read_some(after: int, before: int | None, limit: int) -> tuple[list[HistoryEntry], int | None]:
         found: list[HistoryEntry] = []
         for _ in range(0, _MAX_ENTRIES_READ, _BATCH_SIZE):
-            batch = context.store.history(after=after, before=before, limit=_BATCH_SIZE, newest=not oldest_first)
+            batch = matching_entries(
+                context, entry_filter, after=after, before=before, limit=_BATCH_SIZE, newest=not oldest_first
+            )
             visible = context.visibility.visible_entries(batch)
             found = [*found, *visible] if oldest_first else [*visible, *found]
             if len(batch) < _BATCH_SIZE:
@@ -158,7 +160,7 @@ def _entry_reader(context: RequestContext, entry_filter: HistoryFilter, oldest_f
             await asyncio.sleep(0)
         return found, after if oldest_first else before
 
-    return read_all if context.can_see_everything() or entry_filter.fields else read_some
+    return read_all if context.can_see_everything() else read_some
 
 
 async def _read_page(read_entries: _EntryReader, query: HistoryPageQuery, oldest_first: bool) -> HistoryPage:

@@ -116,6 +116,24 @@ def read_history(
     entries between them, or the oldest if `newest` is False. Entries that the caller may not see count towards the
     limit, so fewer may be returned although there are more.
     """
+    found = matching_entries(context, entry_filter, after=after, before=before, limit=limit, newest=newest)
+    return context.visibility.visible_entries(found)
+
+
+def matching_entries(
+    context: RequestContext,
+    entry_filter: HistoryFilter,
+    *,
+    after: int = 0,
+    before: int | None = None,
+    limit: int,
+    newest: bool = True,
+) -> list[HistoryEntry]:
+    """Return at most `limit` history entries that match the filter, oldest first, visible to the caller or not.
+
+    The bounds are those of `read_history`. Fewer than `limit` means that there are no more. Show none before
+    `Visibility.visible_entries` has chosen.
+    """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)
     for event_id in entry_filter.shared_event_ids:
@@ -127,5 +145,5 @@ def read_history(
             fields = {**entry_filter.fields, "event_id": event_id}
             del fields["request_id"]
             found += context.store.history(**since, **fields)
-    entries = sorted(context.visibility.visible_entries(found), key=lambda entry: entry.seq)
+    entries = sorted(found, key=lambda entry: entry.seq)
     return entries[-limit:] if newest else entries[:limit]
