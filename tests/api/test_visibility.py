@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from forewarn.core.access import Grant, Principal, Role
 from forewarn.core.commit import Commit
@@ -176,6 +177,15 @@ def test_an_entry_with_only_a_name_is_visible_to_readers_of_every_vm_of_that_nam
     assert "VM cache added" not in texts(reader.get("/history"))
     api.delete("/fleet/vms/other%2Fcache")
     assert "VM cache removed" not in texts(reader.get("/history"))
+
+
+def test_invisible_entries_do_not_count_among_the_newest_of_a_filtered_history(api: Any) -> None:
+    """Only a caller who sees everything is shown the entries about faults."""
+    entry = HistoryEntry(at=api.world.now, what=EntryKind.UPKEEP, text="visible", scope_id="vm:sub/lab/db")
+    faults = (replace_fields(entry, what=EntryKind.FAULT, text="a fault"),) * 5
+    api.world.do(api.world.store.commit(Commit(entries=(entry, *faults))))
+    assert texts(api.holding("Reader", DB).get("/history?scope=db&limit=1")) == ["visible"]
+    assert texts(api.get("/history?scope=db&limit=1")) == ["a fault"]
 
 
 def test_a_follower_with_limited_rights_misses_no_visible_entry(api: Any) -> None:

@@ -31,9 +31,10 @@ async def list_history(context: RequestContext, call: HandlerCall, query: Histor
 
     Lists only entries that the caller may see, oldest first. With `after` these are the oldest after that number, at
     most `limit`; without it, the newest. For a caller who does not see everything, a page without filters searches at
-    most 20,000 entries. The call waits, in real time, only if there is no entry to list, and returns an empty list when
-    the time is over or the service stops. Raises NotFound or Refused for an unknown or ambiguous name in the query, and
-    Unauthenticated if the caller's token becomes invalid while it waits.
+    most 20,000 entries, and so does one with filters but without `after` (or `limit`, if that is more). The call waits,
+    in real time, only if there is no entry to list, and returns an empty list when the time is over or the service
+    stops. Raises NotFound or Refused for an unknown or ambiguous name in the query, and Unauthenticated if the caller's
+    token becomes invalid while it waits.
     """
     entry_filter = history_filter(context, query)
     page = _read_page(context, query, entry_filter)
@@ -46,7 +47,8 @@ def _read_page(context: RequestContext, query: HistoryEntriesQuery, entry_filter
     if not context.can_see_everything() and not entry_filter.fields:
         return _read_visible_page(context, query, seq)
     if query.after is None:
-        return _history_view(read_history(context, entry_filter, limit=query.limit), seq)
+        limit = query.limit if context.can_see_everything() else max(query.limit, _SCAN_LIMIT)
+        return _history_view(read_history(context, entry_filter, limit=limit)[-query.limit :], seq)
     # The limit must not cut off visible entries behind invisible ones, so it covers all numbers since `after`.
     limit = query.limit + 1 if context.can_see_everything() else max(seq - query.after, query.limit)
     entries = read_history(context, entry_filter, after=query.after, limit=limit, newest=False)
