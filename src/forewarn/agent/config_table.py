@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from forewarn.agent.reactions import BadOption
-from forewarn.agent.reactions import options as options
+from forewarn.agent.reactions import BadOption, options
 from forewarn.duration import parse_duration
 from forewarn.errors import Rejected
 from forewarn.tomlfile import TomlLineIndex, TomlPath
