@@ -161,6 +161,20 @@ def test_processes_that_did_not_run_are_not_started(tmp_path: Path) -> None:
     assert asyncio.run(processes.undo()) == StepOutcome(ok=True, text="nothing to undo")
 
 
+def test_several_processes_that_are_running_again_are_reported_in_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", f"import time; time.sleep(300)  # {tmp_path}"]
+    processes = make_reaction(tmp_path, command=command, start=["false"])
+    with subprocess.Popen(command):
+        assert asyncio.run(processes.do()).ok
+    with subprocess.Popen(command) as one, subprocess.Popen(command) as two:
+        try:
+            text = asyncio.run(processes.undo()).text
+        finally:
+            one.kill()
+            two.kill()
+    assert text in [f"processes {a.pid}, {b.pid} are already running again" for a, b in ((one, two), (two, one))]
+
+
 def test_a_process_that_is_running_again_is_not_started_twice(start: Start, tmp_path: Path) -> None:
     start()
     processes = make_reaction(tmp_path, pid_file=str(tmp_path / "parent.pid"), start=["false"])

@@ -98,7 +98,8 @@ class StopProcessesReaction:
         if "stopped" not in load_undo_notes(context) or not self._options.start:
             return StepOutcome(ok=True, text="nothing to undo")
         if running := self._find_targets():
-            return StepOutcome(ok=True, text=f"{_process_list_text(running)} is already running again")
+            verb = "is" if len(running) == 1 else "are"
+            return StepOutcome(ok=True, text=f"{_process_list_text(running)} {verb} already running again")
         return await child_process.run_command(self._options.start, context)
 
     async def check(self, context: StepContext) -> bool | None:
