@@ -12,6 +12,7 @@ import pytest
 
 from forewarn.client import Change, Client, Gone, Outcome, Scheduled, Started
 from forewarn.client.cursor import load_cursor
+from forewarn.client.effects import Flow, YieldItem
 from forewarn.client.watch import WatchOptions
 from forewarn.errors import Rejected
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
@@ -246,6 +247,22 @@ def test_a_closed_kept_connection_is_reopened_without_a_pause(driver: Driver) ->
         one.take(1, "watch")
     assert server.connections == 2
     assert max(one.pauses) < 0.1, "it is not taken for an outage"
+
+
+def test_a_flow_that_yields_items_cannot_be_asked_for_one_result(driver: Driver) -> None:
+    closed: list[bool] = []
+
+    def flow() -> Flow[str]:
+        try:
+            yield YieldItem(item="lost")
+            return "result"
+        finally:
+            closed.append(True)
+
+    with pytest.raises(TypeError, match="this flow yields items: run it with `hear`"):
+        driver("127.0.0.1").call("ask", flow())
+    assert closed == [True]
+    assert driver("127.0.0.1").take(1, "hear", flow()) == ["lost"]
 
 
 def test_in_order_done_handles_all_changes_before_it_too(tmp_path: Path) -> None:

@@ -240,11 +240,15 @@ class AsyncClient(ClientProperties):
     async def ask(self, flow: Flow[T]) -> T:
         """Run a flow (a generator of effects, such as requests) that yields no items, and return its result.
 
-        It performs the effects on a connection of its own. Raises what the flow raises.
+        It performs the effects on a connection of its own. Raises what the flow raises, and TypeError if the flow
+        yields an item.
         """
         runner = FlowRunner(flow)
         with AsyncConnection() as connection:
             while (effect := runner.next_effect()) is not None:
+                if isinstance(effect, YieldItem):
+                    runner.close()
+                    raise TypeError("this flow yields items: run it with `hear`")
                 await self._perform_effect(runner, effect, connection)
         return runner.result
 
