@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from forewarn.cluster.bus import Subjects
-from forewarn.cluster.messages import HEARTBEAT_INTERVAL_S, PROTOCOL
+from forewarn.cluster.messages import HEARTBEAT_INTERVAL_S, PROTOCOL, SEEN_INTERVAL_S
 from forewarn.control.fleet import FleetChange
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Refused
@@ -80,6 +80,22 @@ def test_polls_and_deliveries_reach_the_active_node() -> None:
         await world.wait_until(lambda: observations.pace(WEB_0.key) is not None)
         polls, _ = observations.take_batch()
         assert [(poll.vm, poll.count) for poll in polls] == [(WEB_0.key, 3)]
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
+def test_a_node_that_stops_sends_the_report_again_that_was_not_answered_yet() -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        node = await world.start_node("h1")
+        world.broker.lose_subject(Subjects().seen("h1"))
+        for _ in range(3):
+            await world.poll(node, "web-0")
+        await asyncio.sleep(2 * SEEN_INTERVAL_S)  # these polls are in a report that is sent again and again
+        await world.poll(node, "web-0")
+        world.broker.lose_subject("")
+        await node.stop()
+        (poll,), _ = world.active.publisher.frontend.observations.take_batch()
+        assert (poll.vm, poll.count) == (WEB_0.key, 4)
 
     run_cluster(scenario, vms=FLEET, hosts=HOSTS)
 

@@ -128,6 +128,7 @@ class HostNode:
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._report_number = 0
+        self._unanswered: SeenReport | None = None  # what it says is in no other report
         self._warned = ""
         self._is_silent = False
         self._clock_ahead_s = 0.0
@@ -162,7 +163,7 @@ class HostNode:
             await self._shut_down()
 
     def stop(self) -> None:
-        """Let `run` return in order: it answers the requests in progress, and sends the last report.
+        """Let `run` return in order: it answers the requests in progress, and sends the last reports.
 
         Returns at once, before that is done.
         """
@@ -391,6 +392,7 @@ class HostNode:
 
     async def _send_report(self, report: SeenReport, *, within_s: float) -> bool:
         """Send a report until it is answered; False if it was not, and must be sent again."""
+        self._unanswered = report
         subject = self._subjects.seen(self._config.host)
         try:
             answer = _decoded(
@@ -399,6 +401,7 @@ class HostNode:
         except NoAnswer:
             return False
         if isinstance(answer, SeenReply):
+            self._unanswered = None
             self._do(self.follower.on_position(answer.position, self._loop.time()))
             return True
         if isinstance(answer, NodeDenied):
@@ -419,6 +422,8 @@ class HostNode:
         await self.frontend.drain(_DRAIN_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
+                if self._unanswered is not None:
+                    await self._send_report(self._unanswered, within_s=_LEAVE_S)
                 await self._send_report(self._next_report(is_leaving=True), within_s=_LEAVE_S)
 
     def _finish(self, error: Exception | None) -> None:
