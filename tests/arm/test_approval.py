@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Role
+from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Event, EventState
 from forewarn.core.history import EntryKind
 from forewarn.core.request import RequestedOperation
@@ -193,3 +194,19 @@ def test_a_started_event_is_listed_until_it_is_over(arm: Any) -> None:
     assert (listed["properties"]["EventStatus"], listed["properties"]["NotBefore"]) == ("Started", "")
     arm.world.advance(3600)
     assert arm.get(f"{DB}/{EVENTS}")["value"] == []
+
+
+def test_the_events_of_a_set_whose_last_vm_is_gone_are_not_found(arm_of: Any) -> None:
+    arm = arm_of(Policy(enablement=EnablementMode.ALWAYS, settle_s=120.0))
+    last = a_vm("last", availability_set="old", terminate_notice_min=5)
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=(last,), text="last added"), who="test"))
+    (event,) = arm.world.ask(RequestedOperation.DELETE, "last")
+    old_set = f"{COMPUTE}/availabilitySets/old"
+    assert len(arm.get(f"{old_set}/{EVENTS}")["value"]) == 1
+    arm.world.advance(400)
+    assert status(arm, event) is EventState.STARTED
+    assert arm.world.store.scope(event.scope_id).vms == ()
+    for method, target in (("GET", f"{old_set}/{EVENTS}"), ("POST", acknowledge(old_set, event)), ("GET", old_set)):
+        code, _, message = arm.refused(method, target)
+        assert code == 404
+        assert message.startswith("availability set 'old' does not exist in resource group 'lab'")

@@ -56,9 +56,11 @@ def _scopes_of_scale_set(context: RequestContext, call: ArmCall) -> ScopePredica
 
 
 def _scope_of_availability_set(context: RequestContext, call: ArmCall) -> ScopePredicate:
+    """A set exists only through its present VMs: one that is empty is not found, even while it has events."""
     names = call.path_params
     own = f"set:{names['subscription']}/{names['group']}/{names['set']}".casefold()
-    if context.store.scope(own) is None:
+    scope = context.store.scope(own)
+    if scope is None or not scope.vms:
         raise NotFound(
             f"availability set {names['set']!r} does not exist in resource group {names['group']!r}: "
             f"`az vm availability-set list -g {names['group']}` lists them"
@@ -107,7 +109,10 @@ def _list_handler(find: ScopeFinder) -> ArmHandler:
 
 
 def _event_resource(context: RequestContext, event: Event) -> JsonObject:
-    """A live event as a resource below that of its scope: id, name, type, location and properties."""
+    """A live event as a resource below that of its scope: id, name, type, location and properties.
+
+    The scope must have a present VM.
+    """
     scope = context.store.scope(event.scope_id)
     assert scope is not None, f"event {event.id} has no scope"
     vm = scope.vms[0]
