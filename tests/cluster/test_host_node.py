@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 
 import pytest
 
@@ -12,7 +13,9 @@ from forewarn.cluster.messages import HEARTBEAT_INTERVAL_S, PROTOCOL, SEEN_INTER
 from forewarn.control.fleet import FleetChange
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Refused
+from forewarn.metadata.listeners import IdentifyBy, ListenerSpec
 from tests.support.cluster_world import ClusterWorld, run_cluster
+from tests.support.service_process import free_port
 from tests.support.world import a_host, a_vm
 
 HOSTS = [a_host("h1"), a_host("h2")]
@@ -274,6 +277,21 @@ def test_a_node_with_another_protocol_is_refused_in_one_sentence() -> None:
             "the node of host 'h1' (forewarn 0.2.0) speaks version 2 of the bus protocol, and the service version 1: "
             "install the same release on both"
         )
+
+    run_cluster(scenario, vms=FLEET, hosts=HOSTS)
+
+
+@pytest.mark.parametrize("subject", [Subjects().heartbeat, Subjects().host("h1"), Subjects().act("h1")])
+def test_a_node_that_the_bus_does_not_permit_its_subjects_leaves_nothing_open(subject: str) -> None:
+    async def scenario(world: ClusterWorld) -> None:
+        world.broker.refuse_subject(subject)
+        spec = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1", port=free_port())
+        node = await world.start_node("h1", wait=False, listeners=(spec,))
+        with pytest.raises(Refused, match=f"does not permit 'node-h1' to subscribe to '{subject}'"):
+            await node.task
+        world.nodes.remove(node)
+        assert node.bus.subscriptions == []
+        socket.create_server((spec.address, spec.port)).close()
 
     run_cluster(scenario, vms=FLEET, hosts=HOSTS)
 

@@ -31,6 +31,7 @@ from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
 from forewarn.metadata import MetadataServer
 from forewarn.metadata.identity import Caller
+from forewarn.metadata.listeners import ListenerSpec
 from forewarn.store.memory import MemoryStore
 from forewarn.workers.frontend import FrontendConfig
 from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
@@ -125,9 +126,12 @@ class ChangingTerm:
 class RunningNode:
     """One process of a host node."""
 
-    def __init__(self, world: ClusterWorld, host: str, info: NodeInfo, stale_s: float) -> None:
+    def __init__(
+        self, world: ClusterWorld, host: str, info: NodeInfo, stale_s: float, listeners: tuple[ListenerSpec, ...]
+    ) -> None:
         self.bus: MemoryBus = world.broker.connect(info.id)
-        config = HostNodeConfig(host=host, info=info, frontend=FrontendConfig(), stale_s=stale_s)
+        frontend = FrontendConfig(listeners=listeners)
+        config = HostNodeConfig(host=host, info=info, frontend=frontend, stale_s=stale_s)
         self.serving = asyncio.Event()
         self.hypervisor = world.make_hypervisor(host)
         self.node = HostNode(
@@ -192,13 +196,20 @@ class ClusterWorld:
         return SimulatedHypervisor(ledger, self.behaviour)
 
     async def start_node(
-        self, host: str, *, id: str = "", protocol: int = 1, stale_s: float = 600.0, wait: bool = True
+        self,
+        host: str,
+        *,
+        id: str = "",
+        protocol: int = 1,
+        stale_s: float = 600.0,
+        wait: bool = True,
+        listeners: tuple[ListenerSpec, ...] = (),
     ) -> RunningNode:
         """Start a node of this host and, if asked, wait until it answers VMs."""
         id = id or f"node-{host}"
         self._boots[id] = self._boots.get(id, 0) + 1
         info = NodeInfo(id, self._boots[id], "0.2.0", protocol, f"machine-{host}", 4711)
-        node = RunningNode(self, host, info, stale_s)
+        node = RunningNode(self, host, info, stale_s, listeners)
         self.nodes.append(node)
         if wait:
             async with asyncio.timeout(10):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from forewarn.cluster.bus import BusMessage, DoubtHandler, MessageHandler, NoAnswer, NoResponders
+from forewarn.errors import Refused
 
 _MIN_DELAY_S = 0.0005
 
@@ -37,7 +38,7 @@ class MemoryBroker:
         self._chance = chance
         self._is_down = False
         self._cut_off: set[str] = set()
-        self._lost_subject = self._without_replies = ""
+        self._lost_subject = self._without_replies = self._refused_subject = ""
         self._clients: list[MemoryBus] = []
         self.on_delivery: Callable[[MemoryBus], None] = lambda client: None  # called after each message
         self.on_reply: Callable[[str, bytes, bytes], None] = lambda subject, request, reply: None
@@ -73,6 +74,13 @@ class MemoryBroker:
     def lose_replies_of(self, name: str) -> None:
         """Lose all answers of this client from now on; "": none."""
         self._without_replies = name
+
+    def refuse_subject(self, subject: str) -> None:
+        """Permit nobody to subscribe to this subject from now on; "": permit it again."""
+        self._refused_subject = subject
+
+    def refuses(self, subject: str) -> bool:
+        return subject == self._refused_subject
 
     def answers_of(self, name: str) -> bool:
         return self.can_pass(name) and name != self._without_replies
@@ -181,6 +189,8 @@ class MemoryBus:
             raise NoAnswer(f"no answer on {subject!r} within {timeout_s:g} s") from None
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
+        if self._broker.refuses(subject):
+            raise Refused(f"the bus does not permit {self.name!r} to subscribe to {subject!r}")
         entry = (subject, handler)
         self.subscriptions.append(entry)
 

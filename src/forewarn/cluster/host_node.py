@@ -144,14 +144,14 @@ class HostNode:
         node must be started again; and Unavailable if a worker fails to start.
         """
         self._network_listeners.bind()
-        await self._heartbeats.begin()
-        unsubscribe = [
-            self._heartbeats.close,
-            await self._bus.subscribe(self._own_subject, self._on_message),
-            await self._bus.subscribe(self._subjects.act(self._config.host), self.acts.on_order),
-            self._bus.subscribe_doubts(lambda reason: self._do(self.follower.on_doubt(reason, self._loop.time()))),
-        ]
+        bus, unsubscribe = self._bus, [self._heartbeats.close]
         try:
+            await self._heartbeats.begin()
+            unsubscribe.append(await bus.subscribe(self._own_subject, self._on_message))
+            unsubscribe.append(await bus.subscribe(self._subjects.act(self._config.host), self.acts.on_order))
+            unsubscribe.append(
+                bus.subscribe_doubts(lambda reason: self._do(self.follower.on_doubt(reason, self._loop.time())))
+            )
             self._do(self.follower.start(self._loop.time()))
             self._spawn(self._tick_forever())
             self._spawn(self._report_forever())
