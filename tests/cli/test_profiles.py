@@ -87,10 +87,18 @@ def test_a_wrong_secret_is_refused_and_nothing_is_stored(command: Any, remote_se
 
 
 def test_a_client_without_a_role_can_sign_in(command: Any, remote_service: Any, certificates: Any) -> None:
-    remote_service.set_replies(json_reply({"error": {"code": "Forbidden", "message": "no role"}}, status=403))
+    remote_service.set_replies(json_reply({"id": "ci", "name": "client ci", "grants": []}))
     result = command(*arguments(remote_service, certificates), typed=SECRET)
     assert result.exit_code == 0
     assert "It has no role there yet: grant one with `forewarn access grant`." in result.stdout
+
+
+def test_a_sign_in_that_a_server_forbids_is_not_stored(command: Any, remote_service: Any, certificates: Any) -> None:
+    """A service tells each signed-in client who it is; so it was a proxy that refused."""
+    remote_service.set_replies(json_reply({"error": {"code": "Forbidden", "message": "not from here"}}, status=403))
+    result = command(*arguments(remote_service, certificates), typed=SECRET)
+    assert (result.exit_code, result.stderr) == (2, "not from here\n")
+    assert not kept(command).exists()
 
 
 def test_a_terminal_prompts_for_the_secret_and_does_not_echo_it(

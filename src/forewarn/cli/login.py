@@ -26,7 +26,7 @@ from forewarn.cli.invocation import Invocation, profile_command, service_command
 from forewarn.cli.output import Cell, Output, bold, dim, join_text
 from forewarn.cli.service_address import RemoteSelection, parse_server_url
 from forewarn.cli.transport import RemoteTransport
-from forewarn.errors import Forbidden, Rejected, Unavailable
+from forewarn.errors import Rejected, Unavailable
 
 
 @click.command()
@@ -91,13 +91,10 @@ def _prompt_for_secret(client_id: str) -> str:
 
 
 def _try_profile(profile: Profile) -> JsonObject:
-    """Sign in and return the caller's identity; a client without any role has signed in too."""
+    """Sign in and return the caller's identity, which a client without any role gets too."""
     if profile.secret_file:
         read_secret_file(Path(profile.secret_file))
-    try:
-        return ApiClient(RemoteTransport(profile)).get("access", "me")
-    except Forbidden:
-        return {"name": f"client {profile.client_id}", "grants": []}
+    return ApiClient(RemoteTransport(profile)).get("access", "me")
 
 
 def _print_signed_in(output: Output, name: str, profile: Profile, me: JsonObject) -> None:
