@@ -260,6 +260,13 @@ FORBIDDEN = {
         "VM 'new' cannot start on host 'h-0', which is failed",
         "name another host",
     ),
+    "a new VM on a host that is confirmed down": (  # its health may be healthy still
+        lambda fleet: fleet.hosts.__setitem__(0, replace(fleet.hosts[0], confirmed_down=True)),
+        BASE + '[[vms]]\nname = "new"\nhost = "h-0"\n',
+        14,
+        "VM 'new' cannot start on host 'h-0', which is confirmed down",
+        "name another host",
+    ),
     "an address that was given to another VM": (
         lambda fleet: None,
         BASE + '[[vms]]\nname = "new"\naddress = "127.0.0.1"\n',

@@ -189,7 +189,7 @@ def _merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
     """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can.
 
     Such as a VM that would change its scope or location, a removed VM whose event has started, a removed host that is
-    in use, a new VM without a healthy host, an address that two VMs would have.
+    in use, a new VM without a host that can take it, an address that two VMs would have.
     """
     events_by_vm = _events_by_vm(merge)
     found = (
@@ -294,13 +294,17 @@ def _moved_hosts_in_use(merge: FleetMerge) -> Iterator[FleetFileProblem]:
 
 
 def _new_vms_without_host(merge: FleetMerge) -> Iterator[FleetFileProblem]:
-    unhealthy = {host.name: host.health for host in merge.hosts_after if host.health is not HostHealth.HEALTHY}
+    unusable = {
+        host.name: "confirmed down" if host.health is HostHealth.HEALTHY else f"{host.health}"
+        for host in merge.hosts_after
+        if not host.can_take_vms
+    }
     for vm in (*merge.new_vms, *merge.resurrected_vms):
         if not vm.host:
             what = f"VM {vm.name!r} has no host to run on: there is no healthy host in {location_text(vm)}"
             yield FleetFileProblem(line=_declared_line(merge, vm), what=what, remedy="add or repair a host first")
-        elif vm.host in unhealthy:
-            what = f"VM {vm.name!r} cannot start on host {vm.host!r}, which is {unhealthy[vm.host]}"
+        elif vm.host in unusable:
+            what = f"VM {vm.name!r} cannot start on host {vm.host!r}, which is {unusable[vm.host]}"
             yield FleetFileProblem(
                 line=_declared_line(merge, vm), what=what, remedy="name another host, or leave out host"
             )
