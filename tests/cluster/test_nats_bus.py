@@ -160,6 +160,55 @@ def test_a_user_without_permissions_is_refused_in_one_sentence(tmp_path: Path) -
     run(scenario())
 
 
+def test_a_subscription_that_was_refused_can_be_made_once_it_is_permitted(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text("h7:secret\n", encoding="utf-8")
+
+    def config(*subjects: str) -> str:
+        permitted = ", ".join(f'"{subject}"' for subject in ("forewarn.inbox.>", *subjects))
+        return users(f'{{user: "h7", password: "secret", permissions: {{subscribe: [{permitted}]}}}}')
+
+    async def scenario() -> None:
+        received: list[bytes] = []
+        doubts: list[str] = []
+        with NatsServer(tmp_path, config=config()) as server:
+            bus = await connect(server, credentials=str(tmp_path / "credentials"))
+            bus.subscribe_doubts(doubts.append)
+            for _ in range(3):
+                with pytest.raises(Refused, match=r"to subscribe to 'forewarn\.heartbeat'"):
+                    await bus.subscribe("forewarn.heartbeat", lambda message: received.append(message.payload))
+            server.kill()
+            server.configure(config("forewarn.heartbeat"))
+            server.start()
+            await wait_for(lambda: bus.is_connected and doubts == ["reconnected"])
+            await bus.subscribe("forewarn.heartbeat", lambda message: received.append(message.payload))
+            assert bus.problem == ""
+            for payload in (b"one", b"two"):
+                bus.publish("forewarn.heartbeat", payload)
+            await wait_for(lambda: b"two" in received)
+            assert received == [b"one", b"two"]
+            await bus.close()
+
+    run(scenario())
+
+
+def test_a_refused_subscription_does_not_refuse_others(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text("h7:secret\n", encoding="utf-8")
+    permitted = '["forewarn.inbox.>", "forewarn.host.h7"]'
+    config = users(f'{{user: "h7", password: "secret", permissions: {{subscribe: {permitted}}}}}')
+
+    async def scenario() -> None:
+        with NatsServer(tmp_path, config=config) as server:
+            bus = await connect(server, credentials=str(tmp_path / "credentials"))
+            with pytest.raises(Refused, match=r"to subscribe to 'forewarn\.host\.h8'"):
+                await bus.subscribe("forewarn.host.h8", lambda message: None)
+            await bus.subscribe("forewarn.host.h7", lambda message: message.respond(b"yes"))
+            assert await bus.request("forewarn.host.h7", b"?", timeout_s=5) == b"yes"
+            assert "forewarn.host.h8" in bus.problem
+            await bus.close()
+
+    run(scenario())
+
+
 def test_the_permissions_of_a_node_are_enough_for_it_and_for_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "service").write_text("service:s\n", encoding="utf-8")
     (tmp_path / "node").write_text("h7:n\n", encoding="utf-8")

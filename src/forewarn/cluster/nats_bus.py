@@ -82,8 +82,8 @@ class NatsBus:
     """A connection to NATS: implements `Bus`. It connects again by itself, for ever.
 
     Make it with `connect`, and end it with `close`. `problem` says what the server last did not permit, "" if nothing;
-    it stays until the end, and makes later calls of `subscribe` raise Refused. `name` is shown by the server, `inbox`
-    is the prefix of the subjects for answers. `max_payload_bytes` is the server's limit.
+    it stays until the server permits a subscription to the same subject. `name` is shown by the server, `inbox` is the
+    prefix of the subjects for answers. `max_payload_bytes` is the server's limit.
     """
 
     def __init__(self, settings: NatsSettings, *, name: str, inbox: str) -> None:
@@ -93,6 +93,7 @@ class NatsBus:
         self._client: Any = None
         self._subscriptions: dict[int, tuple[str, MessageHandler]] = {}
         self._client_subscriptions: dict[int, Any] = {}
+        self._refusals: dict[str, str] = {}  # subject that may not be subscribed to, in lower case → why
         self._doubt_handlers: list[DoubtHandler] = []
         self._outbox: deque[tuple[str, bytes]] = deque()
         self._has_mail = asyncio.Event()
@@ -161,18 +162,15 @@ class NatsBus:
         """Call the handler with each message to this subject, also after a reconnect, until unsubscribed.
 
         Errors of the handler are logged. Returns a function that unsubscribes; calling it twice is harmless. Raises
-        Refused if the server has refused this client something, now or before (`problem`). Without a connection, the
-        server is asked once there is one again.
+        Refused if the server does not permit this subscription; then there is none. Without a connection, the server is
+        asked once there is one again.
         """
+        refused_before = self._refusals.pop(subject.lower(), "")
         self._next_id += 1
         number = self._next_id
         self._subscriptions[number] = (subject, handler)
         if self._client is not None:
             await self._subscribe_client(number)
-        with suppress(NoAnswer):
-            await self.flush()
-        if self.problem:
-            raise Refused(self.problem)
 
         def unsubscribe() -> None:
             self._subscriptions.pop(number, None)
@@ -180,6 +178,13 @@ class NatsBus:
             if subscription is not None and not self._is_closing:
                 self._spawn(_unsubscribe(subscription))
 
+        with suppress(NoAnswer):
+            await self.flush()
+            if self.problem == refused_before:
+                self.problem = self._refusals.get(subject.lower(), "")
+        if refusal := self._refusals.get(subject.lower()):
+            unsubscribe()
+            raise Refused(refusal)
         return unsubscribe
 
     def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
@@ -301,10 +306,11 @@ class NatsBus:
         if _SUBSCRIPTION_VIOLATION in lowered or _PUBLISH_VIOLATION in lowered:
             verb = "subscribe to" if _SUBSCRIPTION_VIOLATION in lowered else "publish on"
             subject = text.rpartition(" to ")[2].strip('"')
-            self._note_problem(
-                f"NATS does not permit {self._name!r} to {verb} {subject!r}: give its user the permissions that "
-                "`forewarn cluster init` writes"
-            )
+            problem = f"NATS does not permit {self._name!r} to {verb} {subject!r}: give its user the permissions that "
+            problem += "`forewarn cluster init` writes"
+            if _SUBSCRIPTION_VIOLATION in lowered:
+                self._refusals[subject.lower()] = problem
+            self._note_problem(problem)
         elif "authorization violation" in lowered or "authentication" in lowered:
             self._fail(
                 Refused(f"NATS at {self._settings.url} does not accept the credentials of {self._name!r}: correct them")
