@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DOMAIN = "web-1"
+DEFINITION = "<domain><name>web-1</name><memory unit='MiB'>512</memory></domain>"
 NO_METADATA = 80
 OPERATION_INVALID = 55
 OPERATION_UNSUPPORTED = 84
@@ -79,6 +80,12 @@ class FakeDomain:
             raise libvirtError(OPERATION_UNSUPPORTED)
         return [moment.job]
 
+    def name(self) -> str:
+        return DOMAIN
+
+    def XMLDesc(self, _flags: int) -> str:
+        return DEFINITION
+
     def metadata(self, _kind: int, _namespace: str, which: int) -> str:
         moment = self._next_call()
         move = moment.live_move if which == 1 else moment.stored_move
@@ -88,10 +95,23 @@ class FakeDomain:
 
 
 class FakeConnection:
-    """A connection to a host that has one domain."""
+    """A connection to a host that has one domain; `is_closed` says whether it was closed."""
 
     def __init__(self, domain: FakeDomain) -> None:
         self._domain = domain
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def domainEventRegisterAny(self, _domain: None, _event: int, _callback: object, _opaque: None) -> None:
+        """Report no changes."""
+
+    def registerCloseCallback(self, _callback: object, _opaque: None) -> None:
+        """Never end by itself."""
+
+    def listAllDomains(self) -> list[FakeDomain]:
+        return [self._domain]
 
     def lookupByName(self, name: str) -> FakeDomain:
         assert name == DOMAIN
@@ -105,3 +125,6 @@ class FakeLibvirt:
     """The module."""
 
     libvirtError = libvirtError
+    VIR_DOMAIN_EVENT_ID_LIFECYCLE = 0
+    VIR_DOMAIN_XML_SECURE = 1
+    VIR_DOMAIN_XML_INACTIVE = 2

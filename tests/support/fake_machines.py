@@ -15,6 +15,7 @@ import msgspec
 
 from forewarn.core.observation import ObservedMachine, ObservedState, StateCause
 from forewarn.errors import Refused
+from forewarn.hypervisor.interface import ActNotTried
 from forewarn.hypervisor.machines.driver import (
     IN_MEMORY,
     FreeCapacity,
@@ -77,6 +78,7 @@ class FakeBehaviour:
     # operation, or "operation on host" → the sentence with which it is refused
     refused: dict[str, str] = field(default_factory=dict)
     unreachable: set[str] = field(default_factory=set)  # hosts
+    full_disk: bool = False  # the files that the driver keeps beside the service cannot be written
     silent_after: str = ""  # the operation after whose effect its host no longer answers; "": none
     can_fence: bool = False
     cpus: dict[str, str] = field(default_factory=dict)  # host → its CPU model
@@ -393,6 +395,8 @@ class FakeMachines:
 
     def _call(self, operation: str, host: str, effect: Callable[[], _T]) -> _T:
         is_disturbed = self._calls.before()
+        if self._hosts.behaviour.full_disk:
+            raise ActNotTried("a copy cannot be written")
         if host in self._hosts.behaviour.unreachable:
             raise HostUnreachable(f"{host} does not answer")
         for refused in (operation, f"{operation} on {host}"):

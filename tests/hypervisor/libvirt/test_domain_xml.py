@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forewarn.errors import Rejected
-from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
 from forewarn.hypervisor.libvirt.domain_xml import (
     DomainDisk,
     DomainInterface,
@@ -137,17 +134,3 @@ def test_an_emptied_volume_keeps_its_size_and_format_but_no_content() -> None:
 def test_the_directory_of_a_pool_is_empty_if_not_named() -> None:
     assert pool_directory("<pool><target><path>/images</path></target></pool>") == "/images"
     assert pool_directory("<pool/>") == ""
-
-
-def test_copies_of_definitions_of_oddly_named_vms_stay_apart(tmp_path: Path) -> None:
-    copies = DefinitionCopies(tmp_path / "definitions")
-    names = ["web-1", "..", ".", "a/b", "a%2Fb", "Ä", "", "%"]
-    for name in names:
-        copies.save("host", name, f"<{name}>")
-        copies.save(name, "vm", f"<host {name}>")
-    assert [copies.load("host", name) for name in names] == [f"<{name}>" for name in names]
-    assert [copies.load(name, "vm") for name in names] == [f"<host {name}>" for name in names]
-    assert [path.name for path in tmp_path.iterdir()] == ["definitions"]
-    copies.delete("host", "web-1")
-    copies.delete("host", "web-1")
-    assert copies.load("host", "web-1") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from forewarn.hypervisor.machines.driver import MachineState
 from tests.support.fake_machines import FakeBehaviour
 from tests.support.machine_acts import START, MachineSite, machine_act
@@ -263,6 +264,19 @@ def test_an_act_waits_for_a_silent_host_without_failing(site: MachineSite, verb:
     answer = site.perform(machine_act(verb), times=60)
     assert isinstance(answer, ActUnderWay)
     assert "host-1 does not answer" in answer.note
+
+
+def test_a_full_disk_of_the_service_is_not_taken_for_silence_of_a_host_that_is_observed(site: MachineSite) -> None:
+    async def scenario() -> None:
+        hypervisor = site.open()
+        site.behaviour.full_disk = True
+        try:
+            with pytest.raises(ActNotTried):
+                await hypervisor.observe("host-1")
+        finally:
+            await hypervisor.close()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("verb", [Verb.MIGRATE, Verb.REDEPLOY])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from forewarn.hypervisor.machines.driver import MachineState
 from tests.support.disturbed_calls import Disturbance, DisturbedCalls
 from tests.support.machine_acts import MachineSite, machine_act
@@ -32,6 +32,25 @@ def test_a_vm_that_a_given_up_freeze_paused_is_resumed(site: MachineSite) -> Non
     assert [entry.what for entry in site.hosts.log] == ["paused", "resumed", "off"]
     given_up = site.perform_until_done(machine_act(Verb.FREEZE))
     assert given_up == ActDone(ok=False, note="given up in favour of power-off EVENT-2:web-1")
+
+
+def test_a_vm_that_a_given_up_freeze_paused_is_resumed_although_the_disk_of_the_service_was_full(
+    site: MachineSite,
+) -> None:
+    assert isinstance(site.perform(machine_act(Verb.FREEZE), times=1), ActUnderWay)
+    site.behaviour.full_disk = True
+    with pytest.raises(ActNotTried):
+        site.perform(machine_act(Verb.POWER_OFF, event_id="EVENT-2"))
+    site.behaviour.full_disk = False
+    assert site.perform_until_done(machine_act(Verb.POWER_OFF, event_id="EVENT-2")).ok
+    assert [entry.what for entry in site.hosts.log] == ["paused", "resumed", "off"]
+
+
+def test_a_full_disk_of_the_service_is_not_taken_for_silence_of_the_host_that_a_vm_moved_to(site: MachineSite) -> None:
+    assert site.perform_until_done(machine_act(Verb.MIGRATE)).ok  # the service did not get to know this
+    site.behaviour.full_disk = True
+    with pytest.raises(ActNotTried):
+        site.perform(RESCUE)
 
 
 def test_a_migration_under_way_is_undone_before_the_vm_is_redeployed(site: MachineSite) -> None:

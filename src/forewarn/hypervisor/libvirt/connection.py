@@ -93,8 +93,9 @@ class LibvirtConnection:
     """The connection to one host's libvirt, opened by the first call, and again after it was lost.
 
     `on_change` is called in the event loop for each change that the host reports while a connection is open, and when
-    the connection is lost or found again. `on_open` is called in a thread for each new connection. `name` is the
-    fleet's name of the host, `host` its settings. Use it on one event loop.
+    the connection is lost or found again. `on_open` is called in a thread for each new connection, which is closed
+    again if it raises. `name` is the fleet's name of the host, `host` its settings; `connect` opens a session at a URI.
+    Use it on one event loop.
     """
 
     def __init__(
@@ -104,9 +105,11 @@ class LibvirtConnection:
         *,
         on_change: Callable[[DomainChange], None] = lambda _: None,
         on_open: Callable[[LibvirtSession], None] = lambda _: None,
+        connect: Callable[[str], LibvirtSession] = open_session,
     ) -> None:
         self.name = name
         self.host = host
+        self._connect = connect
         self._on_change = on_change
         self._on_open = on_open
         self._session: LibvirtSession | None = None
@@ -186,9 +189,13 @@ class LibvirtConnection:
                 loop.call_soon_threadsafe(self._forget_session)
 
         def work() -> LibvirtSession:
-            session = open_session(self.host.uri)
-            session.watch(lifecycle, closed)
-            self._on_open(session)
+            session = self._connect(self.host.uri)
+            try:
+                session.watch(lifecycle, closed)
+                self._on_open(session)
+            except BaseException:
+                _close_quietly(session)
+                raise
             return session
 
         try:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+from forewarn.hypervisor.interface import ActNotTried
 
 
 class DefinitionCopies:
     """Copies of VMs' definitions, and of other XML by name: files `HOST/NAME.xml` below a directory.
 
     They outlive the host. Without a directory (None), it keeps nothing. The files may contain passwords, so only their
-    owner can read them. Calls block.
+    owner can read them. Calls block. Methods raise ActNotTried if a file cannot be read, written or deleted, as on a
+    full disk: that is a problem of this machine, and not of the host.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -24,24 +28,25 @@ class DefinitionCopies:
 
         `host` "": the VM is on no host. `xml` is the XML of a domain, or of a volume, whose path is `vm` then. Does
         nothing without a directory, or if the XML is the same. If the machine crashes just then, the earlier one may
-        stay. Raises OSError if that fails.
+        stay. Raises ActNotTried.
         """
         if self._directory is None or self.load(host, vm) == xml:
             return
         path = _path(self._directory, host, vm)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(".new")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(xml)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        with _file_errors(path, "written"):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                file.write(xml)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
 
     def save_all(self, host: str, texts: Mapping[str, str]) -> None:
         """Keep these texts for a host, such as the XML of volumes, each under its name (the key).
 
         Replaces earlier ones, which may stay if the machine crashes just then. Does nothing without a directory. Raises
-        OSError if that fails; some may be saved then.
+        ActNotTried; some may be saved then.
         """
         for name, text in texts.items():
             self.save(host, name, text)
@@ -49,45 +54,62 @@ class DefinitionCopies:
     def load(self, host: str, vm: str) -> str | None:
         """Return what was last saved for a VM (or volume path) on a host.
 
-        None if nothing was, or without a directory. `host` "": of a VM that is on no host. Raises OSError if the file
-        cannot be read.
+        None if nothing was, or without a directory. `host` "": of a VM that is on no host. Raises ActNotTried.
         """
         if self._directory is None:
             return None
-        try:
-            return _path(self._directory, host, vm).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
+        path = _path(self._directory, host, vm)
+        with _file_errors(path, "read"):
+            try:
+                return path.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                return None
 
     def load_all(self, host: str) -> dict[str, str]:
         """Return everything that is kept for the host, such as the XML of domains and volumes, by name.
 
         Sorted by file name; {} if there is nothing, or no directory. `host` "": of VMs that are on no host. Raises
-        OSError if a file cannot be read.
+        ActNotTried.
         """
         if self._directory is None:
             return {}
-        found = sorted((self._directory / _file_name(host)).glob("*.xml"))
-        return {unquote(path.stem): path.read_text(encoding="utf-8") for path in found}
+        directory = self._directory / _file_name(host)
+        with _file_errors(directory, "read"):
+            return {unquote(path.stem): path.read_text(encoding="utf-8") for path in sorted(directory.glob("*.xml"))}
 
     def load_from_any_host(self, host: str, name: str) -> str | None:
         """Return what is kept under this name for the host, else for the first other host that has it.
 
         Other hosts are tried in the order of their names. None if no host has it, or without a directory. `host` "": of
-        VMs that are on no host. Raises OSError if the file cannot be read.
+        VMs that are on no host. Raises ActNotTried.
         """
         if (own := self.load(host, name)) is not None or self._directory is None:
             return own
-        found = sorted(self._directory.glob(f"*/{escape(_file_name(name))}.xml"))
-        return found[0].read_text(encoding="utf-8") if found else None
+        with _file_errors(self._directory, "read"):
+            found = sorted(self._directory.glob(f"*/{escape(_file_name(name))}.xml"))
+            return found[0].read_text(encoding="utf-8") if found else None
 
     def delete(self, host: str, vm: str) -> None:
         """Delete the copy for `vm` on `host`, if there is one ("": of a VM that is on no host).
 
-        Does nothing without a directory. Raises OSError if that fails.
+        Does nothing without a directory. Raises ActNotTried.
         """
         if self._directory is not None:
-            _path(self._directory, host, vm).unlink(missing_ok=True)
+            path = _path(self._directory, host, vm)
+            with _file_errors(path, "deleted"):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _file_errors(path: Path, participle: str) -> Iterator[None]:
+    """Raise ActNotTried instead of an OSError of the block: the copy at `path` cannot be `participle`."""
+    try:
+        yield
+    except OSError as error:
+        raise ActNotTried(
+            f"the copy {str(path)!r} of a VM's definition cannot be {participle} now ({error.strerror}): free some "
+            "space, or let the service use the file"
+        ) from error
 
 
 def _path(directory: Path, host: str, vm: str) -> Path:

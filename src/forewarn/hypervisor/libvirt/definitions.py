@@ -37,7 +37,7 @@ class DomainDefinitions:
 
     `copies` gets a copy of each definition that is read or given, which is used when its host does not answer, refuses
     or has lost the domain. Methods raise HostUnreachable if one of `hosts` does not answer, Refused with a sentence if
-    it refuses, and OSError if a copy cannot be written.
+    it refuses, and ActNotTried if a copy cannot be read or written.
     """
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
@@ -112,7 +112,7 @@ class DomainDefinitions:
     def kept_vms(self) -> dict[str, VmNeeds]:
         """Return, by name, what VMs need that were removed with their disks kept; only memory is known.
 
-        Definitions that cannot be read are left out. Asks no host.
+        Wrong definitions are left out. Asks no host.
         """
         needs = {}
         for vm, definition in self._copies.load_all("").items():
@@ -176,7 +176,7 @@ def copy_all_definitions(copies: DefinitionCopies, host: str, session: LibvirtSe
     """Copy the definition of each stored domain of the host, and the volumes of its ephemeral disks.
 
     `copies` keeps them under the name `host`. Volumes that libvirt cannot read now are left out. Blocks. Raises
-    LibvirtFailure if the host does not list its domains, OSError if a copy cannot be written.
+    LibvirtFailure if the host does not list its domains, ActNotTried if a copy cannot be written.
     """
     for domain in session.domains():
         if domain.is_stored:

@@ -1,7 +1,7 @@
 """Deletes the disks of a VM, empties them, or creates them again from their image.
 
 libvirt can do that only to volumes of its active storage pools: of an inactive one it does not know the volumes, which
-must not pass for deleted. The functions block.
+must not pass for deleted. The functions block, and raise ActNotTried if a copy cannot be read or written.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def require_new_disks(
     `volumes` has the XML of the disks on another host, by path: for those that this host does not have, saves that XML
     in `copies`, from which `empty_ephemeral_disks` creates them. Refused if the host lacks a disk whose XML neither
     `volumes` nor `copies` has, or if one is in no active storage pool. `paths` are the disks, `host` (also the name in
-    `copies`) and `vm` names. Blocks. Raises LibvirtFailure, and OSError if `copies` cannot be written.
+    `copies`) and `vm` names. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be written.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:

@@ -48,7 +48,7 @@ class LibvirtDriver:
     `hosts` has the settings by the fleet's names of the hosts, which ignore letter case; a VM is the domain of exactly
     its name. `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened
     before it is needed. Methods raise HostUnreachable if the host does not answer, Refused with a sentence if libvirt
-    refuses, and OSError if a copy of a definition cannot be written.
+    refuses, and ActNotTried if a copy of a definition cannot be read or written.
     """
 
     can_reimage = True

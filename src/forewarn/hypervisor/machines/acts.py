@@ -174,6 +174,8 @@ class MachineHypervisor:
             return act.from_host
         try:
             state = await self._driver.state(arrived_on, act.name)
+        except ActNotTried:
+            raise
         except Unavailable:
             note = f"{arrived_on}, to which {act.name} was moved, does not answer: waiting for it"
             return ActUnderWay(at=now + _RETRY_AFTER_S, note=note, waits_for_host=arrived_on)
@@ -350,6 +352,8 @@ class MachineHypervisor:
         if record.step in (Step.PAUSE, Step.HOLD, Step.RESUME, Step.RESET):
             try:
                 await self._operations.carry_out(record, Operation.RESUME, record.source, wait_s=0.0)
+            except ActNotTried:
+                raise
             except (Unavailable, Rejected) as error:
                 log.warning("VM %s could not be resumed after %s: %s", record.name, record.verb, full_message(error))
 
@@ -367,12 +371,15 @@ class MachineHypervisor:
         """Return what a host reports about its VMs, or, in `problem`, why it does not answer or refuses.
 
         `acting_on` has the keys of the VMs, on any host, of acts that have not ended and entered a step within the last
-        hour of real time; it is empty if the host does not answer. Raises ActNotTried if the journal cannot be read.
+        hour of real time; it is empty if the host does not answer. Raises ActNotTried if the journal or another file of
+        this machine cannot be used.
         """
         since = self._clock.now() - _GIVEN_UP_AFTER_S
         acting_on = self._journal.vms_acted_on(since)
         try:
             machines = await self._driver.observe(host)
+        except ActNotTried:
+            raise
         except ForewarnError as error:
             return HostObservation(host=host, problem=full_message(error))
         acting_on |= self._journal.vms_acted_on(since)

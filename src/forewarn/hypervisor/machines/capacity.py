@@ -32,7 +32,7 @@ class HostCapacityMonitor:
         self.vm_cpus: dict[str, str] = {}
         self._driver = driver
         self._interval_s = interval_s
-        self._silent: set[str] = set()
+        self._silent: set[str] = set()  # also "" while the VMs on no host are not known
         self._memory: dict[str, dict[str, int]] = {}  # host ("": none) → memory of each VM there
         self._cpus: dict[str, dict[str, str]] = {}  # host → CPU of each VM there that needs a fitting one
         self._can_run: dict[tuple[str, str, str], bool] = {}  # host, its CPU model, CPU of a VM
@@ -42,7 +42,7 @@ class HostCapacityMonitor:
     @property
     def silent_hosts(self) -> frozenset[str]:
         """Names of the hosts that did not answer, or refused, when they were last looked at."""
-        return frozenset(self._silent)
+        return frozenset(self._silent - {""})
 
     async def run(self) -> None:
         """Look at all hosts until cancelled, each on its own, so that a silent one delays no other.
@@ -66,19 +66,20 @@ class HostCapacityMonitor:
     async def refresh(self, host: str) -> None:
         """Look at one host now, and compare CPUs; "": at the VMs on no host. Raises nothing.
 
-        A host that does not answer, or refuses, becomes silent, and its free memory is not known any more; that is
-        logged when it begins. What its VMs need stays known.
+        A host that does not answer, refuses, or cannot be looked at because of this machine's disk becomes silent, and
+        its free memory is not known any more; that is logged when it begins. What its VMs need stays known.
         """
         try:
             if not host:
                 self._set_memory("", await self._driver.kept_vms())
+                self._silent.discard("")
                 return
             found = await self._driver.capacity(host)
         except ForewarnError as error:
             if host not in self._silent:
-                log.warning("what host %s has free is not known: %s", host, full_message(error))
-            if host:
-                self._silent.add(host)
+                subject = f"what host {host} has free" if host else "what VMs on no host need"
+                log.warning("%s is not known: %s", subject, full_message(error))
+            self._silent.add(host)
             self.free_mib.pop(host, None)
             return
         self._silent.discard(host)

@@ -88,8 +88,9 @@ class MachineDriver(Protocol):
 
     Every call raises HostUnreachable if the host does not answer within the driver's own timeout, and
     `forewarn.errors.Refused` with one sentence if the platform refuses the operation for good (no permission, no such
-    disk, the destination is full). A call that was lost or came too late must do no harm: each checks the state that
-    it needs, on the host, when it takes effect.
+    disk, the destination is full). It raises ActNotTried if a file that the driver keeps on this machine cannot be
+    used, as on a full disk. A call that was lost or came too late must do no harm: each checks the state that it needs,
+    on the host, when it takes effect.
     """
 
     can_reimage: bool  # whether `reimage` is possible; False: it always refuses
