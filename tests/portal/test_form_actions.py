@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
+from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import EventState
 from forewarn.core.fleet import HostHealth, PowerState
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
@@ -89,6 +91,16 @@ def test_the_preview_of_an_approval_says_what_the_event_waits_for(portal: Portal
     event = portal.world.store.events()[0]
     page = portal.get(f"{form_path('approve')}?event={event.id}")
     assert "waits for the other VMs on host h1" in page.text
+
+
+def test_the_preview_of_an_approval_says_that_a_recommendation_never_starts(
+    portal_of: Callable[..., PortalUser],
+) -> None:
+    """Spec §14.4."""
+    portal = portal_of(Policy(enablement=EnablementMode.ALWAYS, recommends_rebalancing=True))
+    [event] = portal.world.ask(RequestedOperation.RECOMMEND_REBALANCE, "spot")
+    page = portal.get(f"{form_path('approve')}?event={event.id}")
+    assert "SpotRebalanceRecommendation of spot never starts: an approval changes nothing." in page.text
 
 
 def test_a_form_withdraws_an_event_with_a_reason(portal: PortalUser) -> None:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.core.commit import Commit
+from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.fleet import HostHealth
 from forewarn.core.request import RequestedOperation, RolloutState
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
@@ -114,6 +115,17 @@ def test_a_missing_approval_needs_attention_shortly_before_the_start(fleet: Flee
     assert item["text"] == "1 event starts soon without an approval: Reboot of db."
     assert (item["is_urgent"], links(item)["Approve"]) == (False, f"/portal/forms/approve?event={event}")
     assert fleet.user.get("/portal/?as=json").json["attention_changes_at"] is None
+
+
+def test_a_rebalance_recommendation_needs_no_approval(api_of: Callable[..., Api]) -> None:
+    """Spec §14.4: it never starts, so an approval changes nothing."""
+    fleet = Fleet(api_of(Policy(enablement=EnablementMode.ALWAYS, recommends_rebalancing=True)))
+    fleet.polls("spot")
+    [event] = fleet.world.ask(RequestedOperation.RECOMMEND_REBALANCE, "spot")
+    fleet.deliver("spot", event.id)
+    assert attention(fleet.user) == {}
+    (upcoming,) = fleet.user.get("/portal/?as=json").json["upcoming"]
+    assert (upcoming["id"], upcoming["may_approve"], upcoming["may_withdraw"]) == (event.id, False, True)
 
 
 def test_a_failed_act_needs_attention_for_a_day(portal: PortalUser) -> None:

@@ -13,6 +13,7 @@ from forewarn.core.access import Right
 from forewarn.core.cause import Verb, verb_noun
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host, HostHealth
+from forewarn.core.lifecycle import awaits_approval
 from forewarn.core.request import MaintenanceRequest, RolloutState
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
 from forewarn.duration import duration_text
@@ -21,9 +22,8 @@ from forewarn.explain.polling import EventAwareness, can_still_prepare
 from forewarn.explain.status import rollout_title
 from forewarn.portal.context import PORTAL_PREFIX, PortalContext
 from forewarn.portal.event_index import RECENT_S, FailedAct
+from forewarn.portal.status_card import may_approve_event
 from forewarn.web.polling_report import ExpectedEvent, expected_events
-from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.routing import named_event
 from forewarn.web.views import BaseView
 from forewarn.wording import first_names
 
@@ -61,15 +61,6 @@ class AttentionReport(BaseView, frozen=True, kw_only=True):
 
     items: tuple[AttentionItem, ...]  # urgent ones first
     events_checked: int  # scheduled ones that the user may see: all, or of more than 200 the soonest 200
-
-
-def may_approve(context: PortalContext, event: Event) -> bool:
-    """Return whether the user has the right to approve an event, over each of its VMs.
-
-    The state of the event is not checked: it may be approved, started or over. Raises NotFound if the user may not see
-    the event.
-    """
-    return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
 
 
 def runs_platform(context: PortalContext) -> bool:
@@ -166,13 +157,13 @@ def _approval_items(
 ) -> Iterator[AttentionItem]:
     """Events whose VMs know of them, but have not approved them shortly before their start.
 
-    `is_cut`: there are later events than these.
+    Events without impact never start, so they are not among them. `is_cut`: there are later events than these.
     """
     latest = context.now() + APPROVAL_LEAD_S
     missing = [
         event
         for event in events
-        if event.approved_at is None
+        if awaits_approval(event)
         and event.not_before <= latest
         and can_still_prepare(event)
         and event.id not in unprepared
@@ -181,7 +172,7 @@ def _approval_items(
         return
     first = missing[0]
     links = [_page_link("Show event", f"/events/{first.id}") if len(missing) == 1 else _page_link("Show", "/timeline")]
-    if len(missing) == 1 and may_approve(context, first):
+    if len(missing) == 1 and may_approve_event(context, first):
         links.insert(0, _form_link("Approve", "approve", event=first.id))
     titles = [f"{event_kind_text(event)} of {join_names(event.vms)}" for event in missing[:4]]
     starts = "1 event starts" if len(missing) == 1 else f"{len(missing)} events start"

@@ -56,8 +56,8 @@ def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
     """Return one sentence, in a list, that says when an event would start if it were approved now.
 
     The path parameter `id` of the call is the event's id or a unique start of it of four characters or more, ignoring
-    letter case. If the event is approved or has started, the sentence says that nothing would change. Approves nothing.
-    Raises NotFound, or Refused if the event is over or several ids match.
+    letter case. If the event is approved, has started or has no impact, the sentence says that nothing would change.
+    Approves nothing. Raises NotFound, or Refused if the event is over or several ids match.
     """
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
@@ -71,6 +71,8 @@ def _describe_approval(context: RequestContext, scope: Scope, event: Event) -> l
     """Says when a scheduled event would start if it were approved now, or what it would wait for."""
     if event.approved_at is not None:
         return [f"{_event_title(event)} is already approved, by {event.approved_by}."]
+    if not event.rules.has_impact:
+        return [f"{_event_title(event)} never starts: an approval changes nothing."]
     now = context.now()
     wait = start_wait(scope, replace(event, approved_at=now), context.control.transactions.context_for(scope))
     early = f"{duration_text(event.not_before - now)} before its notice ends" if event.not_before > now else "at once"

@@ -19,7 +19,6 @@ from forewarn.explain.phrases import event_kind_text, join_names
 from forewarn.portal.attention import (
     AttentionItem,
     find_attention,
-    may_approve,
     next_attention_change,
     runs_platform,
 )
@@ -29,6 +28,7 @@ from forewarn.portal.heat_map import HeatMap, heat_map
 from forewarn.portal.notice_chart import CHART_SPANS, NoticeChart, notice_chart
 from forewarn.portal.rollout_index import EndEstimate, RolloutTracker
 from forewarn.portal.rollout_pages import PROGRESS_PARTS, ProgressPart
+from forewarn.portal.status_card import may_approve_event
 from forewarn.portal.timeline_chart import format_iso
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder
@@ -60,7 +60,7 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     request_id: str  # of its request, or the id of the fault that made it
     more: int  # events of the same request among the next ones that are left out after this one
     more_path: str  # where they are listed; "": there are none, or the user may not see it
-    may_approve: bool  # the user has the right, and it is not approved
+    may_approve: bool  # it awaits approval, and the user has the right
     may_withdraw: bool  # the user has the right
 
 
@@ -230,7 +230,6 @@ def _first_events(events: Iterable[Event]) -> list[tuple[Event, int]]:
 
 def _upcoming_event(context: PortalContext, views: ViewBuilder, event: Event, more: int) -> UpcomingEvent:
     wait = views.pending_wait(event)
-    is_scheduled = event.status is EventState.SCHEDULED
     return UpcomingEvent(
         id=event.id,
         label=_label(event, event.vms),
@@ -243,8 +242,8 @@ def _upcoming_event(context: PortalContext, views: ViewBuilder, event: Event, mo
         request_id=event.request_id,
         more=more,
         more_path=_request_path(context, event) if more else "",
-        may_approve=is_scheduled and event.approved_at is None and may_approve(context, event),
-        may_withdraw=is_scheduled and runs_platform(context),
+        may_approve=may_approve_event(context, event),
+        may_withdraw=event.status is EventState.SCHEDULED and runs_platform(context),
     )
 
 

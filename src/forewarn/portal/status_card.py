@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from forewarn.core.access import Right
 from forewarn.core.cause import verb_noun
 from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.lifecycle import awaits_approval
 from forewarn.core.release import WaitReason
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.explain.phrases import ending_text, event_kind_text, join_names, started_without_notice
@@ -46,7 +47,7 @@ def may_approve_event(context: RequestContext, event: Event) -> bool:
     An event awaits approval if it is scheduled and not approved; a recommendation, which has no impact, never does.
     Raises NotFound if the event awaits approval and the user may not see it.
     """
-    if event.status is not EventState.SCHEDULED or event.approved_at is not None or not event.rules.has_impact:
+    if not awaits_approval(event):
         return False
     return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
 
