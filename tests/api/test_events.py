@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from forewarn.core.decision import EnablementMode, Policy
 
 
 def test_live_events_are_listed_and_past_ones_on_demand(api: Any) -> None:
@@ -115,6 +118,14 @@ def test_the_pending_events_of_a_vm_host_or_rollout_are_approved_or_withdrawn(ap
     changed = api.post("/events/withdraw", {"host": "h2", "reason": "not today"})
     assert [(event["id"], event["reason"]) for event in changed["events"]] == [(web["id"], "not today")]
     assert api.post("/events/withdraw", {"host": "h2"}) == {"events": [], "scopes": [], "refused": []}
+
+
+def test_a_recommendation_is_not_among_the_events_of_a_vm_to_approve(api_of: Callable[..., Any]) -> None:
+    """Spec §14.4: it has no impact, so it cannot be approved."""
+    api = api_of(Policy(enablement=EnablementMode.ALWAYS, recommends_rebalancing=True))
+    api.post("/requests", {"ask": "recommend-rebalance", "vms": ["spot"]})
+    assert api.post("/events/approve", {"vm": "spot"})["events"] == []
+    assert len(api.post("/events/withdraw", {"vm": "spot"})["events"]) == 1
 
 
 def test_events_are_selected_by_ids_or_names(api: Any) -> None:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from forewarn.core.access import Right
 from forewarn.core.event import Event, EventState
+from forewarn.core.lifecycle import awaits_approval
 from forewarn.errors import Conflict, Rejected
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import classify_error
@@ -149,13 +150,14 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
 async def approve_events(context: RequestContext, call: HandlerCall, body: SelectedEventsBody) -> ChangedEventsView:
     """Approve several events, by their ids or all of a VM, host or rollout.
 
-    Names select scheduled events that are not approved. An event that cannot be approved, or that the caller may not
-    approve, is listed as refused; the others are approved, one after the other, each with a history entry (an event
-    without impact stays as it is). Stores the deliveries observed so far first, and returns after the reconciler has
-    done what is due. Raises Rejected without ids and names, or with both, NotFound or Refused for an unknown or
-    ambiguous name, and Unavailable if the store cannot be written: events before that stay approved.
+    Names select events that await approval: scheduled ones that have an impact and are not approved. An event that
+    cannot be approved, or that the caller may not approve, is listed as refused; the others are approved, one after the
+    other, each with a history entry (one without impact that the caller names by its id stays as it is). Stores the
+    deliveries observed so far first, and returns after the reconciler has done what is due. Raises Rejected without ids
+    and names, or with both, NotFound or Refused for an unknown or ambiguous name, and Unavailable if the store cannot
+    be written: events before that stay approved.
     """
-    ids = _selected_ids(context, body, lambda event: event.approved_at is None)
+    ids = _selected_ids(context, body, awaits_approval)
 
     async def approve(event_id: str) -> Event:
         for resource in named_event(context, HandlerCall(path_params={"id": event_id})):
