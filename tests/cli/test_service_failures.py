@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from forewarn.cli import completion
+from forewarn.cli.api_client import ApiClient, HttpAnswer
+from forewarn.cli.invocation import Invocation
 from forewarn.cli.service_address import SOCKET_NAME
 from forewarn.store import SqliteStore
 from forewarn.store.purpose import StorePurpose, mark_purpose
@@ -189,6 +193,31 @@ def test_completion_offers_the_names_of_the_service(lab: Any) -> None:
 def test_completion_without_a_service_offers_nothing(command: Any) -> None:
     arguments = {"_FOREWARN_COMPLETE": "bash_complete", "COMP_WORDS": "forewarn explain x", "COMP_CWORD": "2"}
     assert command("", **arguments).stdout.strip() == ""
+
+
+class SilentTransport:
+    """A service that does not answer; records how long each request would have waited."""
+
+    location = "in /nowhere"
+
+    def __init__(self) -> None:
+        self.timeouts_s: list[float] = []
+
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+        self.timeouts_s.append(timeout_s)
+        raise TimeoutError
+
+
+COMPLETIONS = [name for name in vars(completion) if name.endswith(("_names", "_ids", "_kinds"))]
+
+
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_completion_waits_for_a_service_that_hangs_for_two_seconds_only(name: str) -> None:
+    call, transport = Invocation(), SilentTransport()
+    call.api = ApiClient(transport)
+    context = click.Context(click.Command("test"), obj=call)
+    assert getattr(completion, name)(context, click.Argument(["name"]), "") == []
+    assert transport.timeouts_s == [2.0]
 
 
 def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback(tmp_path: Path) -> None:

@@ -79,6 +79,10 @@ def _grant_choices(api: ApiClient) -> list[tuple[str, str]]:
     return [(grant["id"], f"{grant['role']} of {grant['to_name']}") for grant in listed]
 
 
+def _node_choices(api: ApiClient) -> list[tuple[str, str]]:
+    return [(node["name"], node["role"]) for node in api.get("nodes", timeout_s=_TIMEOUT_S)["nodes"]]
+
+
 # For `shell_complete` of an argument: what the service has that begins with the typed text, ignoring letter case, each
 # with a help text; nothing if the service does not answer.
 vm_names = _complete_from(lambda api: [(vm["name"], vm["title_of_scope"]) for vm in _fleet_part(api, "vms")])
@@ -90,7 +94,7 @@ fault_ids = _complete_from(_fault_choices)
 fault_kinds = _complete_from(_fault_kind_choices)
 client_ids = _complete_from(_client_choices)
 grant_ids = _complete_from(_grant_choices)
-node_names = _complete_from(lambda api: [(node["name"], node["role"]) for node in api.get("nodes")["nodes"]])
+node_names = _complete_from(_node_choices)
 webhook_ids = _complete_from(_webhook_choices)
 explainable_names = _complete_from(_explainable_choices)
 
