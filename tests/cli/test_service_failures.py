@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,19 @@ def test_a_leftover_socket_is_no_service(command: Any) -> None:
     with ScriptedServer(ScriptedReply(), path=command.data / SOCKET_NAME):
         pass
     assert "start one with `forewarn up`" in command.refused("events", code=3)
+
+
+def test_a_service_that_accepts_no_more_connections_is_not_taken_for_a_stopped_one(command: Any) -> None:
+    path = str(command.data / SOCKET_NAME)
+    with socket.socket(socket.AF_UNIX) as hanging, socket.socket(socket.AF_UNIX) as waiting:
+        hanging.bind(path)
+        hanging.listen(0)
+        waiting.connect(path)  # fills the queue, from which nothing is accepted
+        message = command.refused("events", code=3)
+    assert message == (
+        f"the forewarn service in {command.data} accepts no connection now: try again, "
+        "and look at its log if this persists"
+    )
 
 
 def test_doctor_checks_the_machine_when_no_service_runs(command: Any) -> None:

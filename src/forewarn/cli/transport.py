@@ -46,9 +46,9 @@ class LocalTransport:
         """Send one request over a new connection and wait; returns the answer, also one with an error status.
 
         `method` is that of HTTP; `target` is path and query; `payload` is the body, JSON, None for none. Raises
-        ServiceNotRunning if nothing serves the socket or it belongs to another user, Rejected if its path is too long,
-        TimeoutError if the service is silent for `timeout_s` seconds of real time, OSError or HTTPException if the
-        connection fails later.
+        ServiceNotRunning if nothing serves the socket or it belongs to another user, Unavailable if the service accepts
+        no connection, Rejected if the socket's path is too long, TimeoutError if the service is silent for `timeout_s`
+        seconds of real time, OSError or HTTPException if the connection fails later.
         """
         connection = _UnixSocketConnection(self._data, self._not_running, timeout_s)
         return send_request(connection, method, target, payload, {})
@@ -75,6 +75,11 @@ class _UnixSocketConnection(http.client.HTTPConnection):
             raise ServiceNotRunning(
                 f"the forewarn service in {self._data} belongs to another user: run this as that user, "
                 "or choose another service with --data"
+            ) from error
+        except (BlockingIOError, TimeoutError) as error:  # it listens, but its queue of connections is full
+            raise Unavailable(
+                f"the forewarn service in {self._data} accepts no connection now: try again, "
+                "and look at its log if this persists"
             ) from error
         except OSError as error:
             if "too long" in str(error):
