@@ -12,10 +12,12 @@ from xml.etree import ElementTree
 
 from forewarn.core.cause import Cause
 from forewarn.core.commit import Commit
+from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Ending, Event, EventState
 from forewarn.core.request import RequestedOperation
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.protocol.document import Kind
 from forewarn.store.memory import MemoryStore
 from tests.portal.conftest import PortalUser
 from tests.support.world import LAB_POLICY, a_host, a_vm
@@ -145,6 +147,18 @@ def test_filters_narrow_the_timeline(portal: PortalUser) -> None:
     assert set(shown(portal, f"rollout={rollout}")) == {"Freeze of spot", "Freeze of web-1"}
     assert shown(portal, "vm=db&scope=web") == []
     assert shown(portal, "vm=&scope=&rollout=&kind=&state=all&span=") == shown(portal)
+
+
+def test_the_timeline_can_be_filtered_by_every_kind_of_event(portal_of: Callable[..., PortalUser]) -> None:
+    """Spec §14.4: a rebalance recommendation is an event of a kind of its own."""
+    portal = portal_of(Policy(enablement=EnablementMode.ALWAYS, recommends_rebalancing=True))
+    portal.world.ask(RequestedOperation.RECOMMEND_REBALANCE, "spot")
+    portal.api.restart_of("db")
+    found = {kind: shown(portal, f"kind={kind}") for kind in Kind}
+    assert {kind: titles for kind, titles in found.items() if titles} == {
+        Kind.REBOOT: ["Reboot of db"],
+        Kind.SPOT_REBALANCE: ["SpotRebalanceRecommendation of spot"],
+    }
 
 
 def test_invalid_filters_and_times_are_rejected_with_a_message(portal: PortalUser) -> None:

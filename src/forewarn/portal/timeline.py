@@ -37,6 +37,7 @@ from forewarn.portal.timeline_chart import (
     render_standalone_svg,
     window_around,
 )
+from forewarn.protocol.document import Kind
 from forewarn.web.context import RequestContext
 from forewarn.web.queries import event_lists_vm
 from forewarn.web.request_parsing import HandlerCall, StrictBody
@@ -48,7 +49,7 @@ _MAX_EVENTS_READ_FILTERED = 20_000  # if a filter, or what the user may see, lea
 _LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
 
 # The kinds and states that the page filters by, each with its label.
-KIND_LABELS = {kind: kind for kind in ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "unlisted")}
+KIND_LABELS = {kind: kind for kind in (*map(str, Kind), "unlisted")}
 STATE_LABELS = {"all": "all", "live": "not ended"}
 
 
