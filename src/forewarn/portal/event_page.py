@@ -19,6 +19,7 @@ from forewarn.core.scope import Scope, enable_scope
 from forewarn.explain.explanation import Explanation
 from forewarn.portal.export import ExportTable
 from forewarn.portal.pagination import PageQuery, items_on_page
+from forewarn.portal.request_page import request_page_path
 from forewarn.portal.status_card import EventStatusCard, event_status_card
 from forewarn.portal.timeline_chart import (
     LEGEND,
@@ -234,7 +235,7 @@ async def show_event_page(context: RequestContext, call: HandlerCall, query: Pag
         lane=event_row_for(views, event),
         faults=event.faults if context.can_see_everything() else (),
         gate=_gate_text(context, event),
-        request_path=_request_url(context, event),
+        request_path=request_page_path(context, event.request_id),
         vms=tuple(vms),
         more_vms=len(all_vms) - len(vms) if call.for_export else 0,
         page=query.page,
@@ -252,13 +253,6 @@ def _gate_text(context: RequestContext, event: Event) -> str:
         "the gate is closed" if gate.released_at is None else f"the gate opened at {format_iso(gate.released_at)}"
     )
     return f"together with the other VMs on host {gate.host}; {gate_text}"
-
-
-def _request_url(context: RequestContext, event: Event) -> str:
-    request = context.store.request(event.request_id)
-    if request is None or not context.visibility.can_see_request(request):
-        return ""
-    return f"/portal/{'rollouts' if request.rollout is not None else 'requests'}/{request.id}"
 
 
 def _event_vms(context: RequestContext, event: Event) -> Iterator[EventVmView]:

@@ -26,6 +26,7 @@ from forewarn.portal.context import PortalContext
 from forewarn.portal.filters import require_choice
 from forewarn.portal.heat_map import HeatMap, heat_map
 from forewarn.portal.notice_chart import CHART_SPANS, NoticeChart, notice_chart
+from forewarn.portal.request_page import request_page_path
 from forewarn.portal.rollout_index import EndEstimate, RolloutTracker
 from forewarn.portal.rollout_pages import PROGRESS_PARTS, ProgressPart
 from forewarn.portal.status_card import may_approve_event
@@ -241,17 +242,10 @@ def _upcoming_event(context: PortalContext, views: ViewBuilder, event: Event, mo
         waits_for=wait.text if wait is not None else "",
         request_id=event.request_id,
         more=more,
-        more_path=_request_path(context, event) if more else "",
+        more_path=request_page_path(context, event.request_id) if more else "",
         may_approve=may_approve_event(context, event),
         may_withdraw=event.status is EventState.SCHEDULED and runs_platform(context),
     )
-
-
-def _request_path(context: PortalContext, event: Event) -> str:
-    request = context.store.request(event.request_id)
-    if request is None or not context.visibility.can_see_request(request):
-        return ""
-    return f"/portal/{'rollouts' if request.rollout is not None else 'requests'}/{request.id}"
 
 
 def _current_event(context: PortalContext, event: Event, more: int) -> CurrentEvent:
@@ -267,7 +261,7 @@ def _current_event(context: PortalContext, event: Event, more: int) -> CurrentEv
         done=len(event.acts) - len(event.unfinished_acts),
         failed=len(event.failed_acts),
         more=more,
-        more_path=_request_path(context, event) if more else "",
+        more_path=request_page_path(context, event.request_id) if more else "",
     )
 
 

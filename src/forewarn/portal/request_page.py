@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from forewarn.core.event import Event, EventState
 from forewarn.core.request import RequestedOperation
 from forewarn.core.request_state import RequestState
+from forewarn.portal.context import PORTAL_PREFIX
 from forewarn.portal.export import ExportTable
 from forewarn.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.portal.pagination import PageNumber, items_on_page
@@ -155,6 +156,17 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         are lab time in ISO 8601. It does not say that events are left out.
         """
         return self.course.table()
+
+
+def request_page_path(context: RequestContext, request_id: str) -> str:
+    """Return the path of the page of a request, or of the rollout if it is one.
+
+    Returns "" if there is no such request, or the user may not see it.
+    """
+    request = context.store.request(request_id)
+    if request is None or not context.visibility.can_see_request(request):
+        return ""
+    return f"{PORTAL_PREFIX}/{'rollouts' if request.rollout is not None else 'requests'}/{request.id}"
 
 
 async def show_request_page(context: RequestContext, call: HandlerCall, query: RequestPageQuery) -> RequestPage:
