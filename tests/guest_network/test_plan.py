@@ -295,3 +295,17 @@ def test_a_program_that_is_not_installed_or_fails_is_named() -> None:
         run_program("no-such-program")
     with pytest.raises(Rejected, match=r"`cat /no/such/file` failed: .*cat: /no/such/file: No such file"):
         run_program("cat", "/no/such/file")
+
+
+def test_a_program_that_cannot_be_executed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "virsh").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "virsh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Rejected, match=r"`virsh list` cannot be run: Exec format error"):
+        run_program("virsh", "list")
+
+
+def test_the_output_of_a_program_may_be_in_another_encoding() -> None:
+    assert run_program("printf", r"caf\351") == "caf\N{REPLACEMENT CHARACTER}"
+    with pytest.raises(Rejected, match="failed: caf\N{REPLACEMENT CHARACTER}"):
+        run_program("sh", "-c", r"printf 'caf\351' >&2; exit 1")

@@ -27,9 +27,9 @@ _SO_NETNS_COOKIE = 71
 def run_program(name: str, *arguments: str, text: str = "") -> str:
     """Run a program, wait for its end, and return what it wrote to stdout; `text` is its input.
 
-    `name` is found on PATH or in the sbin directories; `arguments` are passed without a shell. Raises Rejected if it is
-    not installed, exits with another status than 0, or does not end within a minute, when it is killed; the message has
-    the first two lines of its errors.
+    `name` is found on PATH or in the sbin directories; `arguments` are passed without a shell. Bytes that are not UTF-8
+    are replaced in what it wrote. Raises Rejected if it is not installed, cannot be run, exits with another status than
+    0, or does not end within a minute, when it is killed; the message has the first two lines of its errors.
     """
     path = shutil.which(name) or shutil.which(name, path=os.pathsep.join(_MORE_DIRECTORIES))
     if path is None:
@@ -37,10 +37,12 @@ def run_program(name: str, *arguments: str, text: str = "") -> str:
     line = " ".join([name, *arguments])
     try:
         done = subprocess.run(
-            [path, *arguments], input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+            [path, *arguments], input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired as error:
         raise Rejected(f"`{line}` did not end within {_TIMEOUT_S:.0f} s: run it by hand to see why") from error
+    except OSError as error:
+        raise Rejected(f"`{line}` cannot be run: {error.strerror}") from error
     if done.returncode:
         errors = [error.strip() for error in done.stderr.splitlines() if error.strip()]
         raise Rejected(f"`{line}` failed: {'; '.join(errors[:2]) or f'exit code {done.returncode}'}")
