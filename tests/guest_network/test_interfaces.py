@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -126,6 +127,18 @@ def test_two_sources_may_describe_a_device_if_they_agree() -> None:
         combine_interfaces([tap, parse_option("web-1=tap0", Attachment.TAP)])
     with pytest.raises(Rejected, match="device tap0 of VM web-0 is described twice, with a different mac"):
         combine_interfaces([more, parse_option("web-0=tap0,mac=52:54:00:00:00:09", Attachment.TAP)])
+
+
+def test_a_device_that_an_option_names_too_is_not_left_to_libvirt() -> None:
+    """Only what libvirt or a file alone names may be left out, or be dropped by a later plan."""
+    tap = parse_option("web-0=tap-b", Attachment.TAP)
+    domain = vm_interface(parse_domain(DOMAIN).interfaces[2], {}, source="qemu:///system")
+    combined = combine_interfaces([tap, domain])
+    assert combined == combine_interfaces([domain, tap]) == (replace(domain, source=""),)
+    with pytest.raises(Rejected, match="the fleet has no VM 'web-0', which tap tap-b names"):
+        select_fleet_vms(NamedInterfaces(interfaces=combined), ["web-1"], ["qemu:///system"])
+    written = replace(tap, source="/etc/f.toml")
+    assert combine_interfaces([written, domain]) == (replace(domain, source="/etc/f.toml"),)
 
 
 def test_a_domain_has_ports_taps_and_interfaces_that_are_left_out() -> None:

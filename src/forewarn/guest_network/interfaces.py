@@ -183,9 +183,9 @@ def _checked_address(text: str, vm: str) -> str:
 def combine_interfaces(sources: Iterable[VmInterface]) -> tuple[VmInterface, ...]:
     """Return the interfaces of all sources, each device once, ordered by VM and device.
 
-    Two sources may describe the same device of the same VM, if they agree in what both say; a MAC, addresses, a mark or
-    a source that the first leaves out is taken from the second. Raises Rejected if they contradict each other, also in
-    tap or port, or if one device belongs to two VMs.
+    Two sources may describe the same device of the same VM, if they agree in what both say; a MAC, addresses or a mark
+    that the first leaves out is taken from the second. Its source is the first of them, but "" if one is an option.
+    Raises Rejected if they contradict each other, also in tap or port, or if one device belongs to two VMs.
     """
     combined: dict[str, VmInterface] = {}
     for interface in sources:
@@ -208,5 +208,5 @@ def _merge(first: VmInterface, second: VmInterface) -> VmInterface:
         mac=first.mac or second.mac,
         addresses=first.addresses or second.addresses,
         mark=first.mark or second.mark,
-        source=first.source or second.source,
+        source=first.source if second.source else "",
     )
