@@ -16,6 +16,7 @@ from forewarn.conformance.store_rows import (
 )
 from forewarn.conformance.store_suite import StoreSuite
 from forewarn.core.commit import Commit
+from forewarn.core.event import EventState
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict
 from forewarn.store.interface import Store
@@ -103,7 +104,7 @@ class StoreHistoryTests(StoreSuite):
         """
 
         async def scenario(store: Store) -> None:
-            first, started = sample_delivery("E"), sample_delivery("E", status="Started")
+            first, started = sample_delivery("E"), sample_delivery("E", status=EventState.STARTED.value)
             other = sample_delivery("F", "web-1")
             await store.record_observations([], [first, replace_fields(first, at=99.0), other])
             await store.record_observations([], [started, replace_fields(first, at=98.0)])
@@ -122,15 +123,16 @@ class StoreHistoryTests(StoreSuite):
 
         async def scenario(store: Store) -> None:
             late, early = sample_delivery("E", at=1_700_000_000.1234567), sample_delivery("Z", at=19.25)
-            same_time = [sample_delivery("F", vm, status=status) for vm in "ba" for status in ("s2", "s1")]
+            statuses = (EventState.SCHEDULED.value, EventState.STARTED.value)
+            same_time = [sample_delivery("F", vm, status=status) for vm in "ba" for status in reversed(statuses)]
             await store.record_observations([], [late, *same_time])
             await store.record_observations([], [early, sample_delivery("E", "b", version="2017-08-01", incarnation=9)])
             seen = [(delivery.event_id, delivery.vm, delivery.status) for delivery in store.deliveries()]
             assert seen == [
-                ("Z", "web-0", "Scheduled"),
-                ("E", "b", "Scheduled"),
-                *(("F", vm, status) for vm in "ab" for status in ("s1", "s2")),
-                ("E", "web-0", "Scheduled"),
+                ("Z", "web-0", EventState.SCHEDULED),
+                ("E", "b", EventState.SCHEDULED),
+                *(("F", vm, status) for vm in "ab" for status in statuses),
+                ("E", "web-0", EventState.SCHEDULED),
             ]
             assert store.deliveries()[-1] == late
 

@@ -89,13 +89,13 @@ def sample_history_entry(text: str, **facts: Any) -> HistoryEntry:
 
 
 def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDelivery:
-    """Return the record that a poll at 20.0 showed the event to the VM, with the status `Scheduled`.
+    """Return the record that a poll at 20.0 showed the event to the VM, with the status SCHEDULED.
 
     `vm` is used as the VM's key. `facts` sets or replaces fields by name.
     """
     given: dict[str, Any] = {
         "scope_id": SAMPLE_SCOPE_ID,
-        "status": "Scheduled",
+        "status": EventState.SCHEDULED.value,
         "version": "2020-07-01",
         "incarnation": 2,
     }
