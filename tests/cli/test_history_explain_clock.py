@@ -1,9 +1,14 @@
 """The commands history, explain and clock."""
 
+import json
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from forewarn.cli.api_client import ApiClient, HttpAnswer
+from forewarn.cli.follow import Snapshot, follow
+from forewarn.cli.invocation import Invocation
 from forewarn.cli.output import column_widths
 
 
@@ -14,6 +19,42 @@ def test_the_history_is_shown_oldest_first_and_can_be_filtered(lab: Any) -> None
     assert "published   Reboot of web scheduled" in lines[-1]
     assert len(lab.good("history", "--limit", "1").splitlines()) == 1
     assert lab.good("history", "--vm", "db-0") == "The history has no such entries.\n"
+
+
+class LongHistory:
+    """A service whose history has `length` entries, numbered from 1, all of one request."""
+
+    location = "in /nowhere"
+
+    def __init__(self, length: int) -> None:
+        self.length, self.calls = length, 0
+
+    def send(self, method: str, target: str, payload: bytes | None, timeout_s: float) -> HttpAnswer:
+        self.calls += 1
+        query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
+        first = int(query["after"]) + 1
+        last = min(self.length, first + int(query["limit"]) - 1)
+        entries = [{"at": 0, "what": "noted", "who": "", "text": f"entry {n}"} for n in range(first, last + 1)]
+        return HttpAnswer(200, json.dumps({"entries": entries, "seq": last}).encode(), 0.0)
+
+
+@pytest.mark.parametrize("length", [3, 500, 1_000, 1_700])
+def test_following_prints_every_entry_also_of_something_that_is_over(
+    length: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = Invocation()
+    call.api = ApiClient(LongHistory(length))
+    over = Snapshot(view={"id": "r1"}, is_over=True, renderable="")
+    assert follow(call, lambda: over, entries_of={"request": "r1"}) == {"id": "r1"}
+    printed = [line.rpartition("entry ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [str(number) for number in range(1, length + 1)]
+
+
+def test_following_quietly_does_not_read_all_entries_of_something_that_is_over() -> None:
+    call, history = Invocation(), LongHistory(10_000)
+    call.api = ApiClient(history)
+    follow(call, lambda: Snapshot(view={}, is_over=True, renderable=""), entries_of={"request": "r1"}, quiet=True)
+    assert history.calls == 1
 
 
 def test_pruning_shows_how_many_entries_are_deleted(lab: Any) -> None:

@@ -70,29 +70,35 @@ def follow(
 
     `take_snapshot` asks the service for its state: first, whenever there are new entries, and at least every 10 s (1 s
     on a terminal). Prints the history entries that match `entries_of`, past and new, oldest first, at most 500 before
-    each snapshot and 500 at the end, unless `quiet` or --json. A terminal shows each snapshot but the last in a live
-    area, which is erased at the end. Raises the errors of the API and of `take_snapshot`; Ctrl-C raises
+    each snapshot and the rest at the end, unless `quiet` or --json. A terminal shows each snapshot but the last in a
+    live area, which is erased at the end. Raises the errors of the API and of `take_snapshot`; Ctrl-C raises
     KeyboardInterrupt.
     """
+    quiet = quiet or call.output.as_json
     interval_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
     with live_area(call) as area:
-        seq = _print_new_entries(call, 0, wait_s=0, quiet=quiet, entries_of=entries_of)
+        page = _print_new_entries(call, 0, wait_s=0, quiet=quiet, entries_of=entries_of)
         while True:
             snapshot = take_snapshot()
             # An entry written after the snapshot ends the next wait at once, so no change is missed.
             if snapshot.is_over:
-                _print_new_entries(call, seq, wait_s=0, quiet=quiet, entries_of=entries_of)
+                is_more = not quiet
+                while is_more:
+                    page = _print_new_entries(call, page["seq"], wait_s=0, quiet=quiet, entries_of=entries_of)
+                    is_more = len(page["entries"]) == _ENTRIES_PER_PAGE
                 return snapshot.view
             area.show(snapshot.renderable)
-            seq = _print_new_entries(call, seq, wait_s=interval_s, quiet=quiet, entries_of=entries_of)
+            page = _print_new_entries(call, page["seq"], wait_s=interval_s, quiet=quiet, entries_of=entries_of)
 
 
-def _print_new_entries(call: Invocation, seq: int, *, wait_s: int, quiet: bool, entries_of: HistoryFilter) -> int:
-    """Print the entries after number `seq`; returns the number of the latest entry."""
+def _print_new_entries(
+    call: Invocation, seq: int, *, wait_s: int, quiet: bool, entries_of: HistoryFilter
+) -> JsonObject:
+    """Print a page of the entries after number `seq` unless `quiet`, and return it."""
     page = wait_for_entries(call, seq, wait_s=wait_s, entries_of=entries_of)
-    if page["entries"] and not quiet and not call.output.as_json:
+    if page["entries"] and not quiet:
         print_entries(call, page["entries"], call.api.now())
-    return int(page["seq"])
+    return page
 
 
 def print_entries(call: Invocation, entries: list[JsonObject], now: float) -> None:
