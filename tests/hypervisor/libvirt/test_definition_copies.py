@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from forewarn.errors import Refused
 from forewarn.hypervisor.interface import ActNotTried
 from forewarn.hypervisor.libvirt.connection import LibvirtConnection, LibvirtHost
 from forewarn.hypervisor.libvirt.definition_copies import DefinitionCopies
@@ -16,6 +17,7 @@ from forewarn.hypervisor.libvirt.domain_xml import MovedDomain
 from forewarn.hypervisor.libvirt.driver import LibvirtDriver
 from forewarn.hypervisor.libvirt.session import LibvirtSession
 from forewarn.hypervisor.machines.capacity import HostCapacityMonitor
+from forewarn.hypervisor.machines.driver import VmNeeds
 from tests.support.fake_libvirt import DEFINITION, FakeConnection, FakeDomain, FakeLibvirt, Moment
 
 
@@ -103,6 +105,16 @@ def test_copies_that_cannot_be_read_do_not_end_the_watching_of_capacity(
         assert monitor.vm_mib == {"web-1": 512}
 
     asyncio.run(scenario())
+
+
+def test_a_vm_on_no_host_keeps_its_disks_and_definition_unless_they_are_to_be_deleted(tmp_path: Path) -> None:
+    disk = "<devices><disk type='file' device='disk'><source file='/images/root.raw'/></disk></devices>"
+    DefinitionCopies(tmp_path).save("", "web-1", DEFINITION.replace("</domain>", f"{disk}</domain>"))
+    driver = LibvirtDriver({}, tmp_path)
+    asyncio.run(driver.remove("", "web-1", delete_disks=False))
+    assert asyncio.run(driver.kept_vms()) == {"web-1": VmNeeds(memory_mib=512)}
+    with pytest.raises(Refused, match="the settings name no host that could delete its disks"):
+        asyncio.run(driver.remove("", "web-1", delete_disks=True))
 
 
 def copies_file(directory: Path, host: str, vm: str) -> Path:

@@ -203,11 +203,12 @@ class LibvirtDriver:
 
         With `delete_disks`, deletes its disks first, but no CD-ROMs and the like, and no read-only and shareable ones;
         Refused if one of them is in no active storage pool of the host. Without, a copy of its definition stays for its
-        next start. A `host` of "" is a VM that is on no host: any host that has its disks deletes them, even without
-        `delete_disks`. Raises HostUnreachable, or Refused in any other state.
+        next start. A `host` of "" is a VM that is on no host: with `delete_disks`, any host that has its disks deletes
+        them; without, nothing is done. Raises HostUnreachable, or Refused in any other state.
         """
         if not host:
-            await self._definitions.delete_disks_everywhere(vm)
+            if delete_disks:
+                await self._definitions.delete_disks_everywhere(vm)
             return
 
         def work(session: LibvirtSession) -> None:

@@ -171,7 +171,7 @@ class MachineDriver(Protocol):
         """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
 
         With `delete_disks`, the disks are deleted before the host forgets the VM, so that a repeated call finishes it.
-        For a VM that is on no host, because it was removed with its disks kept, `host` is "": the disks are deleted.
+        For a VM that is on no host, because it was removed with its disks kept, `host` is "": only the disks are left.
         Raises HostUnreachable, or Refused in any other state.
         """
 
