@@ -337,6 +337,18 @@ def test_only_a_crash_during_the_event_may_have_lost_deliveries() -> None:
     ]
 
 
+def test_other_entries_about_the_service_are_no_restarts() -> None:
+    entries = [
+        service("control passed from started-1 to stopped-2, term 2, after 3.4 s", NOON + 5),
+        service("service stopped", NOON + 10),
+        service("PostgreSQL has lost commits", NOON + 20),
+        service("service started, version 1", NOON + 70),
+    ]
+    lines = event_explanation(an_event(), facts_at(NOON + 300, entries=entries)).lines
+    (restart,) = [line.text for line in lines if "again" in line.text]
+    assert restart == "the service started again, 1 min after it stopped"
+
+
 def test_the_gate_and_skipped_vms_come_from_the_history() -> None:
     event = an_event(cause=Cause.PLATFORM_REBOOT, host="h1", status=EventState.STARTED, started_at=NOON + 900)
     entries = [

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
+SERVICE_STARTED = "service started"  # the beginning of the entry of a service that starts: explanations look for it
+SERVICE_STOPPED = "service stopped"  # the entry of a service that stops; one that crashes leaves none
+
 
 class EntryKind(StrEnum):
     """What a history entry is about. The values are stored, and `forewarn history` shows them.

@@ -15,7 +15,7 @@ from forewarn.core.cause import verb_noun
 from forewarn.core.decision import Policy
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import PowerState, Vm, VmCondition
-from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.history import SERVICE_STARTED, SERVICE_STOPPED, EntryKind, EventDelivery, HistoryEntry
 from forewarn.core.release import StartWait
 from forewarn.core.scope import Scope, hours_text
 from forewarn.duration import duration_text
@@ -237,12 +237,15 @@ def _history_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]
 def _service_restart_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]:
     """Restarts of the service meanwhile. A crash loses the deliveries of the last second or two."""
     end = event.over_at if event.over_at is not None else facts.now
-    # The texts of `service.wiring`: "service started, …" and "service stopped".
-    service_entries = [entry for entry in facts.entries if entry.what is EntryKind.SERVICE]
-    for before, entry in zip([None, *service_entries], service_entries, strict=False):
-        if "started" not in entry.text or not event.published_at < entry.at <= end:
+    starts_and_stops = [
+        entry
+        for entry in facts.entries
+        if entry.what is EntryKind.SERVICE and entry.text.startswith((SERVICE_STARTED, SERVICE_STOPPED))
+    ]
+    for before, entry in zip([None, *starts_and_stops], starts_and_stops, strict=False):
+        if entry.text.startswith(SERVICE_STOPPED) or not event.published_at < entry.at <= end:
             continue
-        if before is not None and "stopped" in before.text:
+        if before is not None and before.text.startswith(SERVICE_STOPPED):
             yield ExplanationLine(
                 at=entry.at, text=f"the service started again, {duration_text(entry.at - before.at)} after it stopped"
             )

@@ -28,7 +28,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.decision import DecisionContext, EnablementMode
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.history import SERVICE_STARTED, SERVICE_STOPPED, EntryKind, HistoryEntry
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import ForewarnError
 from forewarn.hypervisor.interface import Hypervisor
@@ -107,7 +107,7 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
         storage = ServiceStorage(
             store=store,
             clock=_open_clock(settings, store),
-            started_text=f"service started, version {__version__}, process {os.getpid()}",
+            started_text=f"{SERVICE_STARTED}, version {__version__}, process {os.getpid()}",
             cluster=await open_cluster_control(stack, settings) if settings.bus else None,
         )
         control, supervisors = await open_control(stack, settings, directory, storage)
@@ -124,7 +124,7 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
             await metrics_server.start(metrics_sockets[0])
             stack.push_async_callback(metrics_server.close)
         yield service
-        await write_service_entry(control, "service stopped")
+        await write_service_entry(control, SERVICE_STOPPED)
 
 
 async def open_control(
