@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn.control.webhooks import WebhookSpec
 from forewarn.core.health import CheckKind, CheckOutcome, HealthCheck
@@ -71,6 +72,18 @@ def test_a_rollout_that_a_check_pauses_is_sent_with_the_reason(delivery: Any, re
     assert resumed["data"]["by"] == "bob"
     assert resumed["data"]["text"] == f"rollout {request.id} resumed by bob"
     assert resumed["eventTime"] == "2026-01-05T12:01:00.000000Z", at
+
+
+def test_the_words_of_a_check_do_not_make_a_paused_rollout_a_waiting_one(
+    delivery: Any, receiver: WebhookReceiver
+) -> None:
+    delivery.hook(receiver, rollouts=True)
+    name = "shop publishes nothing for now"
+    start(delivery, replace(ROLLOUT, checks=(replace(SHOP, name=name),)))
+    delivery.prober.coming[name] = [CheckOutcome.BAD]
+    delivery.world.advance(60)
+    delivery.deliver(receiver, 3)
+    assert statuses(receiver) == ["paused"]
 
 
 def test_a_rollout_that_waits_for_an_unclear_check_is_sent_too(delivery: Any, receiver: WebhookReceiver) -> None:

@@ -24,7 +24,7 @@ from forewarn.duration import duration_text
 from forewarn.errors import Rejected
 from forewarn.wording import first_clauses
 
-PUBLISHES_NOTHING = "publishes nothing for now"  # in the history entry of a rollout whose checks are unclear
+PUBLISHES_NOTHING = "publishes nothing for now"  # after `rollout ID` in the entry of one whose checks are unclear
 _MAX_NAMED_FAILURES = 3  # more failed VMs are counted instead of named
 BusyDomains = dict[str, int]  # scope id → the update domain that this rollout is working on there
 

@@ -74,7 +74,8 @@ def rollout_message(entry: HistoryEntry, request: MaintenanceRequest | None) -> 
 def _status(entry: HistoryEntry, progress: RolloutState) -> RolloutNotice:
     match entry.what:
         case EntryKind.PAUSED:
-            return RolloutNotice.WAITING if PUBLISHES_NOTHING in entry.text else RolloutNotice.PAUSED
+            is_waiting = entry.text.startswith(f"rollout {entry.request_id} {PUBLISHES_NOTHING}")
+            return RolloutNotice.WAITING if is_waiting else RolloutNotice.PAUSED
         case EntryKind.RESUMED:
             return RolloutNotice.RESUMED
         case EntryKind.STOPPED:  # these two states are final, so the state of now is that of the entry
