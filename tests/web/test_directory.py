@@ -14,6 +14,7 @@ from forewarn.core.resource_ids import (
     scale_set_resource_id,
     vm_resource_id,
 )
+from forewarn.errors import NotFound
 from forewarn.web import directory as directory_module
 from forewarn.web.directory import FleetDirectory, ResourceIndex, natural_sort_key
 from tests.support.world import World, a_vm
@@ -65,6 +66,23 @@ def test_a_group_is_the_most_common_one_only_while_it_has_vms() -> None:
     world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("a"),)), who="ann"))
     assert directory.most_common_group() is None
     assert directory.subscriptions() == set()
+    directory.close()
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "suggested"),
+    [("sub/b/web-0", "web-0"), ("sub/a/web-10", "web-10"), ("sub/a/db", "")],
+    ids=["the same name in another group", "a name that is less similar", "no similar name"],
+)
+def test_the_most_similar_name_of_a_visible_vm_is_suggested(visible: str, suggested: str) -> None:
+    vms = [("web-0", "a"), ("web-0", "b"), ("web-10", "a"), ("db", "a")]
+    world = World(vms=[a_vm(name, resource_group=group, host="") for name, group in vms])
+    directory = FleetDirectory(world.store)
+    with pytest.raises(NotFound) as caught:
+        directory.find("web-00", lambda vm: vm.key == visible)
+    expected = f": did you mean {suggested!r}?" if suggested else ""
+    assert str(caught.value) == f"VM 'web-00' does not exist{expected}"
     directory.close()
     world.close()
 

@@ -28,6 +28,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 NaturalSortKey = tuple[list[str | int], str]  # from natural_sort_key
 VmPredicate = Callable[[Vm], bool]  # whether a caller may see the VM
 _MAX_NAMES_TO_SUGGEST = 5_000  # in a larger fleet a search for similar names takes too long
+_MAX_SIMILAR_NAMES = 3  # that are tried, if the VMs of the most similar one are not visible
 _MAX_NAME_LENGTH = 200  # characters; no VM has a longer name
 _MAX_VMS_AT_ONCE = 100  # VMs of a commit that are indexed before other work; takes a millisecond
 _TURN_S = 0.005  # real time
@@ -345,13 +346,13 @@ class FleetDirectory:
         return found[0]
 
     def _suggestion(self, name: str, is_visible: VmPredicate) -> str:
-        """A question with the most similar visible name; empty in a large fleet."""
+        """A question with the most similar name of a visible VM; empty in a large fleet."""
         known = (
             self._index.keys if len(self._index.keys) <= _MAX_NAMES_TO_SUGGEST and len(name) <= _MAX_NAME_LENGTH else {}
         )
-        close = get_close_matches(name.strip().casefold(), known, n=1, cutoff=0.75)
-        vm = self.store.vm(min(known[close[0]])) if close else None
-        return f": did you mean {vm.name!r}?" if vm is not None and is_visible(vm) else ""
+        close = get_close_matches(name.strip().casefold(), known, n=_MAX_SIMILAR_NAMES, cutoff=0.75)
+        vms = (self.store.vm(key) for similar in close for key in sorted(known[similar]))
+        return next((f": did you mean {vm.name!r}?" for vm in vms if vm is not None and is_visible(vm)), "")
 
     def _matching(self, name: str, keys: dict[str, set[str]], is_visible: VmPredicate) -> list[Vm]:
         wanted = name.strip().strip("/").casefold()
