@@ -8,7 +8,8 @@ import pytest
 
 from forewarn.conformance.store_rows import sample_history_entry
 from forewarn.core.commit import Commit
-from forewarn.errors import Unavailable
+from forewarn.core.scope import Scope
+from forewarn.errors import Conflict, Unavailable
 from forewarn.store import AppliedCommit, MemoryStore
 
 
@@ -57,6 +58,22 @@ def test_a_crash_after_the_commit_keeps_it_for_the_next_process() -> None:
             await store.commit(entry_commit("a"))
         assert applied == []
         assert [entry.text for entry in store.copy().history()] == ["a"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("after", "applied"), [(0, True), (1, False), (1, True)])
+def test_a_write_that_fails_by_itself_leaves_the_injected_failure_for_a_later_one(after: int, applied: bool) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        store.fail_next(Crash(), after=after, applied=applied)
+        with pytest.raises(Conflict):
+            await store.commit(Commit(scopes=(Scope(id="x", version=7),)))
+        for number in range(after):
+            await store.save("clock", str(number).encode())
+        with pytest.raises(Crash):
+            await store.save("clock", b"last")
+        assert store.failed_writes() == 1
 
     asyncio.run(scenario())
 

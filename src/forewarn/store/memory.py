@@ -65,8 +65,9 @@ class MemoryStore(Store):
         """Let `after` more writes of any kind succeed, then make one raise `error`.
 
         That write has no effect; with `applied` it takes effect but still raises, as when a process dies between the
-        commit and the answer. Either way no subscriber is notified. Calls queue up: a second one counts its `after`
-        from this failure.
+        commit and the answer. A write that fails by itself, such as by a Conflict, does not count, and leaves the
+        ordered failure for a later one. Either way no subscriber is notified. Calls queue up: a second one counts its
+        `after` from this failure.
         """
         self._failures.append(_InjectedFailure(error=error, writes_before=after, applied=applied))
 
@@ -383,21 +384,18 @@ class MemoryStore(Store):
     def _write(self, apply: Callable[[], Row]) -> Row:
         if not self._is_open:
             raise Unavailable("the store is closed and accepts no writes: open it again")
-        failure = self._next_failure()
+        failure = self._failures[0] if self._failures else None
         if failure is None:
             return apply()
+        if failure.writes_before:
+            result = apply()
+            failure.writes_before -= 1  # not for a write that has failed by itself
+            return result
         if failure.applied:
             apply()
+        self._failures.pop(0)
         self._failed += 1
         raise failure.error
-
-    def _next_failure(self) -> _InjectedFailure | None:
-        if not self._failures:
-            return None
-        if self._failures[0].writes_before == 0:
-            return self._failures.pop(0)
-        self._failures[0].writes_before -= 1
-        return None
 
 
 def _matching(rows: Iterable[Row], **conditions: str | None) -> list[Row]:
