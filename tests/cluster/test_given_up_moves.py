@@ -12,7 +12,7 @@ from random import Random
 from msgspec.structs import replace
 
 from forewarn.cluster.bus import NoAnswer, Subjects
-from forewarn.cluster.messages import ActOrder, OrderReport, decode_order, encode_bus_message
+from forewarn.cluster.messages import ActOrder, OrderReport, encode_bus_message
 from forewarn.cluster.move_settlements import MoveSettlements
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
 from forewarn.core.cause import Cause, Verb
@@ -24,6 +24,7 @@ from forewarn.hypervisor.moves import MoveHandover, MoveRelease, MoveStep, StepR
 from forewarn.store.memory import MemoryStore
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support.cluster_world import ClusterWorld, run_cluster
+from tests.support.memory_bus import decode_order
 from tests.support.world import a_host, a_vm
 
 HOST_NAMES = ("h1", "h2", "h3", "h4")

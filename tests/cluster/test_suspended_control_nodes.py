@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from forewarn.cluster.bus import NoAnswer, Subjects
-from forewarn.cluster.messages import OrderReport, decode_order, encode_bus_message
+from forewarn.cluster.messages import OrderReport, encode_bus_message
 from forewarn.cluster.move_settlements import MoveSettlements
 from forewarn.cluster.node_registry import NodeRegistry, NodeSilence
 from forewarn.cluster.remote_hypervisor import ClusterView, RemoteHypervisor
@@ -18,6 +18,7 @@ from forewarn.store.memory import MemoryStore
 from tests.simulation.virtual_loop import VirtualTimeLoop
 from tests.support import cluster_world
 from tests.support.cluster_world import ClusterWorld, run_cluster
+from tests.support.memory_bus import decode_order
 from tests.support.world import a_host, a_vm
 
 HOSTS = [a_host("h1"), a_host("h2")]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from forewarn.cluster.bus import BusMessage, DoubtHandler, MessageHandler, NoAnswer, NoResponders
+from forewarn.cluster.messages import ActOrder, decode_to_host
 from forewarn.errors import Refused
 
 _MIN_DELAY_S = 0.0005
@@ -221,6 +222,13 @@ class MemoryBus:
     async def close(self) -> None:
         self.is_closed = True
         self._broker.forget(self)
+
+
+def decode_order(payload: bytes) -> ActOrder:
+    """The order in a message to a host node; any other message fails."""
+    order = decode_to_host(payload)
+    assert isinstance(order, ActOrder)
+    return order
 
 
 def _matches(pattern: str, subject: str) -> bool:

@@ -316,17 +316,6 @@ def decode_to_host(payload: bytes) -> ToHost:
     return cast(ToHost, _decode(ToHost, payload))
 
 
-def decode_order(payload: bytes) -> ActOrder:
-    """Decode an order that the active control node sent to a host node.
-
-    Raises Rejected if the payload cannot be read, or is another request, such as `ListVms`.
-    """
-    order = _decode(ToHost, payload)
-    if not isinstance(order, ActOrder):
-        raise Rejected("a message on the bus is no order")
-    return order
-
-
 def decode_order_reply(payload: bytes) -> OrderReport | OrderRefused:
     """Decode a host node's reply to an `ActOrder`.
 
