@@ -50,7 +50,7 @@ def tells_of_lost_commits(text: str) -> bool:
 def write_lost_commits(copy: Path, lost: LostCommits) -> None:
     """Remember a loss in a file beside the copy, unless one of the same record is remembered already.
 
-    `copy` is the path of the copy's SQLite file. The contents are synced to disk. Raises OSError.
+    `copy` is the path of the copy's SQLite file. The file and its name are durable on return. Raises OSError.
     """
     if read_lost_commits(copy, lost.record_id) is not None:
         return
@@ -60,6 +60,11 @@ def write_lost_commits(copy: Path, lost: LostCommits) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(copy.with_name(copy.name + _SUFFIX))
+    directory = os.open(copy.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)  # the name too: the caller deletes the copy that shows the loss next
+    finally:
+        os.close(directory)
 
 
 def read_lost_commits(copy: Path, record_id: str) -> LostCommits | None:
