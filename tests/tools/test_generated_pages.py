@@ -23,8 +23,13 @@ def test_the_reference_of_the_command_line_has_a_section_for_every_command() -> 
     assert sections == [path for path, _ in all_commands(forewarn, "forewarn")][1:]
 
 
+# How the help of an option begins that says what the option is like, and not what it does.
+_FRAGMENT = re.compile(r"(With --\S+: )?(such|not|what|seed|probe|outside|name of|the|an?)\b", re.IGNORECASE)
+
+
 def test_every_option_of_the_command_line_says_what_it_does() -> None:
     for path, command in all_commands(forewarn, "forewarn"):
         for option in command.params:
             is_hidden = getattr(option, "hidden", False) or option.param_type_name == "argument"
-            assert is_hidden or getattr(option, "help", None), f"{path} {option.opts}"
+            text = getattr(option, "help", None) or ""
+            assert is_hidden or (text and not _FRAGMENT.match(text)), f"{path} {option.opts}: {text}"

@@ -61,15 +61,27 @@ def _json_value(arguments: Sequence[str]) -> str:
 
 
 @click.group("crash-test", cls=_CrashTestGroup, invoke_without_command=True, subcommand_metavar="-- HANDLER…")
-@click.option("--profile", type=_PROFILE, default="maintenance", show_default=True, help="What the handler is for.")
+@click.option(
+    "--profile", type=_PROFILE, default="maintenance", show_default=True, help="Choose what the handler is for."
+)
 @click.option("--claims", type=click.Path(path_type=Path), help="Read what it claims to do (TOML).")
 @click.option("--only", metavar="CASE|AREA,…", default="", help="Run only these cases or areas.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random times in a run.")
-@click.option("--prepared", metavar="COMMAND", default="", help="Probe that succeeds once the handler has prepared.")
-@click.option("--recovered", metavar="COMMAND", default="", help="Probe that succeeds once the application works.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Choose the random times of a run: the same seed gives the same ones.",
+)
+@click.option(
+    "--prepared", metavar="COMMAND", default="", help="Run this probe, which succeeds once the handler has prepared."
+)
+@click.option(
+    "--recovered", metavar="COMMAND", default="", help="Run this probe, which succeeds once the application works."
+)
 @click.option("--endpoint-env", metavar="VAR", default="", help="Give the URL in this variable; use no namespaces.")
 @click.option("--attach", metavar="ADDRESS:PORT", default="", help="Listen here for a handler that runs elsewhere.")
-@click.option("--vm", metavar="NAME", default="web-0", show_default=True, help="With --attach: name of its VM.")
+@click.option("--vm", metavar="NAME", default="web-0", show_default=True, help="With --attach: give its VM this name.")
 @click.option(
     "--lab-time", type=click.FloatRange(0.1, 100), default=1.0, metavar="FACTOR", help="Speed up the service's clock."
 )
@@ -172,7 +184,9 @@ def explain(call: Invocation, case_id: str) -> None:
 
 
 @crash_test.command()
-@click.option("--profile", type=_PROFILE, default="maintenance", show_default=True, help="What the handler is for.")
+@click.option(
+    "--profile", type=_PROFILE, default="maintenance", show_default=True, help="Choose what the handler is for."
+)
 @click.option("--ask", is_flag=True, help="Ask what the handler does.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write this new file instead.")
 def claims(profile: str, ask: bool, output: Path | None) -> None:

@@ -148,7 +148,12 @@ def _selection_options(function: CommandFunction) -> CommandFunction:
         click.option(
             "--host", metavar="HOST", shell_complete=host_names, help="Select all pending events of this host."
         ),
-        click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="Select those of this rollout."),
+        click.option(
+            "--rollout",
+            metavar="ROLLOUT",
+            shell_complete=rollout_ids,
+            help="Select all pending events of this rollout.",
+        ),
     )
     for option in reversed(options):
         function = option(function)

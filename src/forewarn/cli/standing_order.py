@@ -25,7 +25,14 @@ def standing_order() -> None:
 
 
 @standing_order.command("set")
-@click.option("--within", "within_s", type=duration, required=True, metavar="DURATION", help="Such as 30d.")
+@click.option(
+    "--within",
+    "within_s",
+    type=duration,
+    required=True,
+    metavar="DURATION",
+    help="Visit each host at least once in this time, such as 30d.",
+)
 @click.option(
     "--impact",
     type=click.Choice(["update", "migrate", "reboot"]),
@@ -37,7 +44,9 @@ def standing_order() -> None:
     "--at-once", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Visit N hosts at once."
 )
 @click.option("--window", "windows", multiple=True, metavar="WINDOW", help="Start only in this window; repeatable.")
-@click.option("--blackout", "blackouts", multiple=True, metavar="DATES", help="Not on these days; repeatable.")
+@click.option(
+    "--blackout", "blackouts", multiple=True, metavar="DATES", help="Keep windows closed on these days; repeatable."
+)
 @click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Give this much notice.")
 @service_command
 def set_order(

@@ -29,7 +29,9 @@ def _vm_options(function: CommandFunction) -> CommandFunction:
     options = (
         click.argument("name", metavar="VM", shell_complete=vm_names),
         click.option("--netns", metavar="PATH|NAME", help="Join this network namespace, unchanged."),
-        click.option("--no-vnet", is_flag=True, help="Outside a virtual network: find the endpoint by DHCP."),
+        click.option(
+            "--no-vnet", is_flag=True, help="Run it outside a virtual network: it finds the endpoint by DHCP."
+        ),
         click.option("--isolated", is_flag=True, help="Allow no network except the service, even with pasta."),
         click.option(
             "--grace",
