@@ -129,10 +129,10 @@ def matching_entries(
     limit: int,
     newest: bool = True,
 ) -> list[HistoryEntry]:
-    """Return at most `limit` history entries that match the filter, oldest first, visible to the caller or not.
+    """Return at most `limit` history entries that match the filter, oldest first, also invisible ones.
 
-    The bounds are those of `read_history`. Fewer than `limit` means that there are no more. Show none before
-    `Visibility.visible_entries` has chosen.
+    The bounds are those of `read_history`. Fewer than `limit` means that there are no more. Pass them through
+    `Visibility.visible_entries` before a caller is shown any.
     """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)
