@@ -17,7 +17,7 @@ from typing import Any
 
 from forewarn.cluster.host_facts import HostFacts
 from forewarn.cluster.host_projection import vms_by_host
-from forewarn.cluster.messages import HostFact, HostScope, OrderReport, decode_order, decode_order_reply
+from forewarn.cluster.messages import HostFact, HostScope, OrderReport, decode_order_reply
 from forewarn.core.event import EventState
 from forewarn.errors import ForewarnError
 from forewarn.hypervisor.ledger import EffectLedger
@@ -38,7 +38,7 @@ from tests.simulation.cluster_schedule import (
 )
 from tests.simulation.invariants import Violation
 from tests.support.cluster_world import ChangingTerm, ClusterWorld, ControlNode, MemoryTerms, RunningNode, run_cluster
-from tests.support.memory_bus import BusFaults, MemoryBus
+from tests.support.memory_bus import BusFaults, MemoryBus, decode_order
 from tests.support.world import a_host, a_vm
 
 NEVER_BACK = "a VM is never shown an older document, or another one with the same incarnation"
