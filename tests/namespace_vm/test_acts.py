@@ -220,3 +220,38 @@ def test_a_restarted_supervisor_finishes_an_interrupted_act(lab: Lab) -> None:
     assert "the VM was started again" in lab.service.outcome("web-0", "half")["note"]
     assert lab.boots()[1][4] == "ephemeral=0"
     assert len(lab.boots()) == 2
+
+
+@pytest.mark.parametrize("lines", [1, 2], ids=["interrupted", "finished"])
+@pytest.mark.parametrize("verb", ["evict", "delete", "power-off", "deallocate"])
+def test_a_shutdown_that_a_killed_supervisor_had_begun_is_performed_again(lab: Lab, verb: str, lines: int) -> None:
+    """The VM was started again meanwhile, so it would go on running although the service counts it as down."""
+    os.kill(lab.child.pid, signal.SIGKILL)
+    lab.child.wait()
+    entries = [{"act": "half", "verb": verb}, {"act": "half", "ok": True, "note": ""}]
+    with (lab.service.directory_of("web-0") / "journal.jsonl").open("a") as journal:
+        journal.writelines(json.dumps(entry) + "\n" for entry in entries[:lines])
+
+    lab.run()
+    lab.wait_for_boots(2)
+    lab.service.order("web-0", verb, act="half")
+
+    result = lab.service.outcome("web-0", "half")
+    assert (result["ok"], result["state"]) == (True, "down")
+    if verb in ("evict", "delete"):
+        assert lab.child.wait(timeout=30) == 0
+
+
+def test_a_supervisor_empties_the_disk_of_an_interrupted_deallocation_only_once(lab: Lab) -> None:
+    os.kill(lab.child.pid, signal.SIGKILL)
+    lab.child.wait()
+    with (lab.service.directory_of("web-0") / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"act": "half", "verb": "deallocate"}) + "\n")
+
+    for boots in (2, 3):
+        lab.run()
+        lab.wait_for_boots(boots)
+        os.kill(lab.child.pid, signal.SIGKILL)
+        lab.child.wait()
+
+    assert [boot[4] for boot in lab.boots()] == ["ephemeral=0", "ephemeral=0", "ephemeral=2"]

@@ -1,7 +1,7 @@
 """Executes the service's acts on the VM, each act once and one at a time.
 
-An act that is over is answered from the journal; an act in progress is not started again. An act that ends the
-program ends a freeze first.
+An act that is over is answered from the journal; an act in progress is not started again. A shutdown by an earlier
+supervisor is executed again, because the VM has started since. An act that ends the program ends a freeze first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from forewarn.namespace_vm import messages
-from forewarn.namespace_vm.act_journal import VmActJournal, VmActOutcome
+from forewarn.namespace_vm.act_journal import SHUTDOWN_VERBS, VmActJournal, VmActOutcome
 from forewarn.namespace_vm.machine import DOWN, Machine, empty_directory
 from forewarn.namespace_vm.messages import JsonMessage, VmActOrder, VmDescription
 
@@ -26,16 +26,20 @@ SendMessage = Callable[[JsonMessage], Awaitable[None]]  # to the service; drops 
 
 
 def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
-    """Record every act that a killed supervisor left unfinished as a success in the journal.
+    """Record every act that a killed supervisor left unfinished as over, so that none stays unfinished.
 
-    The VM died with that supervisor and is about to start again, so no act is repeated. If the verb of an act is one
-    that empties the ephemeral disk (WIPING_VERBS: redeploy, reimage, evict, delete, deallocate), empties the VM's
-    ephemeral directory first. OSError if the journal or the disk cannot be written.
+    The VM died with that supervisor and is about to start again. So most acts count as successes and are not repeated,
+    but the outcome of a shutdown (evict, delete, power-off, deallocate) is forgotten: if the service repeats the order,
+    the VM is shut down. If the verb of an act is one that empties the ephemeral disk (WIPING_VERBS: redeploy, reimage,
+    evict, delete, deallocate), empties the VM's ephemeral directory first. OSError if the journal or the disk cannot be
+    written.
     """
     for act, verb in journal.unfinished.items():
         if verb in WIPING_VERBS:
             empty_directory(vm.ephemeral)
         journal.finish(act, VmActOutcome(ok=True, note=_RESTARTED_NOTE))
+        if verb in SHUTDOWN_VERBS:
+            journal.forget_outcome(act)
 
 
 class VmActExecutor:

@@ -1,7 +1,8 @@
 """The supervisor's journal of acts, on disk.
 
 An act is written before its effect and again after it, so that a supervisor that was killed and started again
-repeats nothing and knows which act it left unfinished.
+repeats nothing and knows which act it left unfinished. Only shutdowns are repeated if they are ordered again: a new
+supervisor starts the VM, which undoes them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+SHUTDOWN_VERBS = frozenset({"evict", "delete", "power-off", "deallocate"})  # the VM is down after them
 _MAX_OUTCOMES = 256  # kept when a journal is opened: the service asks only about recent acts
 
 
@@ -28,7 +30,8 @@ class VmActJournal:
     """The journal of the acts on one VM: which began, and how they ended; durable in the file `path`.
 
     Making it reads the file, or creates it and its directory, and rewrites it with all unfinished acts and the latest
-    256 outcomes; lines that are incomplete or not JSON are dropped. OSError if it cannot be read or written. Only one
+    256 outcomes; lines that are incomplete or not JSON are dropped. The outcomes of shutdowns (SHUTDOWN_VERBS) by an
+    earlier process are dropped too, because the VM starts again. OSError if it cannot be read or written. Only one
     process may have it open; `close` it at the end.
     """
 
@@ -36,7 +39,10 @@ class VmActJournal:
         self._begun: dict[str, str] = {}
         self._outcomes: dict[str, VmActOutcome] = {}
         for entry in _read_entries(path):
+            verb = self._begun.get(entry["act"])
             self._apply_entry(entry)
+            if verb in SHUTDOWN_VERBS:
+                self.forget_outcome(entry["act"])
         self._file = _rewrite_file(path, self._compacted_entries())
 
     @property
@@ -72,6 +78,13 @@ class VmActJournal:
         entry = {"act": act, **asdict(outcome)}
         self._apply_entry(entry)
         self._write(entry)
+
+    def forget_outcome(self, act: str) -> None:
+        """Forget how the act with this id ended, so that it is executed if it is ordered again.
+
+        Does nothing if it has no outcome. The file keeps the outcome, but the next process drops that of a shutdown.
+        """
+        self._outcomes.pop(act, None)
 
     def close(self) -> None:
         """Close the journal's file, after which nothing can be recorded; call it only once."""
