@@ -131,9 +131,10 @@ _MAX_FOLDER_NAME = 120  # of the 255 bytes that file systems allow
 
 
 def event_folder_name(key: str) -> str:
-    """Return a safe folder name for the key of an event, another one for each key: a server may send any id.
+    """Return a safe folder name for the key of an event, another one for each key.
 
-    It is the key, quoted like a part of a URL, or its SHA-256 in hex if that is longer than 120 characters.
+    A server may send any text as id. The name is the key, quoted like a part of a URL, or its SHA-256 in hex if that is
+    longer than 120 characters.
     """
     name = quote(key, safe="#").replace(".", "%2E")
     return name if len(name) <= _MAX_FOLDER_NAME else sha256(key.encode("utf-8", "replace")).hexdigest()
