@@ -61,6 +61,21 @@ def test_a_joined_namespace_has_the_service_and_is_restored_afterwards(
     assert user_namespace.describe() == before
 
 
+def test_a_namespace_that_cannot_be_set_up_is_restored(service: FakeSupervisorServer, run: Run) -> None:
+    """The kernel lets a loopback with so small an MTU come up, but gives it no address."""
+    other_device = "ip link add one type veth peer name two; ip addr add 10.9.9.9/24 dev one; ip link set one up"
+    namespace = UserNamespace(f"ip link set lo mtu 60; {other_device}")
+    try:
+        before = namespace.describe()
+        result = run("web-0", "--netns", namespace.path, "--", "true")
+        after = namespace.describe()
+    finally:
+        namespace.close()
+
+    assert (result.returncode, "cannot be joined" in result.stderr) == (2, True), result.stderr
+    assert after == before
+
+
 def test_a_namespace_where_another_program_listens_is_refused(service: FakeSupervisorServer, run: Run) -> None:
     serve = "import socket, time; s = socket.create_server(('', 80)); print('ready', flush=True); time.sleep(1000)"
     taken = UserNamespace(f"exec {sys.executable} -c {shlex.quote(serve)}")

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Protocol
 
@@ -95,7 +96,7 @@ class JoinedNetwork:
     """A network namespace of the user: gets loopback and 169.254.169.254, the endpoint, if missing.
 
     Creating it sets loopback up and adds the address to loopback in the current namespace, each only if needed; OSError
-    if the kernel refuses. `restore` takes away again what was added.
+    if the kernel refuses, after what was changed is undone. `restore` takes away again what was added.
     """
 
     address = METADATA_ADDRESS
@@ -103,6 +104,14 @@ class JoinedNetwork:
 
     def __init__(self) -> None:
         self._restore_actions: list[Callable[[], None]] = []
+        try:
+            self._set_up()
+        except OSError:
+            with suppress(OSError):  # the first error says what is wrong
+                self.restore()
+            raise
+
+    def _set_up(self) -> None:
         if not _is_up("lo"):
             self._bring_up_loopback()  # first: with loopback down, any address seems to be local
         if _is_local_address(METADATA_ADDRESS):
