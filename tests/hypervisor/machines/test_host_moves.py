@@ -220,6 +220,36 @@ def test_a_migration_that_does_not_end_in_time_is_stopped_and_undone(tmp_path: P
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_release_waits_for_a_source_that_does_not_let_its_mark_be_read(tmp_path: Path, is_silent: bool) -> None:
+    async def run() -> None:
+        nodes = TwoNodes(tmp_path, migration_s=math.inf)
+        nodes.hosts.add(SOURCE, "web-1")
+        act = machine_act(Verb.MIGRATE)
+        prepared = await nodes.order(act, MoveStep.PREPARE, MoveHandover(definition=b"web-1"))
+        await nodes.node(SOURCE).perform_step(act, MoveStep.RELEASE, prepared.handover, nodes.now)
+        await nodes.close()
+        (tmp_path / f"{SOURCE}.db").unlink()  # the mark on the VM says that it is being sent
+        if is_silent:
+            nodes.hosts.behaviour.unreachable.add(SOURCE)
+        else:
+            nodes.hosts.behaviour.refused["read_mark"] = "permission denied"
+        report = await nodes.node(SOURCE).perform_step(act, MoveStep.RELEASE, prepared.handover, nodes.now)
+        answer = report.answer
+        assert isinstance(answer, ActUnderWay)
+        assert (answer.note, answer.waits_for_host) == (
+            ("host-1 does not answer", SOURCE) if is_silent else ("permission denied", "")
+        )
+        nodes.hosts.behaviour.unreachable.clear()
+        nodes.hosts.behaviour.refused.clear()
+        nodes.hosts.behaviour.migration_s = 0.0
+        released = await nodes.order(act, MoveStep.RELEASE, prepared.handover)
+        assert released.handover.release is MoveRelease.SENT
+        await nodes.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("is_sending", [False, True])
 def test_a_release_that_was_withdrawn_is_never_given(tmp_path: Path, is_sending: bool) -> None:
     async def run() -> None:

@@ -150,6 +150,18 @@ def test_a_frozen_vm_on_a_host_that_cannot_be_looked_at_for_a_while_is_resumed(s
     assert site.hosts.states("web-1") == {"host-1": MachineState.RUNNING}
 
 
+@pytest.mark.parametrize("verb", [Verb.FREEZE, Verb.REBOOT, Verb.MIGRATE])
+def test_an_act_waits_for_a_host_that_refuses_to_be_read_when_it_begins(site: MachineSite, verb: Verb) -> None:
+    site.behaviour.refused["read_mark"] = "host-1 is not in the settings"
+    answer = site.perform(machine_act(verb), times=3)
+    assert isinstance(answer, ActUnderWay)
+    assert answer.note == "host-1 is not in the settings"
+
+    del site.behaviour.refused["read_mark"]
+
+    assert site.perform_until_done(machine_act(verb)).ok
+
+
 def test_a_vm_that_runs_on_one_host_is_not_started_on_another(site: MachineSite) -> None:
     site.hosts.add("host-1", "web-2", MachineState.OFF)
     first = machine_act(Verb.START, vm="web-2", from_host="", to_host="host-1")

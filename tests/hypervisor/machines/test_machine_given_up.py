@@ -90,6 +90,17 @@ def test_a_vm_that_had_left_the_failed_host_moves_from_where_it_is(site: Machine
     assert site.hosts.states("web-1") == {"host-3": MachineState.RUNNING}
 
 
+def test_a_redeploy_waits_for_a_host_that_refuses_to_say_whether_the_vm_had_moved_there(site: MachineSite) -> None:
+    assert site.perform_until_done(machine_act(Verb.MIGRATE)).ok  # the service did not get to know this
+    site.behaviour.refused["state on host-2"] = "permission denied"
+    answer = site.perform(RESCUE, times=3)
+    assert isinstance(answer, ActUnderWay)
+    assert answer.note == "it is not known whether web-1 still runs on host-2, to which it was moved: permission denied"
+    site.behaviour.refused.clear()
+    assert site.perform_until_done(RESCUE).ok
+    assert site.hosts.states("web-1") == {"host-3": MachineState.RUNNING}
+
+
 def test_a_redeploy_waits_until_it_is_certain_where_a_given_up_migration_left_the_vm(site: MachineSite) -> None:
     site.behaviour.migration_s = math.inf
     site.perform(machine_act(Verb.MIGRATE), times=1)

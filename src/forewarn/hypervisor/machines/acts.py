@@ -20,7 +20,7 @@ from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 from forewarn.hypervisor.machines.capacity import HostCapacityMonitor
 from forewarn.hypervisor.machines.driver import IN_MEMORY, HostUnreachable, MachineDriver, MachineState
 from forewarn.hypervisor.machines.host_moves import HostMoves
-from forewarn.hypervisor.machines.in_place import first_step, in_place_after_refusal, next_in_place
+from forewarn.hypervisor.machines.in_place import first_step, immediate_end, in_place_after_refusal, next_in_place
 from forewarn.hypervisor.machines.journal import MachineJournal
 from forewarn.hypervisor.machines.move import move_after_refusal, next_move
 from forewarn.hypervisor.machines.operations import HostFencer, MachineOperations
@@ -119,10 +119,10 @@ class MachineHypervisor:
         """Advance the act for about `perform_wait_s` of real time, or return its recorded outcome.
 
         A host that does not answer makes the act wait, and some acts fail at last; the note of ActUnderWay says what it
-        waits for. While another call for this VM runs, it only returns ActUnderWay, or the recorded outcome. An earlier
-        act on the VM that was given up is ended first, which may make this one wait, too. Raises ActNotTried if the
-        journal cannot be used, and Refused if a host refuses to be read when the act begins, as one that is not in the
-        settings. `now` is lab time.
+        waits for. So does one that refuses to be read, as one that is not in the settings. While another call for this
+        VM runs, it only returns ActUnderWay, or the recorded outcome. An earlier act on the VM that was given up is
+        ended first, which may make this one wait, too. Raises ActNotTried if the journal, or another file of this
+        machine, cannot be used. `now` is lab time.
         """
         record = self._journal.find(act.id)
         if record is not None and record.ok is not None:
@@ -140,8 +140,8 @@ class MachineHypervisor:
 
         A step takes effect at most once; `given` is what the hosts have handed over so far. Takes about
         `perform_wait_s` of real time, and reports ActUnderWay if the step is not over then. While another call for this
-        VM runs, it only returns that the step is under way. Raises ActNotTried if the journal cannot be used, Refused
-        if the source refuses to be read when a release begins. `now` is lab time.
+        VM runs, it only returns that the step is under way. Raises ActNotTried if the journal, or another file of this
+        machine, cannot be used. `now` is lab time.
         """
         if act.vm in self._busy:
             return StepReport.of(ActUnderWay(at=now + _RETRY_AFTER_S))
@@ -179,6 +179,9 @@ class MachineHypervisor:
         except Unavailable:
             note = f"{arrived_on}, to which {act.name} was moved, does not answer: waiting for it"
             return ActUnderWay(at=now + _RETRY_AFTER_S, note=note, waits_for_host=arrived_on)
+        except Rejected as error:
+            note = f"it is not known whether {act.name} still runs on {arrived_on}, to which it was moved: "
+            return ActUnderWay(at=now + _RETRY_AFTER_S, note=note + full_message(error))
         return arrived_on if state in IN_MEMORY else act.from_host
 
     async def _begin(self, act: Act, source: str, now: float) -> MachineActRecord:
@@ -293,7 +296,7 @@ class MachineHypervisor:
 
     async def _next_decision(self, record: MachineActRecord, seen: Observation | Wait | None) -> Decision:
         if seen is None:
-            return _immediate_end(record, can_reimage=self._driver.can_reimage) or await self._begin_or_adopt(record)
+            return immediate_end(record, can_reimage=self._driver.can_reimage) or await self._begin_or_adopt(record)
         if isinstance(seen, Wait):
             return seen
         return next_move(record, seen) if record.is_move else next_in_place(record, seen)
@@ -303,8 +306,8 @@ class MachineHypervisor:
         is_overdue = self._is_overdue(record)
         try:
             mark = await self._operations.find_mark(record, is_final=is_overdue)
-        except HostUnreachable as error:
-            return Wait(full_message(error), host=record.source)
+        except (HostUnreachable, Rejected) as error:
+            return Wait(full_message(error), host=record.source if isinstance(error, HostUnreachable) else "")
         if mark is None:
             return Enter(first_step(record))
         return Enter(mark.step, release=mark.release, detail="taken over from the mark on the VM")
@@ -472,27 +475,3 @@ def _can_go_on(record: MachineActRecord, seen: Observation) -> bool:
     """
     has_arrived = seen.source is MachineState.SENT and seen.destination is MachineState.RECEIVED
     return record.step is Step.SEND or (record.step is Step.ACTIVATE and has_arrived)
-
-
-def _immediate_end(record: MachineActRecord, *, can_reimage: bool) -> End | None:
-    """Return the outcome of an act that needs no host; None: it has something to do."""
-    name = record.name
-    match record.verb:
-        case Verb.REAPPLY:
-            return End(True, "there was nothing to apply")
-        case Verb.DEALLOCATE | Verb.EVICT if not record.source:
-            return End(True, f"{name} is on no host")
-        case Verb.DELETE:
-            return None
-        case _ if not record.source:
-            return End(False, f"{name} is on no host")
-        case Verb.REIMAGE if not can_reimage:
-            return End(False, f"{name} cannot be reimaged: this hypervisor does not know the image of its OS disk")
-        case Verb.FREEZE | Verb.REBOOT if record.is_stopped:
-            return End(True, f"{name} is stopped, and stays stopped")
-        case Verb.MIGRATE | Verb.REDEPLOY if not record.destination:
-            return End(False, f"{name} has no host to move to")
-        case Verb.MIGRATE | Verb.REDEPLOY if record.destination == record.source:
-            return End(True, f"{name} is already on {record.destination}")
-        case _:
-            return None

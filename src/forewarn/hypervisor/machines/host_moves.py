@@ -86,8 +86,8 @@ class HostMoves:
         """Advance a step of a move for about `perform_wait_s` of real time, or return how it ended.
 
         The policy has `perform_wait_s`. One call per VM at a time. `given` is what the hosts have handed over so far,
-        `now` lab time. A host that does not answer makes the step wait. Raises ActNotTried if the journal cannot be
-        used, Refused if the source refuses to be read when a release begins.
+        `now` lab time. A host that does not answer, or refuses to be read, makes the step wait. Raises ActNotTried if
+        the journal, or another file of this machine, cannot be used.
         """
         performers: dict[MoveStep, _Perform] = {
             MoveStep.DESCRIBE: self._describe,
@@ -198,19 +198,17 @@ class HostMoves:
             return report if report.done is None else StepReport.of(ActDone(False, _taken_back_text(act)))
         record = self._journal.find(step_act(act, MoveStep.RELEASE).id)
         if record is None:
-            record = self._begin(act, MoveStep.RELEASE, now)
             try:
-                record = await self._adopt_mark(record, act, now)
+                mark = await self._driver.read_mark(act.from_host, act.name)
             except HostUnreachable as error:
                 return _wait_report(wait_for_host(act.from_host), now, full_message(error))
+            except Rejected as error:
+                return _wait_report(Wait(full_message(error)), now)
+            record = self._begin(act, MoveStep.RELEASE, now)
+            # A service that has lost its journal continues where the mark on the VM says that it was.
+            if mark is not None and mark.act_id == record.act_id and mark.step in list(Step):
+                record = self._enter(record, Enter(Step(mark.step), detail="taken over from the mark on the VM"), now)
         return await self._advance(act, MoveStep.RELEASE, record, given, now)
-
-    async def _adopt_mark(self, record: MachineActRecord, act: Act, now: float) -> MachineActRecord:
-        """Continue where the mark on the VM says that a service which lost its journal was."""
-        mark = await self._driver.read_mark(act.from_host, act.name)
-        if mark is None or mark.act_id != record.act_id or mark.step not in list(Step):
-            return record
-        return self._enter(record, Enter(Step(mark.step), detail="taken over from the mark on the VM"), now)
 
     async def _withdraw(self, act: Act, given: MoveHandover, now: float) -> StepReport:
         """Refuse the release from now on, unless it was given; stop one that is under way.

@@ -30,6 +30,33 @@ from forewarn.hypervisor.machines.steps import (
 _MIGRATING = (MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT)
 
 
+def immediate_end(act: MachineActRecord, *, can_reimage: bool) -> End | None:
+    """Return the outcome of an act, also a move, that needs no host; None: it has something to do.
+
+    `can_reimage` says whether the driver can replace OS disks. Carries out nothing.
+    """
+    name = act.name
+    match act.verb:
+        case Verb.REAPPLY:
+            return End(True, "there was nothing to apply")
+        case Verb.DEALLOCATE | Verb.EVICT if not act.source:
+            return End(True, f"{name} is on no host")
+        case Verb.DELETE:
+            return None
+        case _ if not act.source:
+            return End(False, f"{name} is on no host")
+        case Verb.REIMAGE if not can_reimage:
+            return End(False, f"{name} cannot be reimaged: this hypervisor does not know the image of its OS disk")
+        case Verb.FREEZE | Verb.REBOOT if act.is_stopped:
+            return End(True, f"{name} is stopped, and stays stopped")
+        case Verb.MIGRATE | Verb.REDEPLOY if not act.destination:
+            return End(False, f"{name} has no host to move to")
+        case Verb.MIGRATE | Verb.REDEPLOY if act.destination == act.source:
+            return End(True, f"{name} is already on {act.destination}")
+        case _:
+            return None
+
+
 def first_step(act: MachineActRecord) -> Step:
     """Return the step with which an act begins, also a move; carries out nothing.
 
