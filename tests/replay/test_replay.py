@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.clock import SystemClock
+from forewarn.core.replay import KNOWN_EVENT_IDS_S
 from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
-from forewarn.core.request import RequestedOperation
-from forewarn.errors import NotFound, Refused, Rejected, Remedy
+from forewarn.core.request import RequestedOperation, RequestKey
+from forewarn.errors import NotFound, Refused, Rejected, Remedy, Unavailable
 from forewarn.protocol.dates import parse_date
+from forewarn.store.interface import REPLAY_SCRIPT_PREFIX
 from forewarn.workers.publisher import MetadataPublisher, PublisherConfig
 from tests.support.world import NOON, World, a_vm
 
@@ -215,6 +218,29 @@ def test_two_replays_on_one_scope_are_refused(lab: Any, restart_recording: Any) 
     assert refusal.value.remedy_fields == {"replay": first.id}
     lab.start(restart_recording, "web-0")
     assert len(lab.world.control.replays.list_replays()) == 2
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_replay_that_cannot_be_stored_leaves_no_script(lab: Any, restart_recording: Any, writes: int) -> None:
+    lab.world.store.fail_next(Unavailable("the disk is full"), after=writes)
+    with suppress(Unavailable):
+        lab.start(restart_recording, key=RequestKey(request_id="r1", digest="", at=NOON))
+    has_script = lab.world.store.load(f"{REPLAY_SCRIPT_PREFIX}r1") is not None
+    assert has_script is bool(lab.world.control.replays.list_replays())
+
+
+def test_a_replay_that_is_over_for_a_day_is_forgotten_when_another_one_begins(lab: Any, restart_recording: Any) -> None:
+    lab.start(restart_recording)
+    lab.world.advance(10)
+    event_id = lab.shows()["Events"][0]["EventId"]
+    scope_id = lab.world.vm("web-0").scope_id
+    lab.world.advance(KNOWN_EVENT_IDS_S)  # the replay goes on for 70 s of them
+    lab.start(restart_recording, "web-1")
+    assert lab.world.control.replays.was_shown(scope_id, event_id)
+    lab.world.advance(100)
+    lab.start(restart_recording, "db-0")
+    assert not lab.world.control.replays.was_shown(scope_id, event_id)
+    assert len(lab.world.control.replays.list_replays()) == 3
 
 
 def test_a_replay_is_refused_while_the_scope_has_an_event(lab: Any, restart_recording: Any) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from forewarn.clock import LabClock
 from forewarn.control.scope_transactions import ScopeTransactions
-from forewarn.core.commit import Commit
+from forewarn.core.commit import Commit, SavedValue
 from forewarn.core.decision import DecisionContext
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
@@ -71,19 +71,21 @@ class ReplayService:
         self._store = transactions.store
         self._new_id = new_id
         self._tracked: dict[str, _TrackedReplay] = {}  # by request id; ended ones while their ids are known
-        since = transactions.clock.now() - KNOWN_EVENT_IDS_S
         for request in self._recent_requests():
-            if request.replay is not None and (request.replay.ended_at or since) >= since:
+            if request.replay is not None and self._knows_event_ids(request.replay):
                 self._track(request, request.replay)
 
     def on_commit(self, applied: AppliedCommit) -> None:
         """Remember the newest state of the replays that a commit started, advanced or ended, in memory.
 
-        Called for every commit, in order; reads the store.
+        A replay that is started lets those be forgotten whose event ids are not known any more. Called for every
+        commit, in order; reads the store.
         """
         for changed in applied.commit.requests:
             if changed.replay is not None and (request := self._store.request(changed.id)) is not None:
                 assert request.replay is not None
+                if request.id not in self._tracked:
+                    self._tracked = {id_: t for id_, t in self._tracked.items() if self._knows_event_ids(t.replay)}
                 self._track(request, request.replay)
 
     async def start(
@@ -116,8 +118,8 @@ class ReplayService:
             self._require_idle_scope(scope, vm)
             return scope.with_entries(_requested_entry(request))
 
-        await self._store.save(_script_key(request.id), msgspec.json.encode(script))
-        await self._transactions.run(vm.scope_id, decision, extra_commit=Commit(requests=(request,)))
+        saved = SavedValue(_script_key(request.id), msgspec.json.encode(script))
+        await self._transactions.run(vm.scope_id, decision, extra_commit=Commit(requests=(request,), saved=(saved,)))
         return self.find(request.id)
 
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
@@ -252,6 +254,11 @@ class ReplayService:
             return
         known.request, known.replay = request, replay
         known.ids.update(shown_event_ids(replay, known.script, request.id, only_now=True))
+
+    def _knows_event_ids(self, replay: Replay) -> bool:
+        """Return whether approvals of the event ids that this replay has shown are still accepted."""
+        ended_at = replay.ended_at
+        return ended_at is None or ended_at >= self._transactions.clock.now() - KNOWN_EVENT_IDS_S
 
     def _load_script(self, replay_id: str) -> ReplayScript:
         raw = self._store.load(_script_key(replay_id))
