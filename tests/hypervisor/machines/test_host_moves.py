@@ -313,6 +313,12 @@ def test_a_whole_act_ends_the_steps_of_a_move_that_was_given_up_first(tmp_path: 
         prepared = await nodes.order(act, MoveStep.PREPARE, MoveHandover(definition=b"web-1"))
         await nodes.node(SOURCE).perform_step(act, MoveStep.RELEASE, prepared.handover, nodes.now)
         reboot = machine_act(Verb.REBOOT, event_id="reboot")
+        nodes.hosts.behaviour.unreachable.add(SOURCE)
+        waiting = await nodes.node(SOURCE).perform(reboot, nodes.now)
+        assert isinstance(waiting, ActUnderWay)
+        assert waiting.note == "an earlier move must end first: host-1 does not answer: waiting for it"
+        assert waiting.waits_for_host == SOURCE
+        nodes.hosts.behaviour.unreachable.clear()
         for _ in range(_MAX_ORDERS):
             answer = await nodes.node(SOURCE).perform(reboot, nodes.now)
             if isinstance(answer, ActDone):

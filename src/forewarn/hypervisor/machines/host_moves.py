@@ -123,11 +123,10 @@ class HostMoves:
                 to_host=record.destination,
             )
             following = MoveStep.WITHDRAW if step is MoveStep.RELEASE else step
-            report = await self.perform_step(earlier, following, MoveHandover(), now)
-            if report.done is None:
-                answer = report.answer
+            answer = (await self.perform_step(earlier, following, MoveHandover(), now)).answer
+            if isinstance(answer, ActUnderWay):
                 note = f"an earlier move must end first: {answer.note}"
-                return ActUnderWay(at=now + _RETRY_AFTER_S, note=note)
+                return ActUnderWay(at=answer.at, note=note, waits_for_host=answer.waits_for_host)
         return None
 
     async def _describe(self, act: Act, given: MoveHandover, now: float) -> StepReport:
