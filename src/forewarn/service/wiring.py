@@ -15,7 +15,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from forewarn import __version__
@@ -194,6 +194,7 @@ async def start_service(
     start.
     """
     names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
+    stack.callback(names.close)
     publisher = MetadataPublisher.open(publisher_config(settings), control)
     control.rollouts.health.pace = lambda: publisher.frontend.observations.pace
     service = Service(
@@ -215,7 +216,7 @@ async def start_service(
         service.metrics.register(HostNodesCollector(cluster.describe_nodes))
     stack.callback(service.metrics.close)
     await _start_background_work(stack, service, worker_metrics_sockets)
-    await _serve_supervisors(stack, service, directory)
+    await _serve_supervisors(stack, service, directory, names)
     return service, names
 
 
@@ -270,20 +271,18 @@ def _open_clock(settings: Settings, store: Store) -> Clock:
     return LabClock(load_clock_setting(store)) if settings.lab else SystemClock()
 
 
-async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory: DataDirectory) -> None:
+async def _serve_supervisors(
+    stack: AsyncExitStack, service: Service, directory: DataDirectory, names: FleetDirectory
+) -> None:
     """Accept the supervisors of namespace VMs, and start those that the fleet file asks for."""
     control, publisher = service.control, service.publisher
 
     async def write_history(kind: EntryKind, vm: Vm, text: str) -> None:
         await _write_entry(control, _program_entry(vm, kind, text, control.clock.now()))
 
-    @cache
-    def names() -> FleetDirectory:  # built on first use: a fleet without namespace VMs never needs it
-        return FleetDirectory(control.store)
-
     def find_vm(name: str) -> Vm:
         try:
-            return names().find(name)
+            return names.find(name)
         except ForewarnError as error:  # a supervisor prints it to a user of the command line
             raise type(error)(message_for(error, Surface.CLI)) from error
 
