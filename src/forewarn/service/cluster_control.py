@@ -11,9 +11,7 @@ from forewarn.cluster.bus import Bus, Subjects
 from forewarn.cluster.control_side import ClusterControl
 from forewarn.cluster.host_streams import ActiveTerm
 from forewarn.cluster.nats_bus import NatsBus
-from forewarn.control.control_plane import ControlPlane
 from forewarn.service.settings import Settings
-from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
 log = logging.getLogger(__name__)
 _SESSION_BYTES = 8
@@ -52,23 +50,3 @@ async def open_cluster_control(stack: AsyncExitStack, settings: Settings) -> Clu
     """
     name = socket.gethostname()
     return new_cluster_control(await connect_bus(stack, settings, name), settings, name)
-
-
-async def start_cluster_control(
-    stack: AsyncExitStack,
-    cluster: ClusterControl,
-    control: ControlPlane,
-    publisher: MetadataPublisher,
-    backend: GuestBackend,
-    config: PublisherConfig,
-) -> None:
-    """Start to publish all scopes to host nodes and to answer the nodes, until the stack unwinds.
-
-    Starts the publisher, which must not run yet, with `backend`; the caller drains it, the stack does not. `config` is
-    that of the publisher; its rules go to the nodes. Returns once all is started. Raises Refused if the bus does not
-    permit it, Unavailable if the publisher cannot start.
-    """
-    cluster.attach(control, publisher, backend, config)
-    await publisher.start(backend, make_sink=cluster.make_streams)
-    stack.push_async_callback(cluster.close)
-    await cluster.start()

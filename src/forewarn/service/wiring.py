@@ -39,7 +39,7 @@ from forewarn.hypervisor.process.starter import ProgramStarter
 from forewarn.metrics.http_server import MetricsServer, bind_metrics_sockets
 from forewarn.metrics.node_metrics import HostNodesCollector
 from forewarn.metrics.service_metrics import ServiceMetrics
-from forewarn.service.cluster_control import open_cluster_control, start_cluster_control
+from forewarn.service.cluster_control import open_cluster_control
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.first_start import apply_initial_fleet
 from forewarn.service.hypervisors import open_hypervisor
@@ -223,21 +223,24 @@ async def start_service(
 async def _start_background_work(
     stack: AsyncExitStack, service: Service, metrics_sockets: tuple[socket.socket, ...]
 ) -> None:
-    """Start the reconciler, webhook delivery and the metadata server, and the maintenance jobs."""
+    """Start the reconciler, webhook delivery, the metadata server or the bus's side, and the maintenance jobs."""
     control, publisher, operator_server = service.control, service.publisher, service.operator_server
-    frontend = publisher.frontend
+    frontend, cluster = publisher.frontend, service.cluster
     await _run_in_background(stack, control.reconciler.run())
     await _run_in_background(stack, control.webhook_delivery.run())
     await _run_in_background(stack, control.unannounced_changes.run())
     backend = GuestBackend(control, VmTokens(operator_server.sign_in, operator_server.url) if operator_server else None)
-    if service.cluster is None:
+    if cluster is None:
         await publisher.start(backend, metrics_sockets)
     else:
-        config = publisher_config(service.settings)
-        await start_cluster_control(stack, service.cluster, control, publisher, backend, config)
+        cluster.attach(control, publisher, backend, publisher_config(service.settings))
+        await publisher.start(backend, make_sink=cluster.make_streams)
+        stack.push_async_callback(cluster.close)
     stack.push_async_callback(write_all_observations, frontend.observations, control.store)
     stack.push_async_callback(record_fault_effects, frontend.faults, control.faults)
     stack.push_async_callback(publisher.drain, DRAIN_TIMEOUT_S)
+    if cluster is not None:
+        await cluster.start()  # the bus may refuse it: then the publisher is drained
     await _run_in_background(stack, record_fault_effects_forever(frontend.faults, control.faults))
     await _run_in_background(stack, write_observations_forever(frontend.observations, control.store))
     stack.push_async_callback(save_clock, control.lab_clock)
