@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from forewarn.core.cause import Verb
-from forewarn.errors import Rejected
+from forewarn.errors import Refused, Rejected
 from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.machines.acts import MachineHypervisor
 from forewarn.hypervisor.machines.driver import MachineState
 from forewarn.hypervisor.machines.journal import MachineJournal
 from forewarn.hypervisor.qemu.disk_locks import DiskLocks
 from forewarn.hypervisor.qemu.driver import QemuDriver
+from forewarn.hypervisor.qemu.instance import QemuInstance
 from tests.support import fake_qemu
 from tests.support.fake_qemu_site import FIRST, SECOND, VM, FakeSite
 from tests.support.machine_acts import machine_act
@@ -65,6 +66,18 @@ def test_the_locks_of_a_vm_that_has_ended_are_free(site: FakeSite) -> None:
         await run_and_lose_host(driver, site, is_ended=True)
         assert await driver.can_lock_disks(FIRST, VM)
         assert not await driver.can_lock_disks(SECOND, VM)  # it was not seen there
+
+    site.run(scenario)
+
+
+def test_a_lock_record_that_cannot_be_written_is_refused(site: FakeSite) -> None:
+    (site.directory / "file").touch()
+    locks = DiskLocks(site.lock_directories, site.directory / "file" / "records")
+
+    async def scenario(driver: QemuDriver) -> None:
+        await driver.power_on(FIRST, VM)
+        with pytest.raises(Refused, match=r"directory '.*file/records' cannot be created: Not a directory"):
+            locks.observe(QemuInstance(FIRST, VM, site.directory / FIRST))
 
     site.run(scenario)
 

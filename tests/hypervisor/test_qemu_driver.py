@@ -16,7 +16,7 @@ from forewarn.errors import Refused
 from forewarn.hypervisor.machines.driver import HostUnreachable, MachineDriver, MachineMark, MachineState
 from forewarn.hypervisor.qemu.definition import QemuHost
 from forewarn.hypervisor.qemu.driver import QemuDriver
-from forewarn.hypervisor.qemu.instance import QemuInstance
+from forewarn.hypervisor.qemu.instance import QemuInstance, sync_directory
 from tests.support import fake_qemu
 from tests.support.fake_qemu_site import FIRST, PYTHON, SECOND, VM, FakeSite
 
@@ -349,6 +349,22 @@ def test_a_vm_does_not_move_to_a_host_with_too_little_memory(site: FakeSite) -> 
         assert await driver.state(SECOND, VM) is MachineState.ABSENT
 
     site.run(scenario)
+
+
+def test_a_vm_does_not_move_over_a_definition_that_cannot_be_read(site: FakeSite) -> None:
+    site.define_with_disks()
+    site.path(SECOND, ".toml").mkdir()
+
+    async def scenario(driver: QemuDriver) -> None:
+        with pytest.raises(Refused, match=r"definition '.*host-2/web-0.toml' cannot be read: Is a directory"):
+            await driver.copy_definition(FIRST, VM, SECOND)
+
+    site.run(scenario)
+
+
+def test_a_directory_whose_changes_cannot_be_made_durable_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"changes in directory '.*lost' cannot be made durable: No such file"):
+        sync_directory(tmp_path / "lost")
 
 
 def test_a_disk_that_is_a_device_is_not_deleted_with_its_vm(site: FakeSite) -> None:

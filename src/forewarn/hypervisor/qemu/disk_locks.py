@@ -20,7 +20,7 @@ import msgspec
 from forewarn.errors import Rejected
 from forewarn.hypervisor.liveness import is_process_alive, process_start_time
 from forewarn.hypervisor.qemu.disk_users import LOCK_BYTES, LOCK_START, FileIdentity, find_disk_users, identity_of
-from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_durably
+from forewarn.hypervisor.qemu.instance import QemuInstance, create_directory, delete_file, write_durably
 
 _LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"})
 _SUFFIX = ".locks"
@@ -79,7 +79,7 @@ class DiskLocks:
         identities = {str(disk): identity for disk in disks if (identity := identity_of(disk)) is not None}
         if started and len(identities) == len(disks) and self._has_locks(pid, disks):
             found = LockRecord(host=instance.host, pid=pid, started=started, definition=_digest(data), disks=identities)
-            self._records.mkdir(parents=True, exist_ok=True, mode=0o700)
+            create_directory(self._records)
             write_durably(self._file(instance.vm), msgspec.json.encode(found))
         else:
             self.forget(instance.vm)

@@ -269,7 +269,7 @@ class QemuDriver:
         if not target.is_alive() and free_mib < definition.memory_mib:
             raise Refused(f"{to_host} has {free_mib} MiB free, and {vm} needs {definition.memory_mib} MiB")
         async with self._lock(to_host, vm):
-            if target.is_defined() and target.definition_file.read_bytes() == data:
+            if target.is_defined() and target.definition_bytes() == data:
                 return
             if (state := await self._state(target)) not in (MachineState.OFF, MachineState.ABSENT):
                 raise Refused(f"{target.name} is {state} with a different definition: end it first")

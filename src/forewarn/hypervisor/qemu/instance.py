@@ -109,13 +109,21 @@ class QemuInstance:
 
         Raises Refused if the file is missing or wrong, HostUnreachable if the directory of the host does not exist.
         """
+        data = self.definition_bytes()
+        return parse_definition(data, self.definition_file), data
+
+    def definition_bytes(self) -> bytes:
+        """Return the content of the VM's definition file, which may be wrong.
+
+        Raises Refused if the file is missing or cannot be read, HostUnreachable if the directory of the host does not
+        exist.
+        """
         if not self.is_defined():
             raise Refused(f"{self.name} does not exist: there is no file {str(self.definition_file)!r}")
         try:
-            data = self.definition_file.read_bytes()
+            return self.definition_file.read_bytes()
         except OSError as error:
             raise Refused(f"definition {str(self.definition_file)!r} cannot be read: {error.strerror}") from error
-        return parse_definition(data, self.definition_file), data
 
     def disks(self) -> list[Path]:
         """Return the paths of all disks of the VM, the ephemeral one last; [] without a correct definition.
@@ -253,6 +261,14 @@ def create_file(path: Path) -> None:
         raise Refused(f"file {str(path)!r} cannot be created: {error.strerror}") from error
 
 
+def create_directory(path: Path) -> None:
+    """Create a directory that only its owner may enter, unless it exists. Refused if it cannot be created."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Refused(f"directory {str(path)!r} cannot be created: {error.strerror}") from error
+
+
 def delete_file(path: Path) -> None:
     """Delete the file if it exists. Refused if it cannot be deleted."""
     try:
@@ -262,12 +278,15 @@ def delete_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renamed, created and deleted names of this directory durable (fsync); raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Make renamed, created and deleted names of this directory durable (fsync). Refused if that fails."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise Refused(f"changes in directory {str(directory)!r} cannot be made durable: {error.strerror}") from error
 
 
 def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
