@@ -255,6 +255,20 @@ def test_a_full_disk_of_a_vm_has_space_again_afterwards(tmp_path: Path) -> None:
     assert statuses == [0, 1, 0]
 
 
+@pytest.mark.namespaces
+def test_the_disk_of_a_frozen_vm_cannot_be_filled_and_is_freed_after_the_freeze(tmp_path: Path) -> None:
+    async def scenario(handler: HandlerProcess, recorder: CaseRecorder) -> None:
+        await wait_for_line(recorder, "ready")
+        assert await handler.fill_disk()
+        freeze = asyncio.create_task(handler.freeze(1.0))
+        await asyncio.sleep(0)  # until the freeze has begun
+        assert not await handler.fill_disk()
+        assert await handler.free_disk()
+        assert freeze.done()
+
+    run_handler(make_shell_machine(tmp_path, "echo ready; exec sleep 1000", in_namespaces=True), scenario)
+
+
 def test_the_disk_of_a_plain_child_is_never_filled(tmp_path: Path) -> None:
     async def scenario(handler: HandlerProcess, recorder: CaseRecorder) -> None:
         with pytest.raises(Refused, match="only a VM of namespaces"):

@@ -269,6 +269,41 @@ def test_a_killed_handler_polls_again_after_its_restart(tmp_path: Path) -> None:
     assert [item.text for item in timeline.of(Disturbance)] == ["the handler was killed"]
 
 
+@pytest.mark.parametrize(
+    ("disturb", "problem"),
+    [
+        pytest.param(
+            LiveStage.kill_handler, "the handler on VM 'spot-0' could not be killed: the VM is down", id="kill"
+        ),
+        pytest.param(LiveStage.reboot_vm, "VM 'spot-0' could not be rebooted: it is down", id="reboot"),
+        pytest.param(
+            LiveStage.fill_disk,
+            "the disk of VM 'spot-0' could not be filled within 20 s: the VM is down, frozen or too slow",
+            id="fill the disk",
+            marks=pytest.mark.namespaces,
+        ),
+    ],
+)
+def test_a_disturbance_that_does_not_happen_is_a_problem_of_the_case(
+    tmp_path: Path, disturb: Script, problem: str, request: pytest.FixtureRequest
+) -> None:
+    async def script(stage: LiveStage) -> None:
+        event = await stage.publish("Preempt")
+        assert await stage.until_over(event, within_s=WITHIN_S)
+        await disturb(stage)
+
+    timeline = run_stage(
+        tmp_path,
+        APPROVING_HANDLER,
+        script,
+        layout=Layout.SPOT,
+        problem=problem,
+        in_namespaces=request.node.get_closest_marker("namespaces") is not None,
+    )
+
+    assert timeline.of(Disturbance) == []
+
+
 def test_copies_of_the_handler_run_on_all_vms_of_a_cluster(tmp_path: Path) -> None:
     async def script(stage: LiveStage) -> None:
         assert stage.neighbours == ("db-1", "db-2")

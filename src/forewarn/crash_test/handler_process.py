@@ -81,35 +81,38 @@ class HandlerProcess:
             if not self._is_up:
                 await self._boot()
 
-    async def kill(self, *, restart_after_s: float | None) -> None:
+    async def kill(self, *, restart_after_s: float | None) -> bool:
         """Kill all processes of the program with SIGKILL, and start it again after `restart_after_s`.
 
-        `restart_after_s` is real time; None: it is not started again. Returns when the processes have ended, before the
-        restart. The boot id and the files stay. Does nothing if the VM is not up. Raises Refused if the program runs
-        elsewhere. If it cannot be executed at the restart, that is a problem of the case.
+        `restart_after_s` is real time; None: it is not started again. Returns True when the processes have ended,
+        before the restart. The boot id and the files stay. Does nothing and returns False if the VM is not up. Raises
+        Refused if the program runs elsewhere. If it cannot be executed at the restart, that is a problem of the case.
         """
         self._require_control()
         async with self._lock:
             if not self._is_up:
-                return
+                return False
             await self._end_processes(signal.SIGKILL)
         if restart_after_s is not None:
             self._start_task(self._restart(restart_after_s))
+        return True
 
-    async def reboot(self, *, is_abrupt: bool, down_s: float) -> None:
-        """End all processes, wait for `down_s` (real time), and boot; does nothing if the VM is not up.
+    async def reboot(self, *, is_abrupt: bool, down_s: float) -> bool:
+        """End all processes, wait for `down_s` (real time), and boot; return whether the VM was up.
 
-        Processes get SIGTERM and two seconds, or with `is_abrupt` SIGKILL at once. Returns when the program runs again.
-        Raises Refused if it cannot be executed any more, or runs elsewhere.
+        Processes get SIGTERM and two seconds, or with `is_abrupt` SIGKILL at once. Returns when the program runs again,
+        and at once, with nothing done, if the VM is not up. Raises Refused if the program cannot be executed any more,
+        or runs elsewhere.
         """
         self._require_control()
         async with self._lock:
             if not self._is_up:
-                return
+                return False
             self._is_up = False
             await self._end_processes(signal.SIGKILL if is_abrupt else signal.SIGTERM)
             await asyncio.sleep(down_s)
             await self._boot()
+            return True
 
     async def freeze(self, seconds: float) -> None:
         """Stop all processes for this many seconds of real time, and return when they continue.
@@ -160,20 +163,25 @@ class HandlerProcess:
         finally:
             self._command_lock.release()
 
-    async def fill_disk(self) -> None:
-        """Fill the VM's disk with a file, until `free_disk`; takes up to 20 s.
+    async def fill_disk(self) -> bool:
+        """Fill the VM's disk with a file, until `free_disk`; return whether it is full, after up to 20 s.
 
-        Raises Refused if the VM has no disk of its own, or the program runs elsewhere. Does nothing if the VM is not up
-        or is frozen.
+        It is not full if the VM is not up or is frozen, or if it takes longer. Raises Refused if the VM has no disk of
+        its own, or the program runs elsewhere.
         """
         self._require_control()
         if not self._machine.has_own_disk:
             raise Refused("only a VM of namespaces has a disk that can be filled: run this case without --endpoint-env")
-        await self.run_command(f"cat /dev/zero > {_FILL_FILE}", _DISK_COMMAND_S)
+        # `cat` ends by itself, with an error, only when the disk is full.
+        return await self.run_command(f"cat /dev/zero > {_FILL_FILE}", _DISK_COMMAND_S) is not None
 
-    async def free_disk(self) -> None:
-        """Remove the file of `fill_disk`; does nothing if there is none, or if the VM is not up or is frozen."""
-        await self.run_command(f"rm -f {_FILL_FILE}", _DISK_COMMAND_S)
+    async def free_disk(self) -> bool:
+        """Remove the file of `fill_disk`, after a freeze or reboot under way; return whether that succeeded.
+
+        It succeeds if there is no such file, and fails if the VM is not up.
+        """
+        async with self._lock:
+            return await self.run_command(f"rm -f {_FILL_FILE}", _DISK_COMMAND_S) == 0
 
     async def close(self) -> None:
         """Kill all processes of the handler, and cancel restarts that wait; within 10 s. May be called twice.

@@ -211,43 +211,52 @@ class LiveStage:
         """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
 
         `restart_after_s` is in seconds of the service's clock; None: it is not started again. Returns when the
-        processes have ended, before the restart. Files stay. `vm` is a name; None: the judged VM. Raises Refused if no
-        handler runs on the VM, or if it runs elsewhere.
+        processes have ended, before the restart. Files stay. `vm` is a name; None: the judged VM. If the VM is down,
+        that is a problem of the case. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
         """
-        name = vm or self.vm
-        self._disturb("the handler was killed", vm=name)
+        name, at = vm or self.vm, self._recorder.now()
         restart_after_s = None if restart_after_s is None else restart_after_s / self._speed
-        await self._handler(name).kill(restart_after_s=restart_after_s)
+        if await self._handler(name).kill(restart_after_s=restart_after_s):
+            self._recorder.record(Disturbance(at=at, vm=name, text="the handler was killed"))
+        else:
+            self._recorder.report_problem(f"the handler on VM {name!r} could not be killed: the VM is down")
 
     async def reboot_vm(self, *, vm: str | None = None) -> None:
         """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
 
         Returns when the handler has been started, about two seconds of the service's clock later. Its /tmp is empty
-        then; its other files stay. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM, or
-        if it runs elsewhere.
+        then; its other files stay. `vm` is a name; None: the judged VM. If the VM is down, that is a problem of the
+        case. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
         """
         name, at = vm or self.vm, self._recorder.now()
-        await self._handler(name).reboot(is_abrupt=True, down_s=_UNPLANNED_DOWN_S / self._speed)
-        self._recorder.record(Disturbance(at=at, vm=name, text="the VM rebooted", until=self._recorder.now()))
+        if await self._handler(name).reboot(is_abrupt=True, down_s=_UNPLANNED_DOWN_S / self._speed):
+            self._recorder.record(Disturbance(at=at, vm=name, text="the VM rebooted", until=self._recorder.now()))
+        else:
+            self._recorder.report_problem(f"VM {name!r} could not be rebooted: it is down")
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
         """Fill the disk on which the handler may write, until `free_disk`; returns when it is full.
 
-        Takes up to 20 s of real time. `vm` is a name; None: the judged VM. Raises Refused outside of namespaces, and if
-        no handler runs on the VM.
+        Takes up to 20 s of real time. `vm` is a name; None: the judged VM. If the VM is down or frozen, or the disk is
+        not full in that time, that is a problem of the case. Raises Refused outside of namespaces, and if no handler
+        runs on the VM.
         """
         name = vm or self.vm
-        await self._handler(name).fill_disk()
-        self._disturb("the disk was filled", vm=name)
+        if await self._handler(name).fill_disk():
+            self._disturb("the disk was filled", vm=name)
+        else:
+            self._recorder.report_problem(
+                f"the disk of VM {name!r} could not be filled within 20 s: the VM is down, frozen or too slow"
+            )
 
     async def free_disk(self, *, vm: str | None = None) -> None:
-        """Undo `fill_disk`: the disk has space again. Refused if no handler runs on the VM.
+        """Undo `fill_disk`: the disk has space again, after a freeze or reboot under way.
 
-        `vm` is a name; None: the judged VM.
+        `vm` is a name; None: the judged VM. Does nothing if the VM is down. Refused if no handler runs on the VM.
         """
         name = vm or self.vm
-        await self._handler(name).free_disk()
-        self._disturb("the disk has space again", vm=name)
+        if await self._handler(name).free_disk():
+            self._disturb("the disk has space again", vm=name)
 
     @property
     def problem(self) -> str:

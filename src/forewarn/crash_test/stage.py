@@ -22,7 +22,8 @@ class Stage(Protocol):
 
     Times are seconds of the service's clock; a VM that is not given is `vm`. Waiting methods return whether it happened
     within `within_s`, and never raise because it did not: the demands judge that. Methods that disturb the handler
-    raise Refused if none runs on that VM, and those that end it also if it runs elsewhere.
+    raise Refused if none runs on that VM, and those that end it also if it runs elsewhere. A case whose VM is down when
+    its script disturbs the handler is not judged.
     """
 
     vm: str  # the name of the VM whose handler is judged
