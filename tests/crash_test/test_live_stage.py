@@ -204,6 +204,22 @@ def test_a_withdrawn_event_ends_without_a_start(tmp_path: Path) -> None:
     assert timeline.of(EventStarted) == []
 
 
+def test_an_event_that_cannot_be_withdrawn_is_a_disturbance_that_says_why(tmp_path: Path) -> None:
+    async def script(stage: LiveStage) -> None:
+        event = await stage.publish("Freeze", notice_s=5)
+        assert await stage.until_started(event, within_s=WITHIN_S)
+        await stage.withdraw(event)
+        assert await stage.until_over(event, within_s=WITHIN_S)
+        await stage.withdraw(event)
+
+    timeline = run_stage(tmp_path, WATCHING_HANDLER, script)
+
+    assert [item.text for item in timeline.of(Disturbance)] == [
+        "the event could not be withdrawn, because it had started",
+        "the event could not be withdrawn, because it was over",
+    ]
+
+
 def test_an_event_starts_at_the_end_of_a_short_notice_without_an_approval(tmp_path: Path) -> None:
     async def script(stage: LiveStage) -> None:
         event = await stage.publish("Freeze", notice_s=20)

@@ -134,12 +134,14 @@ class LiveStage:
         """Withdraw an event that has not started; it disappears from documents.
 
         If the event has started or is over, nothing changes and nothing is raised; the timeline gets a disturbance that
-        says that it had started.
+        says which of the two it was.
         """
+        requests = self._service.control.requests
         try:
-            await self._service.control.requests.withdraw(event.id, who=TEST_ACTOR)
+            await requests.withdraw(event.id, who=TEST_ACTOR)
         except Refused:
-            self._disturb("the event could not be withdrawn, because it had started")
+            why = "it had started" if requests.event(event.id).is_live else "it was over"
+            self._disturb(f"the event could not be withdrawn, because {why}")
         await self._service.settle()
 
     async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
