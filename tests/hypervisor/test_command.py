@@ -375,6 +375,22 @@ async def step_done(hypervisor: CommandHypervisor, step: MoveStep) -> StepReport
     raise AssertionError(f"{step} does not end")
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_release_that_was_not_given_is_withdrawn_as_often_as_it_is_asked(tmp_path: Path, has_failed: bool) -> None:
+    async def run() -> None:
+        hypervisor = CommandHypervisor({"*": CommandSpec(run=("false",))}, tmp_path)
+        if has_failed:
+            assert (await step_done(hypervisor, MoveStep.RELEASE)).handover.release is None
+        for _ in range(2):
+            assert await step_done(hypervisor, MoveStep.WITHDRAW) == StepReport.of(ActDone(True))
+        released = await step_done(hypervisor, MoveStep.RELEASE)
+        assert released.done is not None
+        assert not released.done.ok
+        await hypervisor.close()
+
+    asyncio.run(run())
+
+
 def test_a_vm_that_no_command_takes_back_is_not_said_to_be_back(tmp_path: Path) -> None:
     async def run() -> None:
         hypervisor = CommandHypervisor({"*": CommandSpec(run=("true",))}, tmp_path)

@@ -128,12 +128,12 @@ class CommandHypervisor:
 
         Steps that the command does not have succeed at once, but RETURN fails: the VM may be on the destination. A
         RELEASE that succeeds hands over `release_of` the act. WITHDRAW makes a later RELEASE fail; if a RELEASE is on
-        record, it waits for that and reports how it ended; after RETURN it succeeds. FENCE always fails, and so do
-        RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By default a command performs a whole move in
-        RELEASE, on the source; if the source was fenced (`given.release`), in ACTIVATE, on the destination. A verb
-        without a command fails. Waits for the command for `perform_wait_s`, then reports that the step is under way.
-        Raises Unavailable if it is not known whether the step was done, ActNotTried if the journal cannot be used.
-        `now` is lab time.
+        record, it waits for that, and hands over the release if it was given; it always succeeds. FENCE always fails,
+        and so do RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By default a command performs a
+        whole move in RELEASE, on the source; if the source was fenced (`given.release`), in ACTIVATE, on the
+        destination. A verb without a command fails. Waits for the command for `perform_wait_s`, then reports that the
+        step is under way. Raises Unavailable if it is not known whether the step was done, ActNotTried if the journal
+        cannot be used. `now` is lab time.
         """
         done = StepReport.of(ActDone(True))
         match step:
@@ -165,12 +165,15 @@ class CommandHypervisor:
         return self._release_report(act, step, await self._perform(step_act(act, step), step, now))
 
     async def _withdraw(self, act: Act, now: float) -> StepReport:
-        """Refuse the release from now on, or return how it is going if its command has begun."""
+        """Refuse the release from now on, or return that it was given, or is under way, if its command has begun."""
         release = step_act(act, MoveStep.RELEASE)
         if self._journal.find(release.id) is None:
             self._journal.fail_without_run(release.id, now, note=f"{act.name} was not released")
             return StepReport.of(ActDone(True))
-        return self._release_report(act, MoveStep.RELEASE, await self._perform(release, MoveStep.RELEASE, now))
+        answer = await self._perform(release, MoveStep.RELEASE, now)
+        if isinstance(answer, ActDone) and not answer.ok:
+            return StepReport.of(ActDone(True))
+        return self._release_report(act, MoveStep.RELEASE, answer)
 
     async def _return(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Take the VM back with the act's command, or fail if that has no such step; durable."""
