@@ -265,6 +265,22 @@ def test_a_live_supervisor_that_does_not_reconnect_makes_its_vm_unavailable(
     run_scenario(scenario())
 
 
+def test_a_supervisor_that_has_just_died_is_not_said_to_be_alive(tmp_path: Path, run_scenario: RunScenario) -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+
+        async def scenario() -> None:
+            async with service_run(tmp_path, grace_s=0.05) as run:
+                connection = await run.connect(FakeSupervisor("vm-1", pid=child.pid))
+                child.kill()
+                child.wait()
+                connection.close()  # it is still registered, because the server is busy with its last message
+                with pytest.raises(Unavailable, match=rf"process {child.pid}\) has ended, and its connection is still"):
+                    await run.perform(an_act(Verb.REBOOT), NOW)
+                assert run.ledger.effects() == []
+
+        run_scenario(scenario())
+
+
 def test_acts_on_a_vm_whose_supervisor_died_are_performed_by_the_fallback(
     tmp_path: Path, run_scenario: RunScenario
 ) -> None:

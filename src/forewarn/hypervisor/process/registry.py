@@ -233,7 +233,7 @@ class SupervisorRegistry:
 
         Waits up to `grace_s` of real time. None if the VM has no supervisor: none is registered, and no recorded
         process is alive; then it does not wait. Raises Unavailable if its process is alive, but does not connect in
-        that time.
+        that time, or if the process has ended and its closed connection is still registered.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
@@ -243,9 +243,9 @@ class SupervisorRegistry:
                     await self._wait_for_change()
                 return None
         record = self._records.get(vm)
-        raise Unavailable(
-            f"the supervisor of VM {vm!r} (process {record.pid if record else 0}) is alive but does not connect"
-        )
+        is_alive = record is not None and record.is_alive
+        state = "is alive but does not connect" if is_alive else "has ended, and its connection is still being closed"
+        raise Unavailable(f"the supervisor of VM {vm!r} (process {record.pid if record else 0}) {state}")
 
     def missing_supervisor_text(self, vm: str) -> str:
         """Return a clause for people about a supervisor of this VM (by key) that died with its program.
