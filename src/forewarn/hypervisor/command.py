@@ -165,7 +165,7 @@ class CommandHypervisor:
         return self._release_report(act, step, await self._perform(step_act(act, step), step, now))
 
     async def _withdraw(self, act: Act, now: float) -> StepReport:
-        """Refuse the release from now on, or return that it was given, or is under way, if its command has begun."""
+        """Refuse the release from now on, unless it was given already; wait for one that is under way."""
         release = step_act(act, MoveStep.RELEASE)
         if self._journal.find(release.id) is None:
             self._journal.fail_without_run(release.id, now, note=f"{act.name} was not released")
