@@ -189,6 +189,18 @@ def test_host_maintenance_that_must_wait_for_another_update_domain_is_refused() 
         lab.freeze("db-1")
 
 
+@pytest.mark.parametrize("ask", [Lab.freeze, Lab.migrate, Lab.reboot_host])
+def test_host_maintenance_that_an_earlier_request_serves_is_refused_with_that_event(
+    lab: Lab, ask: Callable[[Lab, str], LabEvent]
+) -> None:
+    event = ask(lab, "web-0")
+    with pytest.raises(Refused, match=f"of web-0 is pending already: use event {event.id}, "):
+        ask(lab, "web-0")
+    lab.advance("1h")
+
+    assert lab.events == (event,)
+
+
 def test_mistakes_are_refused_with_one_sentence(lab: Lab) -> None:
     with pytest.raises(NotFound, match=r"the lab has no VM 'web-9': it has web-0, web-1, cheap"):
         lab.reboot("web-9")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forewarn.control.faults import FaultSpec, FaultTarget
+from forewarn.core.cause import Cause
 from forewarn.core.event import Event
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultKind, parse_fault_kind
 from forewarn.core.fleet import Vm
@@ -74,18 +75,29 @@ async def request_host_maintenance(
     """Start a rollout over the host of VM `name`, which affects every VM there; return this VM's event.
 
     Everything due is done when this returns. Raises NotFound for an unknown VM or one that is on no host, Refused if
-    several VMs have the name or no host can take a VM, Rejected for a bad notice. Also raises Refused if this VM's
-    event is not published yet, such as when another update domain comes first; the rollout continues all the same.
+    several VMs have the name or no host can take a VM, Rejected for a bad notice. Also raises Refused if this rollout
+    has published no event of this VM, because a live event of an earlier one serves it or another update domain comes
+    first; the rollout continues all the same.
     """
     vm = find_vm(service, name)
     events = await start_rollout(service, Rollout(impact=impact, hosts=(vm.host,)), notice)
     event = next((event for event in events if event.scope_id == vm.scope_id and vm.name in event.vms), None)
     if event is None:
-        raise Refused(
-            f"the {IMPACT_CAUSES[impact]} of {vm.name} waits for another update domain on {vm.host}: "
-            "advance the lab until that is over, then read lab.events"
-        )
+        raise _no_event_error(service, IMPACT_CAUSES[impact], vm)
     return event
+
+
+def _no_event_error(service: LabService, cause: Cause, vm: Vm) -> Refused:
+    for event in service.store.events(scope_id=vm.scope_id):
+        if event.is_live and event.cause is cause and vm.name in event.vms:
+            return Refused(
+                f"the {cause} of {vm.name} is pending already: use event {event.id}, which an earlier request "
+                "published, or advance the lab until it is over and request another"
+            )
+    return Refused(
+        f"the {cause} of {vm.name} waits for another update domain on {vm.host}: "
+        "advance the lab until that is over, then read lab.events"
+    )
 
 
 async def start_rollout(service: LabService, rollout: Rollout, notice: RequestedNotice) -> list[Event]:
