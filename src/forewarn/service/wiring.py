@@ -223,7 +223,7 @@ async def start_service(
 async def _start_background_work(
     stack: AsyncExitStack, service: Service, metrics_sockets: tuple[socket.socket, ...]
 ) -> None:
-    """Start the reconciler, webhook delivery, the metadata server or the bus's side, and the maintenance jobs."""
+    """Start reconciler, webhook delivery, metadata server or host nodes' side, and maintenance jobs."""
     control, publisher, operator_server = service.control, service.publisher, service.operator_server
     frontend, cluster = publisher.frontend, service.cluster
     await _run_in_background(stack, control.reconciler.run())
