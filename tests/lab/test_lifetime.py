@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from forewarn.errors import Refused
+from forewarn.errors import Refused, Unavailable
 from forewarn.lab import Lab
 from forewarn.lab.loop_thread import LoopThread
 
@@ -163,4 +166,23 @@ def test_a_service_that_cannot_be_opened_leaves_no_thread() -> None:
     thread: LoopThread[None] = LoopThread(broken)
     with pytest.raises(OSError, match="no room"):
         thread.open()
+    assert labs_alive() == []
+
+
+def test_a_lab_that_does_not_stop_in_time_is_an_error_when_it_is_closed() -> None:
+    may_stop = threading.Event()
+
+    @asynccontextmanager
+    async def stubborn() -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(may_stop.wait)
+
+    thread: LoopThread[None] = LoopThread(stubborn)
+    thread.open()
+    try:
+        with pytest.raises(Unavailable, match=r"the lab did not stop within 0\.01 s and is still running: "):
+            thread.close(timeout_s=0.01)
+    finally:
+        may_stop.set()
+    thread.close()
     assert labs_alive() == []

@@ -132,7 +132,8 @@ class Lab:
     def close(self) -> None:
         """Stop the lab's service; events and history can still be read. Closing again is harmless.
 
-        Raises the error with which the service failed in the background, if it did.
+        Raises the error with which the service failed in the background, if it did, and Unavailable if the service does
+        not stop within 60 s.
         """
         try:
             if self._loop_thread is not None:

@@ -70,24 +70,28 @@ class LoopThread(Generic[S]):
                 raise Refused("the lab is closed: use it inside its `with` block")
             return asyncio.run_coroutine_threadsafe(work(self._opened.result()), self._loop)
 
-    def close(self) -> None:
-        """Leave the context manager and wait for the thread to end, up to TIMEOUT_S (60 s). May be repeated.
+    def close(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Leave the context manager and wait for the thread to end, up to `timeout_s`. May be repeated.
 
-        From then on `run` raises Refused. The first call raises the error with which the service failed after it was
-        opened, if it did.
+        From then on `run` raises Refused. Raises Unavailable if the thread has not ended by then. The first call after
+        its end raises the error with which the service failed after it was opened, if it did.
         """
-        self._stop_thread()
+        self._stop_thread(timeout_s)
+        if self._thread.is_alive():
+            raise Unavailable(
+                f"the lab did not stop within {timeout_s:g} s and is still running: close it again, or end this process"
+            )
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
-    def _stop_thread(self) -> None:
+    def _stop_thread(self, timeout_s: float = TIMEOUT_S) -> None:
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._stop.set)
             self._loop = None
         if self._thread.ident is not None:
-            self._thread.join(TIMEOUT_S)
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
