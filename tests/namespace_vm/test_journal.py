@@ -58,6 +58,32 @@ def test_every_prefix_of_a_journal_can_be_read(path: Path) -> None:
         again.close()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no JSON",
+        '["act"]',
+        '{"verb":"reboot"}',
+        '{"act":"b"}',
+        '{"act":"b","ok":true}',
+        '{"act":"b","ok":"yes","note":""}',
+        '{"act":["b"],"verb":"reboot"}',
+        '{"act":"b","verb":1}',
+    ],
+)
+def test_a_line_that_is_no_entry_is_dropped(path: Path, line: str) -> None:
+    journal = VmActJournal(path)
+    journal.begin("a", "reboot")
+    journal.close()
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+
+    again = VmActJournal(path)
+
+    assert (again.unfinished, again.outcomes) == ({"a": "reboot"}, {})
+    again.close()
+
+
 def test_a_journal_drops_old_outcomes_but_no_unfinished_act(path: Path) -> None:
     journal = VmActJournal(path)
     journal.begin("open", "reboot")

@@ -30,7 +30,7 @@ class VmActJournal:
     """The journal of the acts on one VM: which began, and how they ended; durable in the file `path`.
 
     Making it reads the file, or creates it and its directory, and rewrites it with all unfinished acts and the latest
-    256 outcomes; lines that are incomplete or not JSON are dropped. The outcomes of shutdowns (SHUTDOWN_VERBS) by an
+    256 outcomes; lines that are incomplete or no entries are dropped. The outcomes of shutdowns (SHUTDOWN_VERBS) by an
     earlier process are dropped too, because the VM starts again. OSError if it cannot be read or written. Only one
     process may have it open; `close` it at the end.
     """
@@ -127,7 +127,16 @@ def _parse_entry(line: bytes) -> dict[str, Any] | None:
         entry = json.loads(line)
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and "act" in entry else None
+    return entry if isinstance(entry, dict) and _is_entry(entry) else None
+
+
+def _is_entry(entry: dict[str, Any]) -> bool:
+    """Whether this is the beginning or the outcome of an act, with all that belongs to it."""
+    if not isinstance(entry.get("act"), str):
+        return False
+    if "verb" in entry:
+        return isinstance(entry["verb"], str)
+    return isinstance(entry.get("ok"), bool) and isinstance(entry.get("note"), str)
 
 
 def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
