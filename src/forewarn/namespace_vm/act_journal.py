@@ -140,9 +140,9 @@ def _is_entry(entry: dict[str, Any]) -> bool:
 
 
 def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
-    """Replace the file atomically with these entries, and return it open for appending.
+    """Replace the file atomically and durably with these entries, and return it open for appending.
 
-    OSError if they cannot all be written; then the file stays as it was.
+    OSError if they cannot all be written, and then the file stays as it was; or if the directory cannot be synced.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new_file = path.with_suffix(".new")
@@ -151,10 +151,19 @@ def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
         _write_all(file, b"".join(_encode_entry(entry) for entry in entries))
         os.fsync(file)
         os.replace(new_file, path)
+        _sync_directory(path.parent)  # else a power failure may bring the old file back, without later acts
     except OSError:
         os.close(file)
         raise
     return file
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(file: int, data: bytes) -> None:
