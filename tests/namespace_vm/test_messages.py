@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,31 @@ def test_a_welcome_names_the_directories_of_the_vm(service: FakeSupervisorServer
     assert (vm.name, vm.computer_name, vm.host) == ("web-0", "web-0-computer", "host-0")
     assert vm.ephemeral == vm.directory / "ephemeral"
     connection.close()
+
+
+def test_a_descriptor_is_sent_once_the_service_reads_again() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    ours.setblocking(False)
+    connection = ServiceConnection(ours)
+
+    async def scenario() -> list[int]:
+        backlog = 0
+        with suppress(BlockingIOError):
+            while True:
+                backlog += ours.send(b" " * 65536)
+        sending = asyncio.create_task(connection.send({"fds": 1}, (ours.fileno(),)))
+        await asyncio.sleep(0)  # it cannot be sent yet
+        while backlog > 0:
+            backlog -= len(theirs.recv(65536))
+        await sending
+        _, received, _, _ = socket.recv_fds(theirs, 65536, 1)
+        return received
+
+    (descriptor,) = asyncio.run(scenario())
+    assert os.path.sameopenfile(descriptor, ours.fileno())
+    os.close(descriptor)
+    connection.close()
+    theirs.close()
 
 
 def test_without_a_service_the_error_says_how_to_start_one(tmp_path: Path) -> None:

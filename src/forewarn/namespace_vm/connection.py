@@ -45,13 +45,28 @@ class ServiceConnection:
     async def send(self, message: JsonMessage, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message, with copies of these open file descriptors. OSError if the service is gone.
 
-        The descriptors stay open in this process.
+        Waits while the service does not read. The descriptors stay open in this process.
         """
         data = encode_message(message)
         if descriptors:
-            sent = socket.send_fds(self._sock, [data], descriptors)
-            data = data[sent:]
+            data = data[await self._send_with_descriptors(data, descriptors) :]
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    async def _send_with_descriptors(self, data: bytes, descriptors: tuple[int, ...]) -> int:
+        """Send the descriptors with the beginning of the data, at least a byte; returns how much was sent."""
+        while True:
+            try:
+                return socket.send_fds(self._sock, [data], descriptors)
+            except BlockingIOError:
+                await self._wait_until_writable()
+
+    async def _wait_until_writable(self) -> None:
+        loop, is_writable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_writer(self._sock, is_writable.set)
+        try:
+            await is_writable.wait()
+        finally:
+            loop.remove_writer(self._sock)
 
     async def receive(self) -> JsonMessage | None:
         """Wait for the service's next message and return it, decoded; None when the service is gone.
