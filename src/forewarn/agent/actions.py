@@ -123,10 +123,10 @@ def record_after_action(record: EventRecord, action: AgentAction, *, now: float,
     """Return the record as it must be journalled before the action is carried out; `record` is unchanged.
 
     It journals nothing itself. It adds the begun run of a StartStep, the run of a RecordStepEnd, the try of a
-    RunApprovalCheck (without an answer yet), or an approval in state ASKED; it closes the record for CloseEvent. A
-    resumed step gets `boot_id`, the current boot's, because a later reboot undoes what it does now. Returns `record`
-    itself for an action that is not journalled: a stop, a wait, or a resume in the same boot. `now` is the server's
-    time.
+    RunApprovalCheck (without an answer yet; the time of the first try stays), or an approval in state ASKED; it closes
+    the record for CloseEvent. A resumed step gets `boot_id`, the current boot's, because a later reboot undoes what it
+    does now. Returns `record` itself for an action that is not journalled: a stop, a wait, or a resume in the same
+    boot. `now` is the server's time.
     """
     match action:
         case StartStep():

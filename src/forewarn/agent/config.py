@@ -36,14 +36,17 @@ DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The agent's configuration, as `load_config` reads it from the agent's TOML file; immutable."""
+    """The agent's configuration, as `load_config` reads it from the agent's TOML file; immutable.
+
+    Only `load_config` and `parse_config` check the values; making one directly checks nothing.
+    """
 
     endpoint: str | None = None  # URL of the metadata endpoint; None: the environment's, else discover it (spec §2.5)
     vm: str = ""  # this VM's name; "": ask the endpoint
-    state: Path = Path(DEFAULT_STATE_DIRECTORY)  # folder of journal, cursor and step folders
+    state: Path = Path(DEFAULT_STATE_DIRECTORY)  # absolute: folder of journal, cursor and step folders
     listen: str = DEFAULT_LISTEN_ADDRESS  # host:port of the agent's pages; "": the agent serves no pages
     board: Path | None = None  # folder of the readiness board, which all VMs share; None: no board
-    grace_s: float = 5.0  # seconds that running steps get when the agent stops
+    grace_s: float = 5.0  # real seconds that running steps get when the agent stops
     steps: Mapping[str, StepConfig] = field(default_factory=dict)  # by name, in the order of the file
     rules: tuple[RuleConfig, ...] = ()  # the file's own, then its profile's; the first that matches an event applies
     file: Path | None = None  # from which it was read, for messages; None: from a text
@@ -70,7 +73,7 @@ class AgentConfig:
 def load_config(path: Path) -> AgentConfig:
     """Read and validate the agent's TOML file, which must be UTF-8; `file` of the result is its path.
 
-    Raises Rejected if the file cannot be read, BadConfig with all its problems if it has any.
+    Raises Rejected if the file cannot be read or is not UTF-8, BadConfig with all its problems if it has any.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -85,8 +88,9 @@ def load_config(path: Path) -> AgentConfig:
 def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
     """Parse and validate the TOML text of an agent's file; `source` names the file in messages.
 
-    Raises BadConfig with all problems. It opens no configuration file and no connection, so `file` of the result is
-    None; only the user of a `stop-processes` step is looked up in the system's user database.
+    Raises BadConfig with all problems; among these are unknown keys, relative paths, no rules and no profile, and
+    `when-all-done` without a board. It opens no configuration file and no connection, so `file` of the result is None;
+    only the user of a `stop-processes` step is looked up in the system's user database.
     """
     problems: list[ConfigProblem] = []
     try:

@@ -128,9 +128,9 @@ class AgentDaemon:
 
         It begins by ending commands that an earlier agent left running, pruning the journal and removing step folders
         that no record needs (with an empty journal it moves them all aside). At the end running steps get the grace
-        period; unfinished ones stay journalled as begun. It waits out outages of the endpoint, and later of the disk.
-        Raises Rejected if journal or cursor file cannot be used at the start, Unavailable if the journal cannot be
-        written then.
+        period; unfinished ones stay journalled as begun. It waits out outages of the endpoint, and later of the disk; a
+        step that fails raises nothing. Raises Rejected if journal or cursor file cannot be used at the start,
+        Unavailable if the journal cannot be written then.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -147,9 +147,9 @@ class AgentDaemon:
         """Poll the endpoint until one answer, run what is due, and return when no task runs any more.
 
         It begins as `run` does, by ending left-over commands and pruning, and closes the journal at the end. Steps that
-        are due later are left to the next run. It gives up after a few polls without an answer. Raises Unavailable if
-        the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the endpoint refuses,
-        Rejected also if journal or cursor file cannot be used.
+        are due later, or wait for other VMs, are left to the next run. A step that fails raises nothing. It gives up
+        after a few polls without an answer. Raises Unavailable if the endpoint does not answer or the journal cannot be
+        written, NotFound or Rejected if the endpoint refuses, Rejected also if journal or cursor file cannot be used.
         """
         try:
             await self._prepare(retry=False)
@@ -175,11 +175,11 @@ class AgentDaemon:
     def reload(self, config: AgentConfig) -> None:
         """Use the rules, steps and grace period of a new configuration from now on, and wake the main loop.
 
-        Call it on the event loop. A running step continues as it began. Known events keep their rule; one whose rule is
-        none or not configured any more, and without step runs, is matched again. Raises Rejected, and changes nothing,
-        if a setting differs that only a restart can change (endpoint, vm, state, listen, board). Raises Unavailable,
-        and keeps the old configuration, if the journal cannot be written; events that were matched before that keep
-        their new rule.
+        Call it on the event loop. A running step continues as it began. Known events keep their rule by its name, with
+        what that name now says about approval and undo, and the steps they had planned; one whose rule is none or not
+        configured any more, and without step runs, is matched again. Raises Rejected, and changes nothing, if a setting
+        differs that only a restart can change (endpoint, vm, state, listen, board). Raises Unavailable, and keeps the
+        old configuration, if the journal cannot be written; events that were matched before that keep their new rule.
         """
         fixed = [name for name in _FIXED_SETTINGS if getattr(config, name) != getattr(self._config, name)]
         if fixed:

@@ -72,8 +72,9 @@ async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
     """Context manager: serve the pages by GET and HEAD at `listen` (host:port), and yield the port.
 
     Port 0 picks a free one. It makes a page on the event loop at each request; one that raises is logged and becomes a
-    500. Unknown paths get a 404, other methods a 405, what is not HTTP a 400. Each connection gets one answer, or none
-    if it is too slow or there are too many, and is closed. /state is refused (421) under a host name that is not this
+    500. Unknown paths get a 404, other methods a 405, what is not HTTP a 400. Each connection gets one answer, and is
+    closed; one that is too slow (2 s to send the request, 5 s to take the answer), or the oldest if there are too many
+    (16 of one address, 64 in all), is closed without one. /state is refused (421) under a host name that is not this
     machine's. The exit closes all connections. Raises Rejected if `listen` is not an address, Unavailable if it cannot
     be used.
     """

@@ -72,7 +72,7 @@ def repair_journal(path: Path, step_folders: Path, now: float) -> JournalRepair:
     folders below `step_folders` whose events are lost into a folder beside that; `now` (POSIX seconds) is part of both
     names. Nothing is replaced until the new journal is complete. A step whose row is lost counts as failed. Raises
     Rejected if an agent uses the journal, or if it does not exist, is of another version or cannot be read or copied;
-    Unavailable if the new one cannot be written.
+    Unavailable if the new one cannot be written; the copy, and folders that were moved before, stay then.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: there is nothing to repair")

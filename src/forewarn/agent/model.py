@@ -31,8 +31,9 @@ MAX_UNDO_TRIES = 1_000  # the highest `undo_tries`; stored as the tries of a fai
 class StepConfig:
     """One configured step, a [steps.NAME] table of the agent's file: a reaction, its budget, its policies.
 
-    A step that was interrupted, and whose `check` cannot tell whether it is in effect, is run again if `unclear` is
-    `repeat`, and counts as done with `skip`, as failed with `report`.
+    A budget ends by the server's clock or in real time, whichever comes first. A step that was interrupted, and whose
+    `check` cannot tell whether it is in effect, is run again if `unclear` is `repeat`, and counts as done with `skip`,
+    as failed with `report`.
     """
 
     name: str  # as in [steps.NAME]
@@ -80,10 +81,10 @@ class ApprovalCheckConfig:
     It is the key `gate` of a rule; `runner.run_approval_check` runs it. The times are seconds.
     """
 
-    command: tuple[str, ...] = ()  # exit status 0 is yes, 1 is no; either this or `url`
+    command: tuple[str, ...] = ()  # exit status 0 is yes, 1 is no, others no answer; either this or `url`
     url: str = ""  # gets a POST; 2xx with {"approve": true} is yes, with false no; "": use `command`
     timeout_s: float = 10.0  # of one try
-    every_s: float = 10.0  # between two tries without an answer
+    every_s: float = 10.0  # from the end of a try without an answer to the next
     deadline_s: float = 300.0  # from the first try on
     on_silence: Literal["wait", "approve"] = "wait"  # without an answer by the deadline; wait: never approve the event
 
@@ -122,7 +123,7 @@ class StepContext:
     step: StepConfig
     phase: StepPhase  # whether `do` or `undo` runs
     folder: Path  # the step's own, durable, the same for `do` and `undo`, and for events that share the step
-    left_s: Callable[[], float]  # real seconds until the budget of this phase ends; negative after that
+    left_s: Callable[[], float]  # real seconds left of the budget, or less than 0; the server's clock may end it sooner
     notes: Mapping[str, str] = field(default_factory=dict)  # the `notes` of the outcome of `do`; {} if it has none yet
 
 
@@ -138,16 +139,18 @@ class StepOutcome:
 class Reaction(Protocol):
     """What a step does for an event, and how that is undone; each file in `reactions` implements one.
 
-    The agent makes a new object for each call. It cancels a call when the step's budget ends; `undo` must work after
-    that too. An exception counts as a failure.
+    The agent makes a new object for each call. It cancels a call when the step's budget ends, a `do` also when the
+    event is gone, and any when the agent stops; it waits 2 s for the call to end, then goes on without it. `undo` must
+    work after that too. An exception counts as a failure.
     """
 
     async def do(self, context: StepContext) -> StepOutcome:
         """Prepare for the event, and return the outcome; it must be safe to run again.
 
         It may run again, in the same folder: to resume it after the agent was interrupted, or for another event that
-        needs the step. It fails if the outcome is not `ok`, if it raises, or if its budget ends. Then it is not tried
-        again for this event, but undone when the event is gone.
+        needs the step. It fails if the outcome is not `ok`, if it raises, or if its budget ends. It is cancelled at
+        that end, and when the event is gone. Then it is not tried again for this event, but undone when the event is
+        gone.
         """
 
     async def undo(self, context: StepContext) -> StepOutcome:

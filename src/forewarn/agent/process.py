@@ -54,9 +54,9 @@ async def run_once(config: AgentConfig) -> None:
     """Poll the endpoint until one answer, run the actions that are due, and return when they have ended.
 
     It gives up after a few polls without an answer, and serves no pages. It sets handlers: SIGTERM, SIGINT and SIGHUP
-    cancel it (CancelledError), and the next run resumes the steps. Raises Unavailable if the endpoint does not answer
-    or the journal cannot be written, NotFound or Rejected if the endpoint refuses, Rejected also if the journal or the
-    cursor file cannot be used.
+    cancel it (CancelledError), and the next run resumes the steps. A step that fails raises nothing. Raises Unavailable
+    if the endpoint does not answer or the journal cannot be written, NotFound or Rejected if the endpoint refuses,
+    Rejected also if the journal or the cursor file cannot be used.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -46,7 +46,8 @@ class ReadinessBoard:
         `ready` are the `event_key`s for which this VM is ready; for those of `listed` that are not among them it
         withdraws its readiness. The view has, for each VM, how many seconds before this VM's new heartbeat its own was
         and, for each event of `listed`, the ready VMs, with what this VM has just published. Blocks; creates folders
-        that are missing. Raises OSError.
+        that are missing. Names of VMs in the view are in lower case, without a leading underscore. Raises OSError; what
+        was published before that stays.
         """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
@@ -142,9 +143,10 @@ class BoardSynchronizer:
     async def synchronize(self) -> None:
         """Publish this VM's heartbeat and readiness and read those of all VMs, once, in a thread.
 
-        That concerns the listed events whose rule approves when all VMs are done; for others it withdraws what it had
-        published. Only if there are such events does it update `view`, and calls `on_change` if that differs. An
-        OSError is logged and becomes `problem`.
+        It publishes the heartbeat in any state; readiness only for the listed events whose rule approves when all VMs
+        are done. For events that are not among these any more it withdraws what this object had published, not what an
+        earlier process had. Only if there are such events does it update `view`, and calls `on_change` if that differs.
+        An OSError is logged and becomes `problem`.
         """
         snapshot = self._snapshot()
         shared = [record for record in snapshot.open_records if _needs_all_vms(record, snapshot)]

@@ -26,22 +26,26 @@ class AgentObserver(Protocol):
     """
 
     def poll_answered(self, lag_s: float) -> None:
-        """Called when the endpoint gave a usable answer to a poll: a document, or that it has not changed.
+        """Called when the endpoint gave a usable answer to a poll, and its changes were journalled.
 
-        `lag_s` is the real time since the last such answer, in seconds, without the time for which the server held this
-        poll open to wait for a change; 0.0 for the first answer. An error status is not an answer.
+        A usable answer is a document, or that it has not changed; an error status is none. If the changes could not be
+        journalled, `poll_failed` is called instead. `lag_s` is the real time since the answer of the last such call, in
+        seconds (so it spans a time without journal), without the time for which the server held the latest poll open to
+        wait for a change; 0.0 for the first answer.
         """
 
     def poll_failed(self, reason: str) -> None:
         """Called when a poll, or the question for this VM's name, got no usable answer.
 
-        It is also called if a change of events could not be journalled. `reason` is for people.
+        It is also called if the endpoint refused, if a change of events could not be journalled, or if the cursor file
+        cannot be used. `reason` is for people.
         """
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """Called when an event is new to the agent, with `notice_s` seconds of notice left.
+        """Called when an event is new to the agent, with `notice_s` seconds of the server's time left.
 
-        None: the event has already started, or gives no readable NotBefore.
+        0.0 if its NotBefore has passed; None if it has already started, or gives no readable NotBefore. Also called for
+        events that list only other VMs, and for one that was gone and came again.
         """
 
     def notice_missed(self, event: Event) -> None:
@@ -51,16 +55,18 @@ class AgentObserver(Protocol):
         """
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Called when an event that was seen scheduled has started.
+        """Called when an event that was seen scheduled has started, also one that lists only other VMs.
 
-        `notice_s` is the seconds since the agent first saw it. Not called for an event that was first seen started.
+        `notice_s` is the seconds of the server's time since the agent first saw it; it may be negative if that time was
+        corrected. Not called for an event that was first seen started.
         """
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
         """Called when a step or its undo was run and has ended after `took_s` real seconds, also if it failed.
 
         `phase` says which of the two ran, `outcome` how it ended. Not called for a step that was cut, skipped or
-        reused, nor for one that a check ended after an interruption.
+        reused, nor for one that a check ended after an interruption. Nor is it called if its end could not be
+        journalled, or if the agent stopped before.
         """
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
@@ -70,7 +76,10 @@ class AgentObserver(Protocol):
         """Called when the endpoint accepted the agent's approval of this event."""
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        """Called when an event is no longer listed; `outcome` is finished, withdrawn or unknown."""
+        """Called when an event is no longer listed; `outcome` is finished, withdrawn or unknown.
+
+        Also called for events that list only other VMs. The undo of its steps has not begun yet.
+        """
 
 
 class NullObserver:

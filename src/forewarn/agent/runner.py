@@ -115,7 +115,7 @@ class ActionRunner:
 
         A StopStep instead cancels its task, if that runs; a step then ends as failed. A step whose `check` was running,
         an approval and its check stay as journalled. Does nothing for RecordStepEnd, CloseEvent and WaitUntil. The step
-        of the action must not be running.
+        of the action must not be running: that is not checked. Call it on the event loop.
         """
         match action:
             case StartStep(key=key, step=step, phase=phase):
@@ -369,8 +369,8 @@ def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
 def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
     """Yield the folders directly below `root` that belong to no event of `keys`, sorted by name.
 
-    `keys` are the keys of the records whose folders are needed. Yields nothing if `root` does not exist; deletes
-    nothing.
+    `keys` are those that `keys_with_step_folders` yields: a record may need the folder of another event. Yields nothing
+    if `root` does not exist; deletes nothing.
     """
     kept = {event_folder_name(key) for key in keys}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
@@ -398,8 +398,8 @@ def file_time_stamp(now: float) -> str:
 def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
     """Delete the folders directly below `root`, with their content, that belong to no event of `keys`.
 
-    `keys` are the keys of the records whose folders are needed. Ignores what cannot be deleted; does nothing if `root`
-    does not exist.
+    `keys` must have all keys that `keys_with_step_folders` yields, because a record may need the folder of another
+    event. Ignores what cannot be deleted; does nothing if `root` does not exist.
     """
     for folder in stale_step_folders(root, keys):
         shutil.rmtree(folder, ignore_errors=True)

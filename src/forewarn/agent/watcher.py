@@ -68,9 +68,9 @@ class EventWatcher:
     async def watch(self, *, once: bool = False) -> None:
         """Poll the endpoint for changes, through outages of endpoint and disk, until the endpoint refuses.
 
-        Then it raises NotFound or Rejected; the latter also if the cursor file cannot be used at the start. With `once`
-        it returns after the first answer and its changes, and raises Unavailable after MAX_FIRST_POLL_FAILURES (5) in a
-        row, or if the journal cannot be written.
+        Then it raises NotFound or Rejected; the latter also if the cursor file cannot be used, or `on_changes` raises
+        it. With `once` it returns after the first answer and its changes, and raises Unavailable after
+        MAX_FIRST_POLL_FAILURES (5) in a row, or if the journal cannot be written.
         """
         failures, self._waiting, self._is_behind = 0, [], False
         options = WatchOptions(
