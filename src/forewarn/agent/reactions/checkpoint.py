@@ -46,9 +46,10 @@ class CheckpointReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Run the save command, with the checkpoint's path in the variable FOREWARN_CHECKPOINT.
 
-        The path is the file EVENT-STEP in `directory`, or `checkpoint` in the step's folder; only the folder around it
-        is created before. First forgets an earlier save. If the command exits with 0, it notes the finished save for
-        the undo and succeeds; else the outcome is a failure.
+        The path is the file EVENT-STEP in `directory` (the id of the event; characters other than letters, digits, -
+        and _ become _), or `checkpoint` in the step's folder; only the folder around it is created before. First
+        forgets an earlier save. If the command exits with 0, it notes the finished save for the undo and succeeds; else
+        the outcome is a failure. Raises OSError if the note cannot be written.
         """
         path = self._checkpoint_path(context)
         try:

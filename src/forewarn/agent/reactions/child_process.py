@@ -42,7 +42,9 @@ async def run_command(
     It does not raise failures: they are outcomes, too. It first ends what an earlier command in the step's folder left
     running. The command's output replaces {log}.log in that folder, up to MAX_LOG_BYTES (1 MiB); without `log` the file
     is named after the phase. The event is on the command's stdin as JSON and in its environment, to which `variables`
-    are added. The command is ended, with its children, when the step's time is over or the call is cancelled.
+    are added. The command is ended, with its children, shortly before the step's time is over (SIGTERM by a tenth of
+    it, 5 s at most, before) or when the call is cancelled; background processes of one that has exited by itself stay.
+    It has the agent's environment and working directory.
     """
     log = log or context.phase
     try:
@@ -64,8 +66,9 @@ async def exit_status_of(
 
     The event is on its stdin as JSON and in its environment, to which `variables` are added. Its output replaces
     {log}.log in the step's folder, up to MAX_LOG_BYTES (1 MiB). It first ends what an earlier command in that folder
-    left running. Raises TimeoutError if the step's time was over, after it has ended the command; OSError if the
-    command cannot be started. A cancellation ends the command too.
+    left running. Raises TimeoutError shortly before the step's time is over (by a tenth of it, about 5 s at most),
+    after it has ended the command; OSError if the command cannot be started or the log not be written. A cancellation
+    ends the command too.
     """
     grace_s = min(TERMINATE_GRACE_S, max(context.left_s(), 0.0) * 0.1)
     await end_orphan_processes(context.folder, grace_s)

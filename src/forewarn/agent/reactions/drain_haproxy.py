@@ -147,7 +147,8 @@ class DrainHaproxyReaction:
         """Drain the matching servers that are ready; with `wait`, wait until no matching one has sessions.
 
         It first notes which servers it drains. The outcome is a failure if no server matches, HAProxy cannot be reached
-        or refuses, or sessions remain at the end of the step's time; the servers stay drained then.
+        or refuses, or sessions remain at the end of the step's time; servers that it has drained stay so then. Raises
+        OSError if the note cannot be written.
         """
         try:
             servers = await self._matching_servers(context)

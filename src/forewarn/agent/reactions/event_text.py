@@ -65,7 +65,8 @@ def event_facts(context: StepContext) -> dict[str, object]:
     """Return the event as a JSON object: its document's fields, and the agent's `Vm`, `Step` and `Phase`.
 
     EventId, EventStatus, EventType, Resources, NotBefore, Description, EventSource and DurationInSeconds are always
-    present; if the document lacks them, they are "", [] or None.
+    present; if the document lacks them, they are "", [] or None. The status is the last that the agent saw, also in the
+    undo phase; `Phase` is "do" or "undo".
     """
     event = context.event
     return dict(event.raw) | {
@@ -86,9 +87,10 @@ def event_facts(context: StepContext) -> dict[str, object]:
 def event_variables(context: StepContext) -> dict[str, str]:
     """Return event, VM, step and phase as environment variables FOREWARN_*, by name; "" for what it lacks.
 
-    They are EVENT_ID, KIND, STATUS, SOURCE, DESCRIPTION, DURATION_S (-1: unknown), RESOURCES (with commas), NOT_BEFORE
-    (as in the document), VM, STEP, PHASE, FOLDER (the step's) and LEFT_S, the rest of the step's time in whole seconds.
-    Values are not yet safe for an environment: a server may send anything.
+    They are EVENT_ID, KIND, STATUS (the last that the agent saw, also in the undo phase), SOURCE, DESCRIPTION,
+    DURATION_S (-1: unknown), RESOURCES (with commas), NOT_BEFORE (as in the document), VM, STEP, PHASE, FOLDER (the
+    step's) and LEFT_S, the rest of the step's time in whole seconds. Values are not yet safe for an environment: a
+    server may send anything.
     """
     event = context.event
     return {
@@ -131,7 +133,7 @@ def fill_body(body: object, context: StepContext) -> bytes:
 
     A string is sent as text, with values not escaped; any other value as JSON, with placeholders filled in all its
     strings except keys. Check it with `check_placeholders` before: an unknown placeholder raises KeyError or
-    ValueError.
+    ValueError. Raises TypeError for a value that JSON lacks, such as a date.
     """
     if isinstance(body, str):
         return Template(body).substitute(_placeholder_values(context)).encode()

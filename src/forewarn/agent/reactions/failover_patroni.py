@@ -167,10 +167,11 @@ class FailoverPatroniReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Switch over to a replica, and wait until another member leads and this node runs as replica.
 
-        The replica is the configured candidate, else one that the event does not list, if there is one, else any.
-        Success at once if this node does not lead, and did not in an earlier try. If no replica can take over, it first
-        waits for one. The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
-        step's time is over before.
+        The replica is the configured candidate, else one whose name the event does not list as a VM, if there is one,
+        else any. Success at once if this node does not lead, and did not in an earlier try. If no replica can take
+        over, it first waits for one. If the request for the switchover gets no reply, or 503, the state of the cluster
+        decides. The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
+        step's time is over before. Raises OSError if the note cannot be written.
         """
         try:
             cluster = await self._api.cluster()

@@ -36,17 +36,20 @@ class HttpCallFailed(Unavailable):
 class HttpCall:
     """One HTTP request to send; `send_call` and `send_with_retries` send it."""
 
-    url: str  # http or https
+    url: str  # http or https; checked before, with `options.check_url`
     method: str = "GET"  # the HTTP method
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # in addition to Host and the like
     body: bytes = field(default=b"", repr=False)  # b"" for none
     ca_file: Path | None = None  # the CAs to trust for https; None: the system's
-    secrets: tuple[str, ...] = field(default=(), repr=False)  # secret header values, to be removed from messages
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # secret values, to be hidden in `HttpReply.summary`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReply:
-    """The reply to a call, of any status."""
+    """The reply to a call, of any status.
+
+    `summary` hides the secrets; `text` and `json` do not.
+    """
 
     status: int  # the HTTP status
     text: str  # the whole body, decoded as UTF-8; it may contain secrets
@@ -99,9 +102,9 @@ async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> Htt
 async def send_with_retries(call: HttpCall, context: StepContext, *, wait_s: float = 0.5) -> HttpReply:
     """Send a call; retry while there is no reply, or the status is 408, 425, 429, 500, 502, 503 or 504.
 
-    The delays double from `wait_s` seconds to 15 s, as long as the step's time lasts. Returns the first reply of
-    another status; at the end of the time the last reply, of any status, or raises HttpCallFailed if the last try got
-    none. The receiver may get the call more than once.
+    The delays double from `wait_s` seconds to 15 s, as long as the step's time lasts; each try has 10 s at most.
+    Returns the first reply of another status; at the end of the time the last reply, of any status, or raises
+    HttpCallFailed if the last try got none. The receiver may get the call more than once.
     """
     reserved_s = reserve_s(context)
     while True:

@@ -42,7 +42,7 @@ class LogReaction:
 
         In the file it is a line of JSON: the `event_facts` with `at` (real time, ISO 8601) and `message`. In the
         systemd journal it is an entry with a sentence and fields FOREWARN_*. The outcome is a failure if that place
-        cannot be written to; the other one is not tried.
+        cannot be written to (the folder of the file must exist); the other one is not tried.
         """
         target_path = self._options.file or self._options.journal
         try:

@@ -118,7 +118,7 @@ def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
     """Return the non-empty strings under `key`, given as a list or a single string; () if it is absent.
 
     With an example, which the remedy shows, the key must be present and the list not empty; else [] gives (). Raises
-    BadOption.
+    BadOption if that fails, or if the value is something else or has an empty string.
     """
     if example and key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")

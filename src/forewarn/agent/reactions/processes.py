@@ -127,7 +127,8 @@ async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals
     """Signal processes and the groups that they lead, and wait up to `timeout_s` seconds for their end.
 
     Returns True as soon as they and the groups they led have ended, at once without targets; False if some still run at
-    the end of that time. A target that has ended is ignored, but not a group that it led. Raises PermissionError.
+    the end of that time. A target that has ended is ignored, but not a group that it led. Raises PermissionError at the
+    first target that may not be signalled; the later ones are not.
     """
     target_list = list(targets)
     for target in target_list:

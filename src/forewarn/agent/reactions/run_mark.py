@@ -106,8 +106,8 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
 
     They get SIGTERM, and SIGKILL after `grace_s` seconds if some still run; the call returns when all have ended. It
     finds them by the mark in the folder (the file that says that a command runs), which it removes then; it does
-    nothing without a mark. If a process does not end, within two seconds of SIGKILL or for lack of permission, it logs
-    an error and keeps the mark.
+    nothing without a mark, and does not find processes whose environment and input it may not read. If a process does
+    not end, within two seconds of SIGKILL or for lack of permission, it logs an error and keeps the mark.
     """
     mark = read_run_mark(folder)
     if mark is None:

@@ -46,7 +46,8 @@ UndoNotes = dict[str, str]  # the original state, by names that the reaction cho
 def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
     """Add notes for the undo to a file in the step's folder; they replace those of the same name.
 
-    They are on disk when it returns, so call it before acting. Raises OSError.
+    They are on disk when it returns, so call it before acting. Raises OSError. A notes file that is not readable counts
+    as empty, and is replaced.
     """
     data = json.dumps(load_undo_notes(context) | dict(notes)).encode()
     new_file = context.folder / f"{_NOTES_FILE}.new"

@@ -36,7 +36,8 @@ from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, sa
 class StopProcessesOptions:
     """The validated options of the reaction `stop-processes`.
 
-    The processes are given by `pid_file`, or by `exe` and `command` of the user with `uid`.
+    The processes are given by `pid_file`, or by `exe` and `command` of the user with `uid`. One of the three must be
+    given: without it, all processes of that user would be ended. Only reading the configuration checks that.
     """
 
     pid_file: Path | None = None  # contains the pid; None: use `exe`, `command` and `uid`
@@ -60,7 +61,8 @@ class StopProcessesReaction:
         """End the processes and the groups they lead: SIGTERM, the grace period, then SIGKILL.
 
         Success if all have ended, also if no such process is running. It notes the pids before it acts. A failure if
-        the permission is missing, or some still run at the end of the step's time.
+        the permission is missing, or some still run at the end of the step's time. Raises OSError if the note cannot be
+        written.
         """
         targets = self._find_targets()
         if not targets:

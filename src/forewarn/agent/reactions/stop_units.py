@@ -41,6 +41,7 @@ class StopUnitsReaction:
 
         It first notes the state of each unit; an absent one is inactive. The outcome is a failure, and later units are
         not stopped, at the first unit that cannot be stopped in the step's time, or if systemctl does not show a state.
+        Raises OSError if the note cannot be written.
         """
         try:
             await self._save_unit_states(context)

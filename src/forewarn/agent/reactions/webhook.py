@@ -48,8 +48,9 @@ class WebhookReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Post a CloudEvent of type Forewarn.Agent.EventNoticed, with retries in the step's time.
 
-        Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. Success if
-        the receiver answers 2xx; another answer, none, or a secret that cannot be read is a failure.
+        Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. The receiver
+        may get it more than once, always with the same id. Success if the receiver answers 2xx; another answer, none,
+        or a secret that cannot be read is a failure.
         """
         try:
             reply = await send_with_retries(self._http_call(context), context)
