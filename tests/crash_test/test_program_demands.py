@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn.crash_test.case import Demand, Observed
 from forewarn.crash_test.claims import HandlerClaims
+from forewarn.crash_test.figures import compute_figures
 from forewarn.crash_test.program_demands import (
     connections_at_most,
     cpu_at_most,
@@ -203,6 +205,15 @@ def test_processes_are_bounded() -> None:
 )
 def test_memory_must_not_grow(memory: tuple[float, ...], expected: CaseOutcome) -> None:
     assert outcome_of(memory_grows_at_most(32.0), observe(samples(*memory))) is expected
+
+
+def test_memory_growth_is_judged_from_four_seconds_after_the_start_as_in_the_figures() -> None:
+    first, second, third = samples(5, 30, 70)
+    observed = observe(STARTED, first, replace(second, at=4.5), replace(third, at=13.0))
+
+    assert compute_figures([(observed.timeline, VM, ())]).memory_growth_bytes == 40 * 1024 * 1024
+    assert outcome_of(memory_grows_at_most(40.0), observed) is PASS
+    assert outcome_of(memory_grows_at_most(39.0), observed) is FAIL
 
 
 def test_memory_of_two_runs_is_not_compared() -> None:

@@ -20,16 +20,12 @@ from forewarn.crash_test.timeline import (
     Poller,
     Probe,
     ProbeAnswered,
-    ProgramStarted,
-    ResourcesSampled,
     Timeline,
 )
 
 CaseTimeline = tuple[Timeline, str, Sequence[str]]  # the timeline, the judged VM, ids of the published events
 _REST_S = 5.0  # a case rests until something is published or disturbed, if that is at least this long
 _ERRORS_S = 5.0  # the shortest disturbance over which requests are counted
-_SETTLED_S = 4.0  # after its start, a program's memory is measured for the first time
-_GROWTH_S = 8.0  # of samples, before something can be said about growth
 
 
 class HandlerFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,14 +259,7 @@ def _error_rates(timeline: Timeline, vm: str) -> list[float]:
 
 def _memory_growths(timeline: Timeline, vm: str) -> list[int]:
     """Return by how much the memory of each run of the program grew that was long enough to tell."""
-    starts = [item.at for item in timeline.of(ProgramStarted, vm)] or [0.0]
-    samples = timeline.of(ResourcesSampled, vm)
-    growths = []
-    for begin, end in zip(starts, [*starts[1:], timeline.ended_at], strict=True):
-        run = [item for item in samples if begin + _SETTLED_S <= item.at <= end]
-        if run and run[-1].at - run[0].at >= _GROWTH_S:
-            growths.append(run[-1].memory_bytes - run[0].memory_bytes)
-    return growths
+    return [run[-1].memory_bytes - run[0].memory_bytes for run in timeline.settled_samples(vm)]
 
 
 def _median(values: Sequence[float]) -> float | None:

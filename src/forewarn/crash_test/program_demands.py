@@ -34,8 +34,6 @@ from forewarn.crash_test.timeline import (
 from forewarn.crash_test.verdict import CaseOutcome
 
 _WINDOW_S = 5.0  # over which request rates are measured
-_SETTLED_S = 4.0  # after its start, a program's memory is measured for the first time
-_SHORTEST_REST_S = 8.0  # of samples, before something can be said about growth
 
 
 def does_not_exit() -> Demand:
@@ -242,20 +240,17 @@ def connections_at_most(open_at_once: int = 5) -> Demand:
 def memory_grows_at_most(mebibytes: float = 32.0) -> Demand:
     """Demand that the handler's memory, with child processes, grows at most by this much in one run.
 
-    Memory is sampled once a second; what counts is from four seconds after the first sample of a run to its last. The
+    Memory is sampled once a second; what counts is from four seconds after the start of a run to its last sample. The
     outcome is unknown if that is under 8 s in every run. The run that grew most decides. Does not apply to handlers
     that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
-        grown, at, is_measured = 0, 0.0, False
-        for samples in _samples_of_runs(observed):
-            settled = [item for item in samples if item.at >= samples[0].at + _SETTLED_S]
-            if settled and settled[-1].at - settled[0].at >= _SHORTEST_REST_S:
-                is_measured = True
-                growth = settled[-1].memory_bytes - settled[0].memory_bytes
-                grown, at = max((grown, at), (growth, settled[-1].at))
-        if not is_measured:
+        grown, at = 0, 0.0
+        runs = observed.timeline.settled_samples(observed.vm)
+        for run in runs:
+            grown, at = max((grown, at), (run[-1].memory_bytes - run[0].memory_bytes, run[-1].at))
+        if not runs:
             return CaseOutcome.UNKNOWN, "its program did not run long enough to tell whether its memory grows", ()
         outcome = CaseOutcome.FAIL if grown > mebibytes * 1024 * 1024 else CaseOutcome.PASS
         return outcome, f"its memory grew by {grown / 1024 / 1024:.1f} MiB", (at,)
@@ -295,19 +290,17 @@ def cpu_at_most(share: float = 0.25) -> Demand:
     """Demand that the handler uses at most this share (0.25: a quarter) of one CPU, on average over a run.
 
     CPU time is sampled once a second, and divided by seconds of the service's clock; what counts is from four seconds
-    after the first sample of a run to its last. The outcome is unknown if that is under 8 s in every run. The run that
+    after the start of a run to its last sample. The outcome is unknown if that is under 8 s in every run. The run that
     used most decides. Does not apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
-        worst, at, is_measured = 0.0, 0.0, False
-        for samples in _samples_of_runs(observed):
-            settled = [item for item in samples if item.at >= samples[0].at + _SETTLED_S]
-            if settled and settled[-1].at - settled[0].at >= _SHORTEST_REST_S:
-                is_measured = True
-                used = (settled[-1].cpu_s - settled[0].cpu_s) / (settled[-1].at - settled[0].at)
-                worst, at = max((worst, at), (used, settled[-1].at))
-        if not is_measured:
+        worst, at = 0.0, 0.0
+        runs = observed.timeline.settled_samples(observed.vm)
+        for run in runs:
+            used = (run[-1].cpu_s - run[0].cpu_s) / (run[-1].at - run[0].at)
+            worst, at = max((worst, at), (used, run[-1].at))
+        if not runs:
             return CaseOutcome.UNKNOWN, "its program did not run long enough to tell how much CPU it uses", ()
         outcome = CaseOutcome.FAIL if worst > share else CaseOutcome.PASS
         return outcome, f"it used {worst * 100:.0f} % of one CPU", (at,)
@@ -418,12 +411,3 @@ def _highest_rate(times: Sequence[float]) -> tuple[float, tuple[float, ...]]:
         if last - first + 1 > best:
             best, at = last - first + 1, times[first]
     return best / _WINDOW_S, ((at,) if best else ())
-
-
-def _samples_of_runs(observed: Observed) -> list[list[ResourcesSampled]]:
-    """Return the samples of each run of the program; runs without samples are left out."""
-    starts = [item.at for item in observed.timeline.of(ProgramStarted, observed.vm)] or [0.0]
-    ends = [*starts[1:], observed.timeline.ended_at]
-    samples = observed.timeline.of(ResourcesSampled, observed.vm)
-    runs = [[item for item in samples if begin <= item.at <= end] for begin, end in zip(starts, ends, strict=True)]
-    return [run for run in runs if run]

@@ -14,6 +14,8 @@ from typing import TypeVar
 import msgspec
 
 THINNED_TEXT = "only some more are recorded"  # in the disturbance that says when requests were too many to keep all
+_SETTLED_S = 4.0  # after its start, what a program uses is measured for the first time
+_SHORTEST_RUN_S = 8.0  # of samples, before something can be said about growth and averages
 
 
 class Poller(StrEnum):
@@ -254,6 +256,20 @@ class Timeline(msgspec.Struct, frozen=True):
             if isinstance(item, ProgramStarted | ProgramExited) and item.vm == vm and item.at <= at
         ]
         return bool(states) and states[-1][1]
+
+    def settled_samples(self, vm: str) -> list[list[ResourcesSampled]]:
+        """Return the samples of each run of the program on this VM (a name), from four seconds after its start.
+
+        Until then a program may still load. Runs whose samples then span less than eight seconds are left out: they say
+        nothing about growth or averages.
+        """
+        starts = [item.at for item in self.of(ProgramStarted, vm)] or [0.0]
+        samples = self.of(ResourcesSampled, vm)
+        runs = [
+            [item for item in samples if begin + _SETTLED_S <= item.at <= end]
+            for begin, end in zip(starts, [*starts[1:], self.ended_at], strict=True)
+        ]
+        return [run for run in runs if run and run[-1].at - run[0].at >= _SHORTEST_RUN_S]
 
     def probe_yes_at(self, probe: Probe, vm: str, *, after: float = 0.0) -> float | None:
         """Return when this probe's answer on this VM first turned to yes, at `after` or later; None: never.
