@@ -43,9 +43,9 @@ class CopyPosition(NamedTuple):
 class RebuildReason(StrEnum):
     """Why a copy of a record was built, for the first time or again; the values are clauses for people.
 
-    MISSING: there was no copy. DAMAGED: the file was damaged. OTHER_RECORD: the copy was of another record, or from
-    before the record's epochs were renewed. TOO_OLD: the record's log did not reach back to the copy. LOST_GROUPS: the
-    copy had groups of writes that the record has lost.
+    MISSING: there was no file, or a store without rows. DAMAGED: the file was damaged; it is kept as NAME.damaged.
+    OTHER_RECORD: the copy was of another record, or from before the record's epochs were renewed. TOO_OLD: the record's
+    log did not reach back to the copy. LOST_GROUPS: the copy had groups of writes that the record has lost.
     """
 
     MISSING = "there was no copy"
@@ -91,10 +91,10 @@ class CopyFollower:
 
     The constructor opens the copy at `path`, and builds it if it is missing, empty or damaged; `follow` brings it up to
     date, and `close` closes the file. Both the constructor and `follow` block, and raise RecordUnavailable if the
-    record cannot be reached, Unavailable for file errors, Rejected if the file is of another program or its directory
-    is missing, Refused if it is a store that is not a copy, the record is of a newer release or, when the copy is
-    opened, its site was moved away. The list `rebuilt` has the reason of each time that the copy was built, oldest
-    first. `name` says in messages whose copy it is.
+    record cannot be reached, Unavailable for file errors, Rejected if the file is of another program or a newer
+    forewarn, or its directory is missing, Refused if it is a store that is not a copy, the record is of a newer release
+    or, when the copy is opened, its site was moved away. The list `rebuilt` has the reason of each time that the copy
+    was built, oldest first. `name` says in messages whose copy it is.
     """
 
     def __init__(self, path: Path, record: SharedRecord, name: str = "the copy") -> None:
@@ -123,7 +123,8 @@ class CopyFollower:
         Applies all groups of writes in the record's log that the copy lacks. If it cannot continue from there, it
         builds the copy again from a snapshot and appends the reason to `rebuilt`; if the record has lost groups that
         the copy had, it first remembers that in a file beside the copy. Opens a closed copy again. Blocks; raises
-        RecordUnavailable, Unavailable, Rejected or Refused.
+        RecordUnavailable, Unavailable, Rejected or Refused. Groups that were applied before an error stay in the copy;
+        after a failed rebuild it is closed until the next call.
         """
         lease = self._record.read_lease()
         self._found = lease.number
@@ -246,9 +247,10 @@ def build_copy(path: Path, record: SharedRecord) -> CopyPosition:
     """Build a copy of the record in place of the file at `path`, durably; return the position that it has.
 
     The copy is written to a file beside `path`, which then replaces any store there, also one that is not a copy; only
-    a damaged one is kept, as NAME.damaged. Polls of an earlier copy are lost. Blocks. Raises RecordUnavailable, Refused
-    if the record is of a newer release, Rejected if the file at `path` is of another program or a newer forewarn,
-    OSError and sqlite3.Error; an error before the replacement leaves everything as it was.
+    a damaged one is kept, as NAME.damaged, in place of an earlier one. No process may have the file open. Polls of an
+    earlier copy are lost. Blocks. Raises RecordUnavailable, Refused if the record is of a newer release, Rejected if
+    the file at `path` is of another program or a newer forewarn, OSError and sqlite3.Error; an error before the
+    replacement leaves everything as it was.
     """
     partial = path.with_name(path.name + ".building")
     _delete_database(partial)

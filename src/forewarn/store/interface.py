@@ -85,6 +85,7 @@ class Store(Protocol):
         """Return a scope with its present VMs and its live events; None if there is no such scope.
 
         VMs are in the order they were added, events (scheduled or started) in order of publication. Raises Unavailable.
+        Scope ids are in lower case.
         """
 
     def scopes(self) -> Iterator[Scope]:
@@ -125,14 +126,14 @@ class Store(Protocol):
     def vm(self, key: str) -> Vm | None:
         """Return a VM by its key, also a removed one that is not pruned yet (`removed_at` is set), or None.
 
-        Raises Unavailable.
+        A key is `subscription/group/name` in lower case. Raises Unavailable.
         """
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
         """Return the VMs in this scope and on this host (None: any), in the order they were added.
 
         Only present ones; with `removed`, removed ones too. A VM that was removed and added again, or moved to another
-        scope, counts as added then. Raises Unavailable.
+        scope, counts as added then. `scope_id` is in lower case, `host` spelled as in `Vm.host`. Raises Unavailable.
         """
 
     def vms_with_program(self) -> list[Vm]:
@@ -198,7 +199,8 @@ class Store(Protocol):
     def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
         """Return the scheduled events behind these gates (ids), and which of the gates have planned events.
 
-        Events that are started or over are left out; unknown gates are ignored. Raises Unavailable.
+        The events come oldest first; those that are started or over are left out; unknown gates are ignored. Raises
+        Unavailable.
         """
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
@@ -269,7 +271,8 @@ class Store(Protocol):
         """Return the latest recorded poll of each VM that has one, also of removed VMs, sorted by VM key.
 
         `scope_id`: only VMs whose latest poll was in this scope. The poll of a removed VM is deleted when the VM is
-        pruned, or when it is added again: then it is another VM. Raises Unavailable.
+        pruned, or when it is added again: then it is another VM. Polls are not shared in a cluster: a `ReplicatedStore`
+        has those that its own node recorded. Raises Unavailable.
         """
 
     def client(self, client_id: str) -> RegisteredClient | None:
@@ -313,8 +316,9 @@ class Store(Protocol):
         """Return what `read` returns, called with a store that it may only read, and only until it returns.
 
         For reads of many rows: a store that reads slowly calls it in its thread for such reads, one at a time, so that
-        the event loop and asyncio's threads go on. `read` must not use what belongs to the loop's thread. Commits
-        between two of its reads are possible. Raises Unavailable, and what `read` raises.
+        the event loop and asyncio's threads go on. `MemoryStore` calls it at once, on the calling thread. `read` must
+        not use what belongs to the loop's thread. Commits between two of its reads are possible. Raises Unavailable,
+        and what `read` raises.
         """
 
     async def commit(self, commit: Commit) -> int:
@@ -322,16 +326,19 @@ class Store(Protocol):
 
         That number is 0 in a store without history. Adds 1 to the version of each scope, host, gate and request that it
         writes. Subscribers are called before it returns. Raises Conflict if one of them is no longer at the version in
-        the commit, or a host not as `Commit` demands, or Unavailable. Nothing was written then, unless Unavailable says
-        that it may have been.
+        the commit, or a host not as `Commit` demands; the same one twice, at one version, conflicts too. Raises
+        Unavailable, and Rejected if the record (PostgreSQL) of a cluster cannot store a value, such as a text with NUL.
+        Nothing was written then, unless Unavailable says that it may have been. A write whose caller is cancelled goes
+        on.
         """
 
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Write polls and deliveries durably, and move `last_request_at` of the polled scopes forward.
 
         Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
-        and status; others change nothing. The versions of the scopes stay the same, and no subscriber is called. An
-        unknown VM or scope is no error. Raises Unavailable if they cannot be written.
+        and status; others change nothing. `count` of a poll is stored as it is, not added. The versions of the scopes
+        stay the same, and no subscriber is called. An unknown VM or scope is no error. Raises Unavailable if they
+        cannot be written.
         """
 
     async def save(self, name: str, value: bytes) -> None:

@@ -156,8 +156,9 @@ class HeldLease:
     def release(self) -> None:
         """Stop the threads and give the lease up, so that another node can take it at once.
 
-        Blocks, perhaps for seconds. The state is RELEASED then, unless it was deposed: then, and after `stop`, it gives
-        nothing up. If the record cannot be reached, the lease expires by itself; no error is raised.
+        Blocks, perhaps for seconds; do not call it from `on_change`. The state is RELEASED then, unless it was deposed:
+        then, and after `stop`, it gives nothing up. If the record cannot be reached, the lease expires by itself; no
+        error is raised.
         """
         was_held = self._ended is None
         self.stop()
@@ -173,8 +174,8 @@ class HeldLease:
     def stop(self) -> None:
         """Stop the threads, and leave the lease in the record until it expires. Stopping twice is harmless.
 
-        Blocks until both have ended; a call of theirs that is under way is aborted. The state is RELEASED then, unless
-        it was deposed.
+        Blocks until both have ended, so do not call it from `on_change`; a call of theirs that is under way is aborted.
+        The state is RELEASED then, unless it was deposed.
         """
         self._end(LeaseState.RELEASED, "it was released")
         self._is_stopping.set()

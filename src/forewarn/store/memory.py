@@ -327,8 +327,9 @@ class MemoryStore(Store):
 
         That number is 0 in a store without history. Adds 1 to the version of each scope, host, gate and request that it
         writes. Subscribers are called before it returns. Raises Conflict if one of them is no longer at the version in
-        the commit, or a host not as `Commit` demands, Unavailable after `close`, and the error that `fail_next`
-        ordered; then nothing was written, unless that error was ordered as `applied`.
+        the commit, or a host not as `Commit` demands (the same one twice, at one version, conflicts too), Unavailable
+        after `close`, and the error that `fail_next` ordered; then nothing was written, unless that error was ordered
+        as `applied`.
         """
 
         def apply() -> AppliedCommit:

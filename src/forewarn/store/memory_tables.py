@@ -82,7 +82,8 @@ class MemoryTables:
         """Raise Conflict unless the commit was decided on the stored versions; changes nothing.
 
         Checks the version of each scope, host, gate and request in it (0: must not exist), also of hosts that it
-        removes or only brings VMs to (`destinations`), and the `arrivals` of hosts that it changes or removes.
+        removes or only brings VMs to (`destinations`), and the `arrivals` of hosts that it changes or removes. If a row
+        is in the commit twice, the second must be one version later.
         """
         require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
         self._require_current_hosts(commit)

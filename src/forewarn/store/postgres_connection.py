@@ -115,10 +115,10 @@ def describe_url(url: str) -> str:
 class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection whose calls end at `deadline` (monotonic), or soon after `is_aborted` is set.
 
-    `connect` makes it. Its user sets `deadline` before each call (by default there is none); another thread may set
-    `is_aborted`. A call that is ended raises CallAborted, whether the server is silent or sends an answer without end;
-    the statement is never cancelled on the server, not even on Ctrl-C. `is_pooled` says whether a connection pooler is
-    between this process and the server.
+    `postgres_connection.connect` makes it. Its user sets `deadline` before each call (by default there is none);
+    another thread may set `is_aborted`. A call that is ended raises CallAborted, whether the server is silent or sends
+    an answer without end; close the connection then; the statement is never cancelled on the server, not even on
+    Ctrl-C. `is_pooled` says whether a connection pooler is between this process and the server.
     """
 
     deadline = float("inf")

@@ -184,10 +184,10 @@ class SharedRecord(Protocol):
     def commit(self, group: RecordGroup) -> None:
         """Write a group, all of it or nothing, and renew the lease; durable on return.
 
-        Raises Deposed under a later term, RecordMismatch if `group.number` does not follow or a row contradicts
-        another, RowsRejected for a value that cannot be stored, RecordUnavailable: nothing was written. NotReplicated:
-        it was written, but perhaps not to the standby. OutcomeUnknown: the caller must ask `was_committed` before it
-        writes anything else.
+        An expired lease that nobody has taken is no obstacle. Raises Deposed under a later term, RecordMismatch if
+        `group.number` does not follow or a row contradicts another, RowsRejected for a value that cannot be stored,
+        RecordUnavailable: nothing was written. NotReplicated: it was written, but perhaps not to the standby.
+        OutcomeUnknown: the caller must ask `was_committed` before it writes anything else.
         """
 
     def was_committed(self, term: int, number: int) -> bool:

@@ -88,9 +88,9 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
     Epochs, incarnations, tags and history stay the same; only polls are left behind. No service may use the store,
     which is migrated, and marked as moved, so that it is not opened again. If the record has the same rows already, as
     after a crash, only the mark is written. `url` is that of the record's PostgreSQL database, `now` real time (POSIX
-    seconds). Holds the lease of the record meanwhile. Blocks. Raises Refused for a store that is missing or of a lab,
-    and if the record is not empty or in use, Rejected for a damaged store: then the record is as it was. After
-    Unavailable, try again, which finds out what the record has.
+    seconds). Holds the lease of the record meanwhile. Blocks. Raises Refused for a store that is missing, of a lab or
+    was moved before, and if the record is not empty, in use or cannot store a value; Rejected for a damaged store or a
+    wrong URL: then the record is as it was. After Unavailable, try again, which finds out what the record has.
     """
     if not source.exists():
         raise Refused(f"there is no store {str(source)!r}: give the data directory of a service that was in use")
@@ -113,10 +113,11 @@ def copy_store_to_record(source: Path, url: str, *, now: float) -> dict[str, Tab
 def copy_record_to_store(url: str, target: Path) -> dict[str, TableDigest]:
     """Move everything in a record to the new SQLite store `target`; return the store's digests, by table.
 
-    `url` is that of the record's PostgreSQL database. The record keeps its rows and is marked as moved, so that no
-    control node starts on it. Holds the lease of the record meanwhile. Blocks. Raises Refused if `target` is a file
-    that is not empty or the record is in use, Unavailable; then there is no file `target`. If the server has not
-    confirmed the mark, the rows stay in the file `target` + ".moving", and the next attempt finds out and goes on.
+    `url` is that of the record's PostgreSQL database. The polls of control nodes are not in a record, so the store has
+    none. The record keeps its rows and is marked as moved, so that no control node starts on it. Holds the lease of the
+    record meanwhile. Blocks. Raises Refused if `target` is a file that is not empty or the record is in use, Rejected
+    for a wrong URL, Unavailable; then there is no file `target`. If the server has not confirmed the mark, the rows
+    stay in the file `target` + ".moving", and the next attempt finds out and goes on.
     """
     if not sqlite_file.is_new_file(target):
         raise Refused(f"there is a store {str(target)!r} already, and it is not overwritten: give another path")
@@ -164,8 +165,9 @@ def renew_epochs(url: str, *, now: float) -> int:
 
     It is larger than all epochs there and than `now` (real time in POSIX seconds): an ETag from the lost history never
     matches again (spec §4.3). The term of the lease becomes at least `now` too, so that hosts that know later terms
-    obey the restored cluster. Every copy is built again. Raises Refused if the record is in use, Unavailable. `url` is
-    that of the record's PostgreSQL database. Holds the lease meanwhile. Blocks; durable on return.
+    obey the restored cluster. Every copy is built again. Raises Refused if the record is in use, Rejected for a wrong
+    URL, RecordUnavailable; after that it may have been renewed, and another call is harmless. `url` is that of the
+    record's PostgreSQL database. Holds the lease meanwhile. Blocks; durable on return.
     """
     with _exclusive(url, "store renew") as (record, lease):
         with record.snapshot() as snapshot:

@@ -44,13 +44,22 @@ class LeaseGuard(Protocol):
     """
 
     def check(self) -> None:
-        """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost or released."""
+        """Raise RecordUnavailable while nothing may be written, Deposed if the lease is lost or released.
+
+        It is called on the writer's thread before each commit to the record.
+        """
 
     def renewed(self, sent_at: float) -> None:
-        """Count a commit that has renewed the lease; `sent_at` is the monotonic time before it was sent."""
+        """Count a commit that has renewed the lease; `sent_at` is the monotonic time before it was sent.
+
+        It is called on the writer's thread.
+        """
 
     def deposed(self, reason: str) -> None:
-        """Mark the lease as lost, because another node has taken it; `reason` is a sentence for people."""
+        """Mark the lease as lost, because another node has taken it; `reason` is a sentence for people.
+
+        It is called on the writer's thread, once.
+        """
 
 
 class RecordReplication(GroupReplication):
@@ -186,7 +195,8 @@ class ReplicatedStore(SqliteStore):
     """The `Store` of the active control node, shared with others through a record. `open_copy` opens it.
 
     It reads from this node's copy, a SQLite file, as `SqliteStore`. A write is committed to the record (PostgreSQL)
-    first, and then to the copy.
+    first, and then to the copy. Polls are written to this copy alone, and `last_request_at` of a scope reaches the
+    record once an hour. A value that PostgreSQL cannot store, such as a text with NUL, is Rejected.
     """
 
     _replication: RecordReplication

@@ -61,9 +61,9 @@ class SqliteStore(Store):
     def open(cls, path: Path) -> SqliteStore:
         """Return the store at `path`; creates the file if it is missing, or migrates it to the newest schema.
 
-        Blocks. Starts a writer thread, which `close` ends. Raises Rejected, and leaves the file as it is, if it is not
-        an intact store or its directory is missing; Refused for one that was moved to a record or is a copy of one,
-        which is only migrated; Unavailable if it cannot be opened.
+        Blocks. Takes no lock against other processes. Starts a writer thread, which `close` ends. Raises Rejected, and
+        leaves the file as it is, if it is not an intact store or its directory is missing; Refused for one that was
+        moved to a record or is a copy of one, which is only migrated; Unavailable if it cannot be opened.
         """
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
@@ -299,10 +299,7 @@ class SqliteStore(Store):
         return [row_codec.read_entry(*row) for row in self._rows(queries.ENTRIES_AFTER, after=seq, limit=limit)]
 
     def last_seq(self) -> int:
-        """Return the sequence number of the last history entry ever written, also a pruned one; 0 if none.
-
-        Raises Unavailable.
-        """
+        """Return the number of the last history entry ever, also a pruned one; 0 if none. Raises Unavailable."""
         row = self._row(queries.LAST_SEQ)
         return int(row[0]) if row else 0
 
@@ -390,7 +387,8 @@ class SqliteStore(Store):
 
         Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
         returns. Raises Conflict if one of them is no longer at the version in the commit, or a host not as `Commit`
-        demands, or Unavailable. Nothing was written then, unless Unavailable says that it may have been.
+        demands; the same one twice, at one version, conflicts too. Or Unavailable. Nothing was written then, unless
+        Unavailable says that it may have been. A write whose caller is cancelled goes on.
         """
         try:
             applied = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)

@@ -123,7 +123,8 @@ def _refuse_cluster_store(path: Path, *, as_copy: bool) -> None:
 def is_new_file(path: Path) -> bool:
     """Return whether a file is missing, empty or an SQLite database without tables; changes nothing.
 
-    A file that is no database, or cannot be read, is not new: `read_revision` says what it is.
+    No process may write to it meanwhile. A file that is no database, or cannot be read, is not new: `read_revision`
+    says what it is.
     """
     try:
         if not path.exists() or (path.is_file() and path.stat().st_size == 0):
@@ -137,8 +138,9 @@ def is_new_file(path: Path) -> bool:
 def read_revision(path: Path) -> str | None:
     """Check a store and return its schema revision, such as "0004"; None if missing or without tables.
 
-    Changes nothing. Raises Rejected if the directory is missing, or the file is damaged, of another program, or of a
-    newer forewarn; OSError or sqlite3.OperationalError if it cannot be read.
+    Changes nothing. Reads the whole file, to which no process may write meanwhile. Raises Rejected if the directory is
+    missing, or the file is damaged (StoreDamaged), of another program, or of a newer forewarn; OSError or
+    sqlite3.OperationalError if it cannot be read.
     """
     if not path.parent.is_dir():
         raise Rejected(

@@ -23,7 +23,7 @@ def apply_commit(db: sqlite3.Connection, commit: Commit) -> AppliedCommit:
 
     The caller commits the transaction, or rolls it back after an error. Raises Conflict if a scope, host, gate or
     request is at another version than the one it was decided on, or if VMs have come to a changed or removed host
-    since.
+    since; also if it has one of them twice, at one version. Other errors are sqlite3.Error.
     """
     for scope in commit.scopes:
         _write_versioned(
