@@ -106,11 +106,11 @@ class AccessService:
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
         """Grant a role over the resource id `over` to the principal `to`, durably; return the grant.
 
-        `to` is a principal id as `Grant.to` has it; of a client (`client:ID`), letter case of the ID is ignored. If it
-        has the same role over the same resource (ignoring letter case) already, nothing changes, and that grant is
-        returned. `over` `/` means everything. `who` is the caller's name; `name` is how the history calls the
-        principal; "": by its id. Raises NotFound if `to` is a client that does not exist; other principals and `over`
-        are not checked. Raises Unavailable.
+        `to` is a principal id as `Grant.to` has it; of a client (`client:ID`), letter case of the ID is ignored; others
+        must match exactly. If it has the same role over the same resource (ignoring letter case) already, nothing
+        changes, and that grant is returned. `over` `/` means everything. `who` is the caller's name; `name` is how the
+        history calls the principal; "": by its id. Raises NotFound if `to` is a client that does not exist; other
+        principals and `over` are not checked. Raises Unavailable.
         """
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):
@@ -150,7 +150,7 @@ class AccessService:
         """Return the grant with this id, or the only one whose id starts with it (at least four characters).
 
         Letter case, and blanks around it, are ignored. Raises NotFound if there is none, or Refused if several ids
-        start with it.
+        start with it. Unavailable if the store cannot be read.
         """
         wanted = grant_id.strip().casefold()
         grants = self._store.grants()

@@ -95,7 +95,8 @@ def fleet_file_for(
     the subscription id and resource group to use if the VM names none; None: the defaults of a fleet file.
     `subscriptions` are ids. Writes nothing. Raises Rejected if the name contains braces, if the set does not have the
     VM's update domain or fault domain, or if hosts are in several locations and neither the VM, its set nor its host
-    decides.
+    decides. Raises Unavailable. Other mistakes, such as an unknown host, are only found when the text is read: see
+    `vm_problem_text`.
     """
     if "{" in new_vm.name or "}" in new_vm.name:
         raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")

@@ -131,8 +131,9 @@ class BudgetService:
     async def set_budget(self, budget: Budget, *, who: str) -> Budget:
         """Store a budget durably, in place of one of its name, and return it; later publications keep to it.
 
-        Events that are published already stay. `who` is the caller's name. Raises Rejected for a budget that is not
-        possible, such as without a limit or with a tag that no VM has, or Unavailable. The history gets an entry.
+        Events that are published already stay. `who` is the caller's name. Raises Rejected for a name that is not up to
+        60 letters, digits, `-`, `_` and `.`, unless it has exactly one limit (of VMs or percent), for a location, tag
+        or tag value that no VM has, and beside 100 others; or Unavailable. The history gets an entry.
         """
         async with self.lock:
             others = [other for other in self.budgets() if other.key != budget.key]
@@ -235,7 +236,8 @@ class BudgetService:
         """Return for people which budgets a rollout waits for, one clause each; () if for none.
 
         The shortages are those of the last time when it could have published more, the VMs that are out those of now.
-        `request_id` is that of its request. Raises Unavailable.
+        They are in memory: () after a restart, until it was tried again. `request_id` is that of its request. Raises
+        Unavailable.
         """
         self._count_if_needed()
         return tuple(
@@ -253,7 +255,7 @@ class BudgetService:
         """Return for people which budget allows less than VMs of a rollout that go together; "" if none does.
 
         Then the rollout can never publish them, unless the budget or their host changes. `request_id` is that of the
-        rollout. Looks only at what the rollout was last found to wait for. Raises Unavailable.
+        rollout. Looks only at what the rollout was last found to wait for, which is in memory. Raises Unavailable.
         """
         self._count_if_needed()
         for shortage in self.waiting.get(request_id, ()):

@@ -67,11 +67,11 @@ class ControlPlane:
     `maintenance_configurations`, `unannounced_changes` and `lab_clock`. The caller runs `reconciler.run()`,
     `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them, and calls `close`. Use it from one
     event loop. The constructor reads the store, subscribes to its commits and queues the acts that an earlier process
-    left unfinished; nothing is performed before the reconciler runs. Store, clock and hypervisor stay the caller's.
-    `verbs` says which maintenance can be requested; None: what the hypervisor supports. `inputs` has what it needs from
-    outside, such as ids and real time; `policy`, `retry` and `limits` are settings of decisions and of acts.
-    `placement`, `transactions`, `executor` and `rollout_calendars` are shared by the use cases; `dry_run_lock` is held
-    during a dry run.
+    left unfinished; nothing is performed before the reconciler runs. It raises Unavailable if the store cannot be read.
+    Store, clock and hypervisor stay the caller's. `verbs` says which maintenance can be requested; None: what the
+    hypervisor supports. `inputs` has what it needs from outside, such as ids and real time; `policy`, `retry` and
+    `limits` are settings of decisions and of acts. `placement`, `transactions`, `executor` and `rollout_calendars` are
+    shared by the use cases; `dry_run_lock` is held during a dry run.
     """
 
     def __init__(

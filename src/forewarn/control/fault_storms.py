@@ -62,7 +62,8 @@ class FaultStormService:
         """End the storms with these ids, durably, and return them, oldest first; unknown ids are ignored.
 
         Ids must match exactly (`s1`). Faults of the storms that were not set yet are never set. Faults that were set
-        already stay until they expire or are cleared. Writes a history entry for each; () if none was ended.
+        already stay until they expire or are cleared. Writes a history entry for each; () if none was ended. Raises
+        Unavailable; then nothing has changed.
         """
         async with self._registry.write_lock:
             active = self._registry.active

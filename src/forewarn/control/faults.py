@@ -47,8 +47,8 @@ class FaultTarget:
 class FaultSpec:
     """A fault to set, as a user or a storm asks for it: `FaultService.set` checks it and makes a `Fault`.
 
-    `count` None: no limit. `for_s` is real time for transport faults, else lab time; None: the longest of its
-    kind, or no limit.
+    `count`, 1 or more, None: no limit. A kind of category AT_ONCE takes neither `count` nor `for_s`. `for_s` is real
+    time for transport faults, else lab time; None: the longest of its kind, or no limit.
     """
 
     kind: FaultKind
@@ -106,7 +106,8 @@ class FaultService:
         A fault of category AT_ONCE has already happened on return, in each target scope that allows it, and is not
         active afterwards; `touched` counts the events that it made, or the scopes that it reset. Raises Rejected for
         bad limits or parameters, NotFound if its scope does not exist, Refused if 1000 faults are active; for AT_ONCE
-        also Refused if no target scope allows it; Unavailable. Writes a history entry that names `who`.
+        also Refused if no target scope allows it; Unavailable, after which an AT_ONCE fault may have happened in some
+        scopes. Writes a history entry that names `who`.
         """
         async with self._registry.write_lock:
             return await self._set(spec, who)
@@ -115,7 +116,8 @@ class FaultService:
         """Remove the active faults for which `matches` returns True, durably, and return them.
 
         Each is returned as it was, with its counts, oldest first; () if none matches. Storms stay, and so does what the
-        faults did. `matches` gets each fault with its counts. Writes a history entry for each.
+        faults did. `matches` gets each fault with its counts. Writes a history entry for each. Raises Unavailable; then
+        nothing has changed.
         """
         async with self._registry.write_lock:
             active = self.active
@@ -141,7 +143,8 @@ class FaultService:
     async def expire(self) -> bool:
         """Remove faults whose count or duration is used up, durably; return True if there were any.
 
-        A step of the reconciler. It writes a history entry for each.
+        A step of the reconciler. Transport faults expire in real time, others in lab time. It writes a history entry
+        for each. Raises Unavailable.
         """
         if not self._expired():
             return False

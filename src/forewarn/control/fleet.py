@@ -77,12 +77,12 @@ class FleetService:
     async def apply_change(self, change: FleetChange, *, who: str) -> None:
         """Commit the change, all of it or nothing; new VMs get an id if they have none, lab VMs an address.
 
-        Also writes a history entry. Chooses no hosts, and does not check addresses: the caller has done that. The
-        reconciler withdraws events that become obsolete. Where scopes are always enabled, those of the VMs are. Raises
-        Refused if a VM to remove has a started event; if a host to remove has VMs or gets one, or a VM moves to it; if
-        a VM moves to a host that gets another location or zone; or if a VM is put on a host that has failed or is
-        confirmed down. Raises Conflict at once if a scope or host that it concerns is no longer at the version in
-        `decided_on`; without that, if the fleet keeps changing meanwhile.
+        Also writes a history entry. Chooses no hosts, and does not check addresses or whether the hosts of VMs exist:
+        the caller has done that. The reconciler withdraws events that become obsolete. Where scopes are always enabled,
+        those of the VMs are. Raises Refused if a VM to remove has a started event; if a host to remove has VMs or gets
+        one, or a VM moves to it; if a VM moves to a host that gets another location or zone; or if a VM is put on a
+        host that has failed or is confirmed down. Raises Conflict at once if a scope or host that it concerns is no
+        longer at the version in `decided_on`; without that, if the fleet keeps changing meanwhile. Unavailable.
         """
 
         async def attempt() -> None:
@@ -108,7 +108,7 @@ class FleetService:
 
         Writes one history entry. Pass at least one VM (else IndexError); one that was removed meanwhile is passed over.
         An empty change does nothing. Raises Refused if a VM cannot have a setting, or if only part of a set would get
-        another policy; Conflict if the VMs keep changing meanwhile. Lengths of notices are not checked.
+        another policy; Conflict if the VMs keep changing meanwhile; Unavailable. Lengths of notices are not checked.
         """
         if change.is_empty:
             return

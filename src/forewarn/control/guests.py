@@ -42,7 +42,8 @@ class GuestService:
         Ids must match exactly (upper case). Unknown is an id that is neither of a listed event of this scope, live or
         over and not yet pruned, nor of an event that a replay showed it; then nothing is approved. Events that are
         approved, started or over already stay as they are. The reconciler starts approved events. Raises NotFound for
-        an unknown or removed VM. Each new approval is in the history.
+        an unknown or removed VM, Conflict if the scope keeps changing, Unavailable. Each new approval is in the
+        history.
         """
         vm = self._vm(vm_key)
         scope_id = vm.scope_id

@@ -50,10 +50,13 @@ class HealthProber:
         self.allow_commands = allow_commands
 
     def require_usable(self, checks: Sequence[HealthCheck]) -> tuple[HealthCheck, ...]:
-        """Return these checks of one rollout with their defaults filled in; asks and runs nothing.
+        """Return these checks of one rollout if they can be used; asks and runs nothing.
 
-        Raises Rejected for one that `make_check` does not accept, more than 20, two of the same name, or an address
-        that the service may not call; Refused for a command if commands are not allowed. They keep their order.
+        Raises Rejected for one that `make_check` does not accept, more than 20, two of the same name (ignoring letter
+        case), or an address that the service may not call; Refused for a command if commands are not allowed. They keep
+        their order. A figure without a condition gets `== 0`; nothing else is filled in. Host names other than
+        `localhost` pass, because only a probe resolves them: if their addresses are not allowed, each probe is an
+        error.
         """
         try:
             usable = tuple(map(make_check, checks))
@@ -74,9 +77,12 @@ class HealthProber:
         """Perform a check once and return what it found: asks Prometheus or an HTTP server, or runs a command.
 
         A command must end within the timeout of the check, or is killed; a response must begin within it, and its body
-        may take as long again. Failures are in the result, not raised: its outcome is good, bad, unclear or error; a
-        command that is not allowed is an error. Redirects are not followed. Raises ValueError for a figure, which only
-        the service itself knows. If the task is cancelled, it kills the command.
+        may take as long again. Failures are in the result, not raised: its outcome is good, bad, unclear or error.
+        Another HTTP status than the expected one is bad, also a redirect, which is not followed. No response, a
+        timeout, a command that a signal ended, that cannot be started or is not allowed is an error; no data, a body
+        that broke off, or exit status 75 is unclear. A command gets only PATH and FOREWARN_CHECK (the check's name) as
+        environment. Raises ValueError for a figure, which only the service itself knows. If the task is cancelled, it
+        kills the command.
         """
         match check.kind:
             case CheckKind.PROMETHEUS:

@@ -66,7 +66,8 @@ class LabClockService:
         for ten seconds. VMs that polled within the last 330 seconds, of lab time if the clock is slower than real time,
         else of real time, count as polling throughout (spec §12); with `without_polls` none does, so scopes become idle
         (spec §8.2). `who` "" writes no history entry. Raises Rejected unless `by_s` is above 0 and at most 366 days,
-        and if this is not a lab. An error of a pass is raised, and the clock stays where it was then.
+        and if this is not a lab. Waits for a pass of the reconciler under way. After an error on the way, such as
+        Unavailable, the clock stays where it was then: it may have moved by a part.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
@@ -88,7 +89,8 @@ class LabClockService:
         """Advance to the next due time and do everything due then; return False if nothing is scheduled.
 
         Does not move the clock if that time is now or past. VMs that poll count as polling throughout, as for
-        `advance`. Writes no history entry for the jump. Raises Rejected if this is not a lab.
+        `advance`. Writes no history entry for the jump. Raises Rejected if this is not a lab, Unavailable if the store
+        fails, perhaps after the jump.
         """
         clock = self.require_lab_clock("advanced")
         async with self._reconciler.pass_lock:
@@ -101,8 +103,9 @@ class LabClockService:
     async def set_speed(self, speed: float, *, who: str = "") -> float:
         """Set how many lab seconds pass per real second from now on (0 stops the clock); return the speed.
 
-        The time does not jump. Waits while `advance` runs. `who` "" writes no history entry. Raises Rejected unless the
-        speed is from 0 to 100,000, and if this is not a lab.
+        The time does not jump. The speed is saved durably first, so a restart keeps it. Waits while `advance` or a pass
+        of the reconciler runs. `who` "" writes no history entry. Raises Rejected unless the speed is from 0 to 100,000,
+        and if this is not a lab; Unavailable if it cannot be saved, and the old speed stays.
         """
         clock = self.require_lab_clock("set to another speed")
         # Under the lock, because `advance` would overwrite the new speed, or this the new time.

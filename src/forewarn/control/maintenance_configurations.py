@@ -66,7 +66,8 @@ class MaintenanceConfigurationService:
 
         Letter case of the id is ignored. A replaced one keeps its id as it was spelled, and who created it when.
         Writing it unchanged writes nothing. Canceled openings stay canceled while the window is the same. A change is
-        durable on return, with a history entry that names `who`.
+        durable on return, with a history entry that names `who`. Whether the window is possible is not checked. Raises
+        Unavailable; then nothing has changed.
         """
         async with self._lock:
             old = self.find(new.id)
@@ -99,6 +100,7 @@ class MaintenanceConfigurationService:
         `begin` is lab time; `resource` is the configuration's resource id, ignoring letter case. Canceled openings that
         began over 35 days ago are forgotten. Canceling it again changes nothing. Raises NotFound if there is no such
         configuration; whether it opens at that time is not checked. Durable on return; a history entry names `who`.
+        Raises Unavailable.
         """
         async with self._lock:
             old = self.find(resource)
@@ -118,7 +120,7 @@ class MaintenanceConfigurationService:
         """Remove the configuration with this id and all its assignments; return it, or None if there is none.
 
         `resource` is its resource id, ignoring letter case. All is removed in one transaction, with a history entry
-        that names `who`.
+        that names `who`. Raises Unavailable; then nothing has changed.
         """
         async with self._lock:
             old = self.find(resource)
@@ -139,7 +141,7 @@ class MaintenanceConfigurationService:
 
         Letter case of the id is ignored. A replaced one keeps its creator, target and the spelling of its id. Writing
         it unchanged writes nothing. A change is durable on return, with a history entry that names `who`. Raises
-        NotFound if its configuration does not exist.
+        NotFound if its configuration does not exist. Whether its target exists is not checked. Raises Unavailable.
         """
         async with self._lock:
             configuration = self.find(new.configuration_id)
@@ -168,7 +170,7 @@ class MaintenanceConfigurationService:
         """Remove the assignment with this id; return it, or None if there is none.
 
         `resource` is its resource id, ignoring letter case. The removal is durable on return, with a history entry that
-        names `who`.
+        names `who`. Raises Unavailable; then nothing has changed.
         """
         async with self._lock:
             old = self.find_assignment(resource)

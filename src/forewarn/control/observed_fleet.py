@@ -150,7 +150,8 @@ class ObservedFleet:
 
         The result has which hosts list the VM and how, whether its own host has answered, and whether all have. Answers
         to questions that are older than the last change of the VM in the fleet count as not given. If several VMs of
-        the fleet have its name, only the report of the VM's own host counts.
+        the fleet have its name, only the report of the VM's own host counts. `vm` must be as `vm(key)` returns it now:
+        KeyError for one whose name no present VM has.
         """
         changed = self._changed.get(vm.key, 0)
         if vm.key in self._acts or self._is_acted_on(vm, changed):

@@ -106,7 +106,8 @@ class ReplayService:
         recorded. A `key` gives the request its id; whether a request with it exists, the caller has checked before
         (`RequestKeys`). Raises Rejected outside a lab and for a bad recording, names that it does not have, a speed
         outside 0.01 to 10000 or loops outside 1 to 1000; Refused if the scope has a live event or another replay;
-        NotFound if the scope does not exist. Writes a history entry.
+        NotFound if the scope does not exist; Conflict if it keeps changing, or the id of the `key` is used;
+        Unavailable. Writes a history entry.
         """
         self._require_lab()
         _require_in_range(speed, loops)
@@ -126,7 +127,8 @@ class ReplayService:
         """End a replay durably and return its request as it is now; the scope shows its own document again.
 
         `replay_id` is the id or the start of one, of any length, ignoring letter case. Raises NotFound if there is
-        none, Refused if several ids start with it, or if the replay is over already. Writes a history entry.
+        none, Refused if several ids start with it, or if the replay is over already; Conflict if it shows its next step
+        at that moment: call it again; Unavailable. Writes a history entry.
         """
         request = self.find(replay_id)
         assert request.replay is not None
@@ -140,7 +142,7 @@ class ReplayService:
 
         Letter case, and blanks around it, are ignored; the start may have any length. Only replays of `list_replays`
         are found, running or over. Raises NotFound if there is none or the id is "", Refused if several ids start with
-        it.
+        it. Raises Unavailable.
         """
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]

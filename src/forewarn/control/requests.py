@@ -88,12 +88,13 @@ class RequestService:
 
         Also a rebalance recommendation; requests for hosts, ROLLOUT, REPLAY and PERFORM_MAINTENANCE have methods of
         their own. `notice_s` is in seconds of lab time, 0 means the minimum notice; `short_notice` allows any, even 0.
-        If all VMs are in one scope, their events are published or started on return and in the receipt, otherwise the
-        reconciler publishes them. Raises Rejected without VMs, for too short a notice, and for a notice or
-        `short_notice` if the operation is performed at once; Refused if the hypervisor cannot do it, if the state of a
-        VM or another operation on it forbids it, if no host can take a VM that must move, and for a notice or
-        `short_notice` if a VM to delete has no terminate notification. A `key` gives the request its id; whether a
-        request with it exists, the caller has checked before (`RequestKeys`).
+        An operation that the VM's policy approves starts without notice. If all VMs are in one scope, their events are
+        published or started on return and in the receipt, otherwise the reconciler publishes them. Raises Rejected
+        without VMs, for too short a notice, and for a notice or `short_notice` if the operation is performed at once;
+        Refused if the hypervisor cannot do it, if the state of a VM or another operation on it forbids it, if its scope
+        has as many user operations scheduled as it may, if no host can take a VM that must move, and for a notice or
+        `short_notice` if a VM to delete has no terminate notification. Conflict; Unavailable. A `key` gives the request
+        its id; whether a request with it exists, the caller has checked before (`RequestKeys`).
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")
@@ -114,8 +115,9 @@ class RequestService:
         `notice_s` is in seconds of lab time. 0 means ten minutes, or none with `short_notice`; otherwise less than ten
         minutes needs `short_notice`, else Rejected. The reconciler publishes the events; the receipt has none. Letter
         case of the name is ignored. Raises NotFound for an unknown host, Refused if it is not healthy, if the
-        hypervisor cannot redeploy, or if a VM has no host to move to. A `key` gives the request its id; whether a
-        request with it exists, the caller has checked before (`RequestKeys`).
+        hypervisor cannot redeploy, or if a VM has no host to move to; Conflict if the host keeps changing; Unavailable.
+        A `key` gives the request its id; whether a request with it exists, the caller has checked before
+        (`RequestKeys`).
         """
 
         async def attempt() -> RequestReceipt:
@@ -134,9 +136,10 @@ class RequestService:
 
         Acts under way there end as failed; a VM that was migrating to it stays where it is, and so do deallocated VMs.
         The reconciler publishes the events; the receipt has none. Letter case of the name is ignored. Raises NotFound
-        for an unknown host, Refused if it has failed already or a VM has no host to move to. A hypervisor that cannot
-        redeploy does not keep it from being recorded: then the acts fail, and say why. A `key` gives the request its
-        id; whether a request with it exists, the caller has checked before (`RequestKeys`).
+        for an unknown host, Refused if it has failed already or a VM has no host to move to (then it is not marked
+        either), Conflict if it keeps changing, Unavailable. A hypervisor that cannot redeploy does not keep it from
+        being recorded: then the acts fail, and say why. A `key` gives the request its id; whether a request with it
+        exists, the caller has checked before (`RequestKeys`).
         """
 
         async def attempt() -> RequestReceipt:
@@ -154,7 +157,8 @@ class RequestService:
         """Mark a degraded, failed or confirmed-down host as healthy, durably, and return it; moves no VM back.
 
         Letter case of the name is ignored. Raises NotFound for an unknown host, Refused if it is healthy, or while
-        events are scheduled that move VMs away because it is degraded: withdraw them first. Writes a history entry.
+        events are scheduled that move VMs away because it is degraded: withdraw them first; Conflict if it keeps
+        changing; Unavailable. Writes a history entry.
         """
 
         async def attempt() -> Host:
@@ -176,9 +180,10 @@ class RequestService:
     async def approve(self, event_id: str, *, who: str) -> Event:
         """Approve an event on behalf of its VMs, durably, and return it.
 
-        Letter case of the id is ignored. Raises Refused if the event is over, NotFound if it is unknown. The reconciler
-        starts it, unless something else holds it back. An event that is approved or started already, or that has no
-        impact and never starts, stays as it is. `who` is named in its history entry.
+        Letter case of the id is ignored. Raises Refused if the event is over, NotFound if it is unknown, Conflict if
+        its scope keeps changing, Unavailable. The reconciler starts it, unless something else holds it back. An event
+        that is approved or started already, or that has no impact and never starts, stays as it is. `who` is named in
+        its history entry.
         """
         event = self.event(event_id)
         if not event.is_live:
@@ -190,7 +195,8 @@ class RequestService:
         """Approve these events on behalf of their VMs in one durable transaction, all of them or none.
 
         Events that are approved, started or over already, or have no impact, stay as they are. The reconciler starts
-        the others, unless something else holds them back.
+        the others, unless something else holds them back. Raises Conflict if they keep changing, Unavailable; then none
+        is approved.
         """
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
 
@@ -206,9 +212,9 @@ class RequestService:
 
         The receipt has a new request and the events with such maintenance, those approved before included; the
         reconciler starts them, unless something else holds them back. VMs without one are passed over. Raises Refused
-        if none of them has one, Rejected without VMs, Conflict if an event changes all the time. A `key` gives the
-        request its id; whether a request with it exists, the caller has checked before (`RequestKeys`). `resource` is
-        the id of the Azure resource that the caller named, if the request is to be found by it later.
+        if none of them has one, Rejected without VMs, Conflict if an event changes all the time, Unavailable. A `key`
+        gives the request its id; whether a request with it exists, the caller has checked before (`RequestKeys`).
+        `resource` is the id of the Azure resource that the caller named, if the request is to be found by it later.
         """
 
         async def attempt() -> RequestReceipt:
@@ -248,8 +254,8 @@ class RequestService:
         """Withdraw an event that has not started, and return it as it is then: over, with ending WITHDRAWN.
 
         Durable on return, with a history entry. Other events of the scope that waited for it may start with that.
-        Letter case of the id is ignored. Raises Refused if it has started or is over, NotFound if unknown. `reason` is
-        for the history and the event; "" names `who`.
+        Letter case of the id is ignored. Raises Refused if it has started or is over, NotFound if unknown, Conflict if
+        its scope keeps changing, Unavailable. `reason` is for the history and the event; "" names `who`.
         """
         event = self.event(event_id)
 

@@ -121,7 +121,8 @@ class RolloutCalendars:
         """Give the scheduled and planned events of open rollouts their windows, if these may have changed.
 
         Returns the open rollouts whose events were looked at; [] if nothing has changed. They are in the order in which
-        they were requested. Changes are committed.
+        they were requested. Changes are committed, rollout by rollout. Raises Conflict or Unavailable; then some may be
+        done, and the next call looks at all again.
         """
         if not self.has_changed:
             return []

@@ -82,8 +82,8 @@ class RolloutRequestService:
         minimum without `short_notice`, for negative numbers, if no maintenance window follows it, for health checks
         that cannot be used, and unless the rollout has exactly one target; InvalidRollout, a Rejected, for wrong waves
         and a tag or location without VMs; NotFound for an unknown host or scope; Refused if the hypervisor cannot do
-        it, or a VM must move and no host can take it. A `key` gives the request its id; whether a request with it
-        exists, the caller has checked before (`RequestKeys`).
+        it, or a VM must move and no host can take it; Unavailable; Conflict if the id of the `key` is used. A `key`
+        gives the request its id; whether a request with it exists, the caller has checked before (`RequestKeys`).
         """
         request = self.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         request = with_request_key(request, key)
@@ -124,7 +124,7 @@ class RolloutRequestService:
         from before no longer count) or ABORTED (the reconciler also withdraws events that have not started).
         `request_id` is the full id, ignoring letter case. Raises KeyError for another `progress`, Refused if the
         rollout is in that state already or has ended, NotFound if there is no such rollout, Conflict if it changes all
-        the time. Writes a history entry.
+        the time, Unavailable. Writes a history entry.
         """
 
         async def attempt() -> MaintenanceRequest:

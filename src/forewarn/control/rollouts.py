@@ -195,7 +195,7 @@ class RolloutService:
         event is live. While `acts_are_due`, a rollout whose events ended waits for up to ten seconds of lab time, so
         that it is checked once for many events that end together. Before that it begins due visits of the standing
         order, unless rollouts are on hold, performs due health checks, finishes lifting a hold, and gives events the
-        windows that have changed.
+        windows that have changed. Raises Unavailable and Conflict; what was not done then is done by the next call.
         """
         did = False
         if (standing := self.standing_order) is not None and standing.order is not None and self.hold is None:

@@ -96,8 +96,9 @@ class StandingOrderService:
     def check_order(self, order: StandingOrder) -> int:
         """Return how many hosts a valid order would visit, which is all of the fleet; changes nothing.
 
-        Raises Rejected for an interval, a number of hosts at once, a notice or windows that are not possible, Refused
-        if the fleet has no host, the hypervisor cannot do it, or VMs of the first host must move and cannot.
+        Raises Rejected for an interval that is not an hour to 366 days, hosts at once that are not 1 to 1,000, a notice
+        below the minimum, or windows that never open, Refused if the fleet has no host, the hypervisor cannot do it, or
+        VMs of the first host must move and cannot.
         """
         require_valid_order(order)
         hosts = self._host_names()
@@ -116,9 +117,9 @@ class StandingOrderService:
 
         That includes those of an order that was removed; those with another impact do not count. The reconciler ends a
         visit under way that has another impact, other windows or another notice: its events that have not started are
-        withdrawn, and the host is visited again. Raises Rejected for an interval, a number of hosts at once, a notice
-        or windows that are not possible, Refused if the fleet has no host, the hypervisor cannot do it, or VMs of the
-        first host must move and cannot. The history gets an entry.
+        withdrawn, and the host is visited again. Raises Rejected and Refused as `check_order`, such as for over 1,000
+        hosts at once or a fleet without hosts, and Unavailable. The history gets an entry that names `order.who`; all
+        is durable on return.
         """
         self.check_order(order)
         async with self._lock:

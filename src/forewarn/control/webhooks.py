@@ -63,9 +63,10 @@ class WebhookService:
         """Add a webhook durably and return it with its secret; the dispatcher starts to deliver to it.
 
         With `validate`, asks the receiver first, and raises Refused, without adding it, if it does not answer as it
-        must. The same URL may be added again. Raises Rejected for a bad URL, an address that the service may not call,
-        a bad resource, rollouts of a part of the fleet, or a secret that is under 16 characters or not printable.
-        Writes a history entry.
+        must. The same URL may be added again. Raises Rejected for a bad URL, an address that the service may not call
+        (host names other than `localhost` are only checked when it sends), a bad resource, rollouts of a part of the
+        fleet, or a secret that is under 16 characters or not printable. Writes a history entry. Unavailable if it
+        cannot be stored.
         """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
