@@ -103,7 +103,7 @@ class Approved(_Observation, frozen=True, kw_only=True, tag="approval"):
     """A POST of StartRequests, which arrived `at` this time on VM `vm`, and its answer, if any."""
 
     by: Poller  # who sent it
-    event_ids: tuple[str, ...]  # that it approves, in upper case
+    event_ids: tuple[str, ...]  # that it approves, in upper case; () if its body could not be read
     status: int | None  # of the answer; None: there was none, or the connection was reset
     version: str = ""  # the api-version that it named
     has_header: bool = True  # whether it had `Metadata: true`
@@ -168,7 +168,7 @@ class ProbeAnswered(_Observation, frozen=True, kw_only=True, tag="probe"):
 class ResourcesSampled(_Observation, frozen=True, kw_only=True, tag="resources"):
     """What the handler on VM `vm` used `at` this time, its child processes included."""
 
-    cpu_s: float  # seconds of CPU time since the start of the processes that run now
+    cpu_s: float  # seconds of CPU time of the processes that run now, since their start; may fall when one ends
     memory_bytes: int  # resident; pages that processes share count for each of them
     connections: int  # to the metadata endpoint, open now
     processes: int  # that run now
@@ -233,8 +233,8 @@ class Timeline(msgspec.Struct, frozen=True):
     def delivered_at(self, event: str, vm: str, by: Poller = Poller.HANDLER) -> float | None:
         """Return when the last byte of the first document with this event was sent to a poll on this VM.
 
-        The time is in seconds since the start of the case; None: never. `event` is an id in upper case, `vm` a name;
-        `by` says whose polls count.
+        A substitute document counts too. The time is in seconds since the start of the case; None: never. `event` is an
+        id in upper case, `vm` a name; `by` says whose polls count.
         """
         return next(
             (
@@ -258,9 +258,9 @@ class Timeline(msgspec.Struct, frozen=True):
         return bool(states) and states[-1][1]
 
     def settled_samples(self, vm: str) -> list[list[ResourcesSampled]]:
-        """Return the samples of each run of the program on this VM (a name), from four seconds after its start.
+        """Return the samples of each run of the program on this VM, from four seconds after its start.
 
-        Until then a program may still load. Runs whose samples then span less than eight seconds are left out: they say
+        `vm` is a name. Until then a program may still load. Runs whose samples then span less than eight seconds are left out: they say
         nothing about growth or averages.
         """
         starts = [item.at for item in self.of(ProgramStarted, vm)] or [0.0]
