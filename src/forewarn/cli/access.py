@@ -45,7 +45,8 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
     `client_id` None: the service makes a GUID; ids are stored in lower case. `called` is the display name. The secret
     is printed (also with --json), or instead written to `secret_file`; it cannot be shown again. The client has no role
     yet. Raises Refused if the id is taken; Rejected for an invalid one and, before a client is created, if
-    `secret_file` exists or its directory does not.
+    `secret_file` exists or its directory does not. If the file cannot be written then, the client exists and its secret
+    is lost: renew it.
     """
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")

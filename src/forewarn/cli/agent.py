@@ -56,7 +56,11 @@ def _config_option(function: CommandFunction) -> CommandFunction:
 
 @click.group()
 def agent() -> None:
-    """Run the agent, which reacts to a VM's events, and show its state."""
+    """Run the agent, which reacts to a VM's events, and show its state.
+
+    \f
+    A group, which does nothing itself: its commands are `run`, `check`, `status`, `explain` and `repair`.
+    """
 
 
 @agent.command()
@@ -72,8 +76,9 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
 
     \f
     Checks the file (InvalidFile), then replaces this process by `python -m forewarn.agent`. With `dry_run` it stays,
-    and only prints what the agent would do for each new document (`once`: for one); raises Unavailable, NotFound or
-    Rejected if the endpoint fails. `endpoint` None: of the file or environment, else discovered.
+    and only prints what the agent would do for each new document until it is interrupted (`once`: for one); raises
+    Unavailable, NotFound or Rejected if the endpoint fails. `endpoint` None: of the file or environment, else
+    discovered.
     """
     config = _read_agent_config(file)
     if dry_run:
@@ -174,7 +179,8 @@ def repair(call: Invocation, file: Path) -> None:
     not damaged is not changed.
 
     \f
-    Prints what was kept and lost. Raises Rejected if an agent uses the journal, or it is missing or unreadable.
+    Prints what was kept and lost. Raises Rejected if an agent uses the journal, or it is missing or unreadable;
+    Unavailable if it cannot be written; InvalidFile for a wrong `file`.
     """
     config = _read_agent_config(file)
     done = repair_journal(config.journal_path, config.step_folders, read_real_time())
@@ -199,10 +205,7 @@ def _repair_document(done: JournalRepair) -> JsonObject:
 
 
 def _print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
-    """Print the answer of `agent repair` as text: what was kept, then a line for each thing that is lost.
-
-    One sentence if the journal, whose path is `journal`, was not damaged.
-    """
+    """Print the answer of `agent repair` as text: what was kept, then each loss; or that nothing was damaged."""
     if done.damaged_copy is None:
         call.output.print_line(f"{journal} is not damaged: nothing was changed.")
         return
@@ -404,10 +407,7 @@ def _dry_run_document(dry_run: DryRun) -> JsonObject:
 
 
 def _print_dry_runs(call: Invocation, vm: str, dry_runs: Sequence[DryRun]) -> None:
-    """Print as text what the agent would do for each pending event of the VM named `vm`.
-
-    A sentence if there is no event.
-    """
+    """Print as text what the agent would do for each event of the VM `vm`; a sentence if there is none."""
     if not dry_runs:
         call.output.print_line(f"No event is pending for {vm}: nothing would be done.")
     for dry_run in dry_runs:

@@ -214,7 +214,8 @@ def send_request(
 
     `method` is that of HTTP, `target` the path with query, `payload` the body (None: none). `headers` come on top of
     Forewarn-Surface and, with a `payload`, the Content-Type of JSON, or replace them. Raises OSError or HTTPException
-    if the connection fails, and the errors of the connection's own `connect`.
+    if the connection fails, TimeoutError (an OSError) after the connection's own timeout, and the errors of the
+    connection's own `connect`.
     """
     try:
         connection.connect()

@@ -64,8 +64,8 @@ class _DetachedService:
 def child_arguments(ctx: click.Context) -> tuple[str, ...]:
     """Return the options of `up` that the user typed, with their values, as arguments for another process.
 
-    In the order in which the command declares them, without --data, --json, --detach and --wait-ready. `ctx` is the
-    context of `up`.
+    In the order in which the command declares them, without --data, --json, --detach and --wait-ready. Values from the
+    environment are left out: the other process inherits that. `ctx` is the context of `up`.
     """
     arguments: list[str] = []
     for option in ctx.command.params:
@@ -85,11 +85,12 @@ def child_arguments(ctx: click.Context) -> tuple[str, ...]:
 def start_detached(call: Invocation, data: Path, arguments: tuple[str, ...], *, wait_ready: bool) -> None:
     """Start a lab in the background, and print its process id or, with `wait_ready`, its addresses.
 
-    `data` is its data directory, created if missing, `arguments` are options of `up`; messages of the lab go to
-    `service.log` in `data`. Returns once the lab has locked the directory, with `wait_ready` once it serves. If a lab
-    runs or starts there already, starts none, waits until that one answers, and prints its addresses. Raises
-    ServiceFailure, with the end of the log, if the lab ends during its start; Unavailable if it is not ready within two
-    minutes; Refused if the running service is not a lab; Rejected if `data` cannot be used.
+    `data` is its data directory, created if missing, `arguments` are options of `up`, with paths relative to the
+    current directory; messages of the lab go to `service.log` in `data`. Returns once the lab has locked the directory,
+    with `wait_ready` once it serves. If a lab runs or starts there already, starts none, waits until that one answers,
+    and prints its addresses. Raises ServiceFailure, with the end of the log, if the lab ends during its start;
+    Unavailable if it is not ready within two minutes (then it goes on starting, unless it has not even locked the
+    directory); Refused if the running service is not a lab; Rejected if `data` cannot be used.
     """
     with _sole_starter(call, data):
         pid = running_pid(data)
@@ -295,7 +296,7 @@ def reset(call: Invocation, yes: bool) -> None:
     programs in VMs. A lab that `up --detach` started is stopped, and started again with the same options. Asks first
     unless `yes`; changes nothing if the user says no. Raises Refused for a production store, or if a lab runs in a
     terminal; Rejected if there is no terminal to ask on; Unavailable if something does not end; ServiceFailure if the
-    lab does not start again.
+    lab does not start again. After an error the lab may be stopped, or wiped and stopped.
     """
     with require_server_extra("reset"):
         from forewarn.service.data_directory import DataDirectory

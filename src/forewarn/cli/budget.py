@@ -45,8 +45,9 @@ def set_budget(call: Invocation, name: str, at_most: str, per: str, location: st
     \f
     `at_most` is a number of VMs, or a percentage with `%`. `per` says which VMs are counted together, each group with
     its own limit; `location` and `tag` ("": all) which are counted at all. Events that are published stay. Prints the
-    budget and its use. Raises Rejected for anything that is wrong with it, such as a limit of 0, more than 100 %, or a
-    location or tag that no VM has.
+    budget and its use. Raises Rejected for anything that is wrong with it: a name with other characters than letters,
+    digits, `-`, `_` and `.`, or over 60 of them, a limit of 0 or a percentage that is not whole or over 100, a location
+    or tag that no VM has, and more than 100 budgets.
     """
     max_vms, max_percent = parse_limit(at_most)
     body: JsonObject = {"name": name, "max_vms": max_vms, "max_percent": max_percent}

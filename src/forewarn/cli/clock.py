@@ -48,8 +48,9 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
     \f
     `by` is in seconds of lab time, above 0 and at most 366 days. Waits until everything that is due by then is done, an
     hour at most, then prints the history entries of that time (the newest 10,000) and the new time. With
-    `without_polls`, VMs do not count as polling meanwhile, so that scopes may be disabled. Raises Rejected outside a
-    lab, and for another `by`.
+    `without_polls`, VMs do not count as polling meanwhile, so that scopes may be disabled. Acts that the hypervisor has
+    not answered for ten seconds are not waited for. Raises Rejected outside a lab, and for another `by`; Unavailable if
+    it takes over an hour of real time, or fails on the way: the clock may have moved by a part then.
     """
     body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
     view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)

@@ -78,15 +78,17 @@ def init(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
 def add_host(call: Invocation, directory: Path, hosts: tuple[str, ...]) -> None:
     """Let the nodes of more hosts use NATS.
 
-    Adds them to nats.conf in DIR, and makes their credentials. Let the NATS servers read nats.conf again then, and
-    give each host its own credentials file.
+    Makes their credentials, and writes nats.conf in DIR anew, with the hosts of earlier calls: changes by hand are
+    lost. Let the NATS servers read nats.conf again then, and give each host its own credentials file.
 
     \b
     forewarn cluster add-host /etc/forewarn/secrets h7
 
     \f
-    `directory` is one that `cluster init` made, `hosts` are names of hosts. Existing credentials stay valid. Prints the
-    credentials file of each new host. Raises Refused if a host has one already; then nothing is written.
+    `directory` is one that `cluster init` made; in another one it makes new credentials of control nodes, which no
+    cluster knows. `hosts` are names of hosts. Existing credentials stay valid. Prints the credentials file of each new
+    host. Raises Refused if a host has one already, and writes nothing then; Rejected or Unavailable if a file cannot be
+    read or written, perhaps after some were written.
     """
     with require_server_extra("cluster add-host"):
         from forewarn.service.nats_config import host_credentials_path, write_nats_config

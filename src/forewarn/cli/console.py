@@ -40,7 +40,7 @@ def attach(path: Path, vm: str, *, on_connected: Callable[[], None] = lambda: No
     Blocks. What the guest writes goes to stdout; every other key, also Ctrl-C, goes to the guest, and the terminal's
     mode is restored at the end. Input that is not a terminal is sent up to its end, which ends the connection too. `vm`
     is named in messages. `on_connected` is called once it is connected. Raises Rejected if there is no such socket,
-    Unavailable if nothing answers.
+    Unavailable if nothing answers, and OSError if the connection breaks.
     """
     with socket.socket(socket.AF_UNIX) as console:
         try:

@@ -240,7 +240,8 @@ def report_result(
 
     Prints to stdout, or to stderr if stdout gets the JSON. `expected` has the failures of the baseline, case id →
     reason; None: none. Also names cases of it that passed. The code is 0 without failures that it does not expect, 1
-    with some, and 2 if the handler did not run. Replaces files that exist; OSError if one cannot be written.
+    with some, and 2 if the handler did not run. Replaces files that exist; OSError if one cannot be written; those
+    before it are written then (JSON, JUnit, HTML, badge, baseline).
     """
     from forewarn.crash_test.baseline import compare_with_baseline
     from forewarn.crash_test.grading import Grade

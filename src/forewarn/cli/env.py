@@ -87,7 +87,7 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
     there. With `with_secret` the administrator's secret is among them. If the service has a CA of its own, also writes
     a bundle of the system's CAs and that one beside its certificate. Raises Refused if the service does not serve
     HTTPS, or does not allow what `vm` or `with_secret` asks for; NotFound if no VM has this name, or the file of the
-    secret does not exist.
+    secret does not exist; Rejected if others have access to that file, or it cannot be read.
     """
     info = call.api.get("service", query={"vm": vm})
     console = info.get("console")

@@ -44,9 +44,9 @@ def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **s
     \f
     Shows live events, with `over_too` also those that are over, that match all of `selection`: vm, scope, host and
     rollout, each None or a name or id (with vm, those that affect it); NotFound for an unknown one, Refused for an
-    ambiguous one. `limit` None is 1000; if there are more, the newest are shown, oldest first. With `watch` it runs
-    until it is interrupted: prints a live table on a terminal, in a pipe a line for each change, with --json a page for
-    each.
+    ambiguous one. `limit` None is 1000, at most 1,000,000; if there are more, the newest are shown, oldest first. With
+    `watch` it runs until it is interrupted: prints a live table on a terminal, in a pipe a line for each change, with
+    --json a page for each.
     """
     query = {"all": over_too or None, "limit": limit, **selection}
     page = call.api.get("events", query=query)

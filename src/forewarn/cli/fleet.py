@@ -146,7 +146,8 @@ def check(call: Invocation, file: IO[bytes]) -> None:
     \f
     `file` is open for reading. Changes nothing; prints what applying the file would add, change and remove, and what
     prevents it, which is no error here. If no local service runs, checks only the file itself. Raises InvalidFile with
-    the problems of a file that is wrong by itself, Rejected if it is not UTF-8.
+    the problems of a file that is wrong by itself, Rejected if it is not UTF-8, Unavailable if a remote service does
+    not answer.
     """
     proposal = _read_proposal(file)
     try:

@@ -41,10 +41,10 @@ def history(
     """Show what has happened, oldest first.
 
     \f
-    Shows the last `limit` entries that match all given options; with `watch` then prints new ones until it is
-    interrupted. --json prints one page, with `watch` one entry per line. `vm` is a name, `group/name` or key, `event`
-    an id or its beginning, `request` a full id, `scope` an id or the name of a set or VM. Raises NotFound for an
-    unknown one, Refused for an ambiguous one. Does nothing if a subcommand follows.
+    Shows the last `limit` entries (at most 1,000,000) that match all given options; with `watch` then prints new ones
+    until it is interrupted. --json prints one page, with `watch` one entry per line. `vm` is a name, `group/name` or
+    key, `event` an id or its beginning, `request` a full id, `scope` an id or the name of a set or VM. Raises NotFound
+    for an unknown one, Refused for an ambiguous one. Does nothing if a subcommand follows.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -111,9 +111,10 @@ def explain(call: Invocation, thing: str) -> None:
     THING is a VM, an event, a host, a scope (its id, or the name of its set), a rollout or a request.
 
     \f
-    `thing` is a name or id, ignoring letter case, or a unique beginning of the id of an event or rollout; VMs are
-    searched first, also removed ones. Prints its timeline with local times, then sentences about its state now; with
-    --json the API's explanation. Raises NotFound if there is no such thing, Refused if it is ambiguous.
+    `thing` is a name or id, ignoring letter case, or a unique beginning of the id of an event or rollout (of a request,
+    only the full id); VMs are searched first, also removed ones. Prints its timeline with local times, then sentences
+    about its state now; with --json the API's explanation. Raises NotFound if there is no such thing, Refused if it is
+    ambiguous.
     """
     explanation = call.api.get("explain", thing)
     if call.output.as_json:

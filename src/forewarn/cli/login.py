@@ -52,8 +52,9 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
     and without a profile its name is `default`. Of `secret_file` only the path is saved. `ca` None: the file of
     FOREWARN_CA, else the CAs of the system. `issuer` and `scope` (of the token) "": those that the server names. Saves
     the profile only if the sign-in works, also for a client without a role; replaces one of the same name. Raises
-    Unauthenticated if the secret is refused, Rejected for a wrong option, NotFound if `secret_file` does not exist,
-    Unavailable if the server cannot be reached.
+    Unauthenticated if the secret is refused, Rejected for a wrong option, a secret or secret file that cannot be used,
+    or a file of profiles that others may read, NotFound if `secret_file` does not exist, Unavailable if the server
+    cannot be reached.
     """
     name = require_profile_name(call.remote_selection.profile or DEFAULT_PROFILE)
     if not call.remote_selection.server:

@@ -210,9 +210,10 @@ def perform_maintenance(call: Invocation, vm: str, wait: bool) -> int:
     """Start a VM's pending platform maintenance now.
 
     \f
-    `vm` is a name, `group/name` or key. Approves its scheduled platform events, so that they start as soon as nothing
-    else holds them back, and prints them. Returns the exit code: with `wait`, which follows the request to its end, 1
-    unless it succeeded, else 0. Raises NotFound, or Refused if the VM has no such event.
+    `vm` is a name, `group/name` or key. Approves its scheduled platform events, for all VMs that they list, so that
+    they start as soon as nothing else holds them back, and prints them, those that were approved before included.
+    Returns the exit code: with `wait`, which follows the request to its end, 1 unless it succeeded, else 0. Raises
+    NotFound, or Refused if the VM has no such event.
     """
     answer = call.api.post("vms", vm, "perform-maintenance")
     if wait:

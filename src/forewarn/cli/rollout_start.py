@@ -103,8 +103,9 @@ def start(call: Invocation, wait: bool, dry_run: bool, path: str | None, file: s
     the path of a rollout file, which describes everything. With `dry_run` only prints a preview; with `wait` follows it
     to its end, else prints the rollout. Returns the exit code: 1 if it was followed and did not complete without
     failures, else 0. Raises Rejected for no target or several, both max_failures and keep_going, wrong waves or
-    windows, a file that cannot be read, two files, and options beside one; NotFound for an unknown target; Refused if a
-    VM has no host to move to.
+    windows, a blackout or deadline without a window, a notice below the minimum (15 minutes) without short_notice, a
+    file that cannot be read, two files, and options beside one; NotFound for an unknown target; Refused if a VM has no
+    host to move to.
     """
     if path is not None and file is not None:
         raise Rejected(f"two rollout files are given, {path} and {file}: give only one of them")
@@ -134,8 +135,8 @@ def plan(call: Invocation, file: str | None, **options: Any) -> None:
     `file` is the path of a rollout file; `options` are those of `rollout start`: exactly one target (hosts, all_hosts,
     scope, tag, location or everything), and impact, waves, windows, failures and notice. Prints the plan, which the
     service simulates: waves, VMs, earliest and latest times, and VMs without a polling handler. Raises Rejected for no
-    target or several, wrong waves or windows, a file that cannot be read, or options beside one; NotFound for an
-    unknown target; Refused if a VM has no host to move to.
+    target or several, wrong waves or windows, a blackout or deadline without a window, a file that cannot be read, or
+    options beside one; NotFound for an unknown target; Refused if a VM has no host to move to.
     """
     view = call.api.post("rollouts", "plan", body=_body(call, file, options))
     if call.output.as_json:

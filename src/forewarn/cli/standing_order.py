@@ -67,8 +67,9 @@ def set_order(
     or reboot, `at_once` how many hosts are visited at a time; `windows` and `blackouts` are texts as users write them,
     () for none. Replaces the present order. Visits so far still count, except for those with another impact; visits
     under way with another impact, notice or windows end and begin again. Prints the order, and a warning if it has too
-    many hosts. Raises Rejected for an interval or a notice that is not possible, or wrong windows; Refused if the fleet
-    has no host.
+    many hosts. Outside of windows events start only with an approval. Raises Rejected for an interval below an hour or
+    above 366 days, an `at_once` above 1,000, a notice that is not possible, wrong windows, or a blackout without a
+    window; Refused if the fleet has no host.
     """
     body: JsonObject = {"within_s": within_s, "impact": impact, "at_once": at_once, "notice_s": notice_s or 0}
     body |= {"windows": list(windows), "blackouts": list(blackouts)}

@@ -136,10 +136,10 @@ def console(call: Invocation, name: str, log: bool) -> None:
     forewarn vm console web-0 --log
 
     \f
-    `name` is a name, `group/name` or key. Finds the VM on the host where the service has it, and prints the end of what
-    the guest has written, up to 4 KiB. With `log` it returns then; else it connects this terminal to the console until
-    Ctrl-], or until the console closes. Raises NotFound for an unknown VM; without `log`, Rejected if it has no
-    console, Unavailable if that does not answer.
+    `name` is a name, `group/name` or key. Needs the service of this data directory to run. Finds the VM on the host
+    where the service has it, and prints the end of what the guest has written, up to 4 KiB. With `log` it returns then;
+    else it connects this terminal to the console until Ctrl-], or until the console closes. Raises NotFound for an
+    unknown VM; without `log`, Rejected if it has no console, Unavailable if that does not answer.
     """
     from forewarn.cli.console import attach, read_backlog
 
