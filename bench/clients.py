@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import uvloop
@@ -110,22 +109,33 @@ class ClientPool:
         self.etag = response_etag(responses[-1])
 
     async def send_limited(self, tasks: Iterable[tuple[Client, bytes]], at_once: int) -> int:
-        """Send each request on its connection, at most `at_once` at a time; returns how many there were."""
-        waiting, answered = iter(tasks), 0
-        responses: asyncio.Queue[bytes] = asyncio.Queue()
+        """Send each request on its connection, at most `at_once` at a time; returns how many there were.
 
-        def send_next() -> int:
-            with suppress(StopIteration):
-                client, request = next(waiting)
-                client.send(request, responses.put_nowait)
-                return 1
-            return 0
+        The next request is sent as soon as a response arrives, without a turn of the event loop in between.
+        """
+        waiting, pending, answered = iter(tasks), 0, 0
+        last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()  # or the first that is bad
 
-        pending = sum(send_next() for _ in range(at_once))
-        while pending:
-            _check_good(await asyncio.wait_for(responses.get(), _TIMEOUT_S))
+        def send_next() -> None:
+            nonlocal pending
+            if task := next(waiting, None):
+                pending += 1
+                client, request = task
+                client.send(request, on_response)
+
+        def on_response(response: bytes) -> None:
+            nonlocal pending, answered
+            pending -= 1
             answered += 1
-            pending += send_next() - 1
+            if is_good := response.startswith(_GOOD):
+                send_next()
+            if not last.done() and not (is_good and pending):
+                last.set_result(response)
+
+        for _ in range(at_once):
+            send_next()
+        if pending:
+            _check_good(await asyncio.wait_for(last, _TIMEOUT_S))
         return answered
 
     def close(self) -> None:
