@@ -47,7 +47,10 @@ class _ReadOnlyMembers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The member `maintenanceWindow` of a maintenance configuration: when it opens, and for how long."""
+    """The member `maintenanceWindow` of a maintenance configuration: when it opens, and for how long.
+
+    Unknown members are rejected; `read_configuration` checks the texts.
+    """
 
     start_date_time: str | None = None  # local time, such as `2026-12-05 02:00`; None is rejected later
     expiration_date_time: str | None = None  # local time; None or `9999-12-31 23:59:59`: never
@@ -63,9 +66,9 @@ class ConfigurationPropertiesBody(
 
     namespace: str | None = None  # stored and shown, without effect
     extension_properties: dict[str, str] | None = None  # stored and shown, without effect
-    maintenance_scope: str | None = None  # Host, OSImage or InGuestPatch; None is rejected later
+    maintenance_scope: str | None = None  # Host, OSImage or InGuestPatch, ignoring letter case; None is rejected later
     maintenance_window: MaintenanceWindowBody | None = None  # None is rejected later
-    visibility: str | None = None  # Custom or None; others are rejected
+    visibility: str | None = None  # exactly Custom, or None; others are rejected later
     install_patches: dict[str, Any] | None = None  # stored and shown, without effect
 
 
@@ -87,12 +90,13 @@ class TagSettingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class FilterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The member `filter` of an assignment to a resource group or subscription: which VMs it is for.
 
-    A VM must match every member that is given.
+    A VM must match every member that is given. Each may have at most 100 values, else `read_assignment` rejects it;
+    unknown members are rejected too.
     """
 
-    resource_types: tuple[str, ...] | None = None  # None or (): any, as in the other members
+    resource_types: tuple[str, ...] | None = None  # of VMs or scale sets; None or (): any, as in the other members
     resource_groups: tuple[str, ...] | None = None  # their names
-    os_types: tuple[str, ...] | None = None  # Linux or Windows
+    os_types: tuple[str, ...] | None = None  # Linux or Windows; another is rejected
     locations: tuple[str, ...] | None = None  # Azure regions
     tag_settings: TagSettingsBody | None = None  # tags that VMs must have
 
@@ -116,8 +120,8 @@ def read_configuration(resource: str, body: ConfigurationBody) -> MaintenanceCon
     """Return the maintenance configuration with this resource id that a body describes; stores nothing.
 
     Who created and changed it, and when, is left for the caller to set. Raises Rejected with a sentence for a bad name,
-    a missing location, scope or window, a window beyond Azure's limits, tags that are not possible, or a visibility
-    other than Custom. A start in the past is not checked.
+    a missing location, scope or window, a window beyond Azure's limits (Host: 2 to 24 hours, at least every 35 days),
+    tags that are not possible, or a visibility other than Custom. A start in the past is not checked.
     """
     require_resource_name(resource)
     properties = body.properties or ConfigurationPropertiesBody()

@@ -201,7 +201,8 @@ def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
     They are the terminate and OS image notices in minutes, 0 for one that is off; other settings are None. A notice is
     on if `enable` is true or, without `enable`, if it has a timeout; without a timeout it is the shortest allowed one.
     `value` None switches both off. Raises ArmError 400, naming `path`, for an unknown member or a timeout that is not
-    allowed, even of a notice that is off.
+    allowed, even of a notice that is off. Allowed are PT5M to PT15M, in whole minutes, for terminate, and PT15M for the
+    OS image.
     """
     profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")

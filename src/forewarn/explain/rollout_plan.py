@@ -42,7 +42,7 @@ class PlannedWave(msgspec.Struct, frozen=True, kw_only=True):
     vms: tuple[str, ...]  # their names, at most 1,000, by update domain
     update_domains: int  # how many, in the scope with the most of them: they follow one another
     starts: tuple[float, ...]  # lab times at which its events start if nobody approves, each once, ascending
-    earliest: WaveTimes | None = None  # if each event is approved when it is published; None: not simulated
+    earliest: WaveTimes | None = None  # if each event is approved at once; None: not simulated, or it got no event
     latest: WaveTimes | None = None  # if nobody approves; None: not simulated, or it got no event
     without_handler: tuple[str, ...] = ()  # names of its VMs that do not poll for events, at most 1,000
 
