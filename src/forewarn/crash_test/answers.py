@@ -59,9 +59,9 @@ class Concerns(StrEnum):
 class SpoiledAnswer:
     """How the proxy answers instead of the service; a script gives it to `Stage.substitute`.
 
-    The service still gets the request and acts on it, unless `withholds_request`. `transform`, a pure function, makes
-    of its answer (of an empty 200 if the request is withheld) the one that the handler gets. If that is the service's
-    own answer, sent as usual, it does not count as a substitute.
+    The service still gets the request and acts on it, unless `withholds_request`. The handler gets what `transform`, a
+    pure function, makes of its answer (of an empty 200 if withheld). If that is the service's own, sent as usual, it
+    does not count as a substitute. `never_answers` goes before `delay_s`, and that before `resets`.
     """
 
     name: str  # as timelines and reports show it, such as "status 503"

@@ -25,8 +25,9 @@ _MAX_INCARNATION = 2**31  # beyond, a case has made it up
 def listen_for_handler(address: str) -> socket.socket:
     """Return a new socket that listens on `address`, written ADDRESS:PORT; port 0 is any free one.
 
-    An IPv6 address is in brackets; "" as ADDRESS means all IPv4 addresses. The caller closes the socket. Raises
-    Rejected, with what to do instead, if the text is no address and port or the system refuses.
+    ADDRESS may be a host name, which is resolved to IPv4; an IPv6 address is in brackets; "" means all IPv4 addresses.
+    The caller closes the socket. Raises Rejected, with what to do instead, if the text is no address and port or the
+    system refuses.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
@@ -111,8 +112,8 @@ class AttachedHandler:
         First the handler must poll twice; if it does not within a minute and two claimed intervals (real time), the
         result has a `problem`, and nothing else. With the probe `prepared`, waits up to 20 s more for a no of it. A
         script that fails or takes too long gives a `problem` too. The case must be attachable: see
-        `why_not_attachable`. Run one case at a time. Seeds Python's `random`. Raises Rejected if no VM can have the
-        handler's VM name.
+        `why_not_attachable`. Run one case at a time, each once the one before has returned. Seeds Python's `random`.
+        Raises Rejected if no VM can have the handler's VM name.
         """
         random.seed(f"{self._seed}/{case.id}")
         async with open_live_stage(self._setup(case.layout, case.clock_offset_s)) as stage:

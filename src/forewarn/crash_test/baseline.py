@@ -33,7 +33,7 @@ def load_baseline(path: Path, known_cases: Collection[str]) -> dict[str, str]:
 
     The file is TOML: a table `expected-failures`, and no other, with a line `CASE = "reason"` for each case. Raises
     Rejected, with what to write instead, for a file that cannot be used, a case that is not one of `known_cases` (ids),
-    or an empty reason.
+    or a reason that is empty or no text.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -47,7 +47,7 @@ class Layout(StrEnum):
 class Observed:
     """Everything that a demand may look at when it judges one run of a case.
 
-    The runner makes it after the script has ended. Nothing in it changes.
+    The runner makes it after the script has ended. Nothing in it changes, so it can be judged again and again.
     """
 
     timeline: Timeline  # all observations, by time
@@ -65,7 +65,8 @@ class Demand:
 
     `judge` returns an outcome, what was seen (a sentence), and when (seconds since the start of the case). It is not
     called if the handler does not claim to do this (`applies` is False: not applicable), if the demand watches a
-    process that is not observed (not applicable), or if the user did not give the probe that it needs (unknown).
+    process that is not observed (not applicable), or if the user did not give the probe that it needs (unknown). It
+    must not raise: that would end the whole crash test.
     """
 
     text: str  # the sentence, such as "it does not exit"
@@ -82,7 +83,7 @@ class Case:
 
     Without namespaces, a case that needs them is not applicable. With a handler that runs elsewhere, a case is not
     applicable if it has any `needs` or a scale set, or if all its demands watch the process. A script that takes longer
-    than `longest_s` (real time) is ended, and the case is unknown.
+    than `longest_s` (real time) is ended, and the case is unknown; so is one whose script raises.
     """
 
     id: str  # AREA-NAME, such as notice-30s

@@ -50,7 +50,7 @@ class HandlerClaims(msgspec.Struct, frozen=True, kw_only=True):
     recovers: bool = False  # it restores the application after an event
     survives_restart: bool = False  # it continues correctly after it was killed, or after a reboot
     one_shot: bool = False  # it exits after an event, or after one poll, and something starts it again
-    polls_every_s: float = 5.0  # the longest time between two polls at rest
+    polls_every_s: float = 5.0  # the longest time between two polls at rest, in seconds
 
 
 DEFAULT_CLAIMS: dict[HandlerProfile, HandlerClaims] = {
@@ -153,7 +153,7 @@ def _read_claim(key: str, value: object, source: str) -> object:
 
 
 def read_poll_interval(value: object, source: str) -> float:
-    """Return the seconds of a poll interval, which a claims file has as a number or as text such as `5s`.
+    """Return the seconds of a poll interval, given as a number of seconds or as text such as `5s`.
 
     `source` begins the messages. Raises Rejected, with what to write instead, if it is no duration above 0 and of up to
     an hour.

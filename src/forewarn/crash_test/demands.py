@@ -44,11 +44,12 @@ from forewarn.crash_test.verdict import CaseOutcome
 def noticed(event: int = 0, *, within_s: float | None = None, at_most_s: float | None = None) -> Demand:
     """Demand that a poll gets the event within `within_s` of its publication; slow until `at_most_s`.
 
-    `event` is its number in the order of publication, from 0. By default the limits are the poll interval that the
-    handler claims plus 2 s, and three intervals plus 5 s. A poll after NotBefore is a failure, unless the first limit
-    is later. Time in which the handler could not poll does not count. The outcome is unknown if the machine was too
-    slow, the event was never published, or no poll got it in time and it disappeared, or the case ended, before the
-    second limit. Applies to all handlers.
+    Polls of the handler on the judged VM count, also those that got a substitute document with the event. `event` is
+    its number in the order of publication, from 0; limits are seconds of the service's clock. By default the limits are
+    the poll interval that the handler claims plus 2 s, and three intervals plus 5 s. A poll after NotBefore is a
+    failure, unless the first limit is later. Time in which the handler could not poll does not count. The outcome is
+    unknown if the machine was too slow, the event was never published, or no poll got it in time and it disappeared, or
+    the case ended, before the second limit. Applies to all handlers.
     """
     limit = "its claimed poll interval" if within_s is None else f"{within_s:g} s"
 
@@ -78,10 +79,11 @@ def noticed_before_start(
 ) -> Demand:
     """Demand that a poll gets the event `margin_s` seconds before its NotBefore or earlier.
 
-    Until `least_s` before NotBefore it is slow, later a failure. `event` is its number in the order of publication,
-    from 0. The outcome is unknown if the event had no notice or was never published, the machine was too slow, the case
-    left too little time to poll, or ended before the second limit without such a poll. With `despite_disturbance`,
-    substitute answers are no excuse: a handler must be able to use them. Applies to all handlers.
+    Polls of the handler on the judged VM count. Until `least_s` before NotBefore it is slow, later or never a failure.
+    `event` is its number in the order of publication, from 0. The outcome is unknown if the event had no notice or was
+    never published, the machine was too slow, the case left too little time to poll, or ended before the second limit
+    without such a poll. With `despite_disturbance`, substitute answers are no excuse: a handler must be able to use
+    them. Applies to all handlers.
     """
 
     def judge(observed: Observed) -> Judgement:

@@ -94,7 +94,8 @@ def compute_figures(cases: Sequence[CaseTimeline]) -> HandlerFigures:
 def describe_figures(figures: HandlerFigures) -> list[tuple[str, str]]:
     """Return the figures as pairs (label, text with unit), without those that were not measured.
 
-    The order is fixed: notice, preparation, recovery, approvals (always present), requests, memory.
+    The order is fixed: notice, preparation, recovery, approvals (always present), requests, memory. The pair `never
+    noticed` is there only for a count above 0.
     """
     growth = figures.memory_growth_bytes
     rows = [

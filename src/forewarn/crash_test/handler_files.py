@@ -21,15 +21,19 @@ _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSpec:
-    """Which handler program runs on which VM, and where its files are."""
+    """Which handler program runs on which VM, and where its files are; the machines of handlers take it.
+
+    Files over 256 KiB, all beyond 8 MiB, and directories of `user_directory` are no copies but links to the user's own,
+    so that what the handler writes there reaches the user.
+    """
 
     vm: str  # the VM's name
     hostname: str  # of the VM; a plain child has that of this machine
     command: tuple[str, ...]  # the handler and its arguments
     directory: Path  # an existing, empty directory for the files of this VM; its creator removes it
-    user_directory: Path  # where the user started the crash test: the handler starts with a copy of it
+    user_directory: Path  # where the user started the crash test: the handler starts with its files
     environment: Mapping[str, str]  # all that the handler gets, beside the variables of its machine
-    endpoint_env: str = ""  # of a plain child: the variable that gets the URL of the endpoint
+    endpoint_env: str = ""  # a plain child needs it: the variable that gets the endpoint's URL; "": a VM of namespaces
 
 
 def copy_user_directory(source: Path, target: Path) -> None:

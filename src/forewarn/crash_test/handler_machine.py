@@ -46,7 +46,8 @@ class HandlerMachine(Protocol):
     """Where a handler's processes run: starts, freezes and ends them; one object per VM of a case.
 
     Call `open` first, on the event loop, then `start` and the others, one operation at a time, and `close` last. The
-    implementations are a VM of namespaces, a plain child of this process, and a handler that runs elsewhere.
+    implementations are a VM of namespaces, a plain child of this process, and a handler that runs elsewhere. The
+    methods of the first raise OSError if the VM is gone.
     """
 
     has_own_disk: bool  # whether its disk can be filled without harm to others
@@ -56,20 +57,22 @@ class HandlerMachine(Protocol):
         """Begin to watch, and return the listening socket of the metadata endpoint; starts nothing.
 
         `on_output` gets what the program writes (stdout and stderr, in pieces), `on_exit` how it ended, each time, for
-        any reason; both are called on the event loop. The socket is non-blocking; the caller closes it.
+        any reason; both are called on the event loop; a handler that runs elsewhere calls neither. The socket is
+        non-blocking; the caller closes it. Call it once, before `start`. OSError if it cannot listen.
         """
 
     async def start(self, *, is_boot: bool) -> None:
         """Start the program, which must not run; does not wait for its end. OSError if it cannot be executed.
 
         A boot (`is_boot`) empties /tmp (of a plain child: TMPDIR), and gives a VM of namespaces a new boot id; other
-        files stay.
+        files stay. Does nothing if the program runs elsewhere.
         """
 
     async def end_processes(self, number: int) -> None:
         """Send signal `number` to all processes of the handler, and return when none is left.
 
-        Kills with SIGKILL those that are left after two seconds. Does nothing if the program runs elsewhere.
+        Frozen ones get it too. Kills with SIGKILL those that are left after two seconds (real time). Does nothing if
+        the program runs elsewhere.
         """
 
     async def freeze(self) -> None:
@@ -79,9 +82,12 @@ class HandlerMachine(Protocol):
         """Continue all processes of the handler that `freeze` stopped; does nothing if it runs elsewhere."""
 
     async def run(self, command: str, timeout_s: float) -> int | None:
-        """Run a shell command beside the program, without output; return its exit status.
+        """Run a shell command (/bin/sh) beside the program, without output; return its exit status.
 
-        None if a signal ended the command or it took longer than `timeout_s` (real time), after which it is killed.
+        Only a VM of namespaces runs it inside the VM; a plain child runs it on this machine, in the handler's
+        directory. If the program runs elsewhere, the command runs on this machine, in the current directory. None if a
+        signal ended the command or it took longer than `timeout_s` (real time), after which it is killed. OSError if a
+        VM of namespaces is gone.
         """
 
     def list_pids(self) -> list[int]:
@@ -101,9 +107,9 @@ class NamespaceMachine:
     """A VM of namespaces, whose metadata endpoint is 169.254.169.254.
 
     Disk, /tmp, hostname and boot id are its own. The constructor creates the VM and does not start the program; it
-    raises Refused if this machine does not allow that. Create it before the event loop runs, because it forks. All of
-    it ends with this process. Methods raise OSError if the VM is gone. `spec` describes the handler's program, VM and
-    directories.
+    raises Refused if this machine does not allow that, OSError if the files cannot be made (see `prepare_vm_files`).
+    Create it before the event loop runs, because it forks. All of it ends with this process. Methods raise OSError if
+    the VM is gone. `spec` describes the handler's program, VM and directories.
     """
 
     has_own_disk = True
@@ -147,7 +153,8 @@ class NamespaceMachine:
         """Watch init and the output, and return the listening socket of 169.254.169.254:80 in the VM.
 
         `on_output` gets what the program writes, in pieces, `on_exit` how it ended, each time; both are called on the
-        event loop. The socket is non-blocking; the caller closes it. Starts nothing. OSError if the VM is gone.
+        event loop. The socket is non-blocking; the caller closes it. Starts nothing. Call it once, before `start`.
+        OSError if the VM is gone.
         """
         self._namespaces.watch_events(lambda event: self._on_init_event(event, on_exit))
         _watch_output(self._output, on_output)
@@ -233,9 +240,10 @@ class ChildMachine:
     """Runs the handler as a plain child, with the endpoint's URL in an environment variable.
 
     It has the network, the files and the hostname of this machine. All processes that the handler started are found by
-    an environment variable that they inherit, and ended with it. The constructor copies the user's directory, and
-    starts nothing. `spec` describes the handler's program, environment and directories; its `endpoint_env` names the
-    variable.
+    an environment variable that they inherit, and ended with it. The constructor makes the directories `disk` (with the
+    user's files: see `copy_user_directory`) and `tmp` in `spec.directory`, where they must not exist; it starts
+    nothing. Call `open` before `start`. `spec` describes the handler's program, environment and directories; its
+    `endpoint_env`, not "", names the variable.
     """
 
     has_own_disk = False
@@ -259,9 +267,9 @@ class ChildMachine:
     async def open(self, on_output: OnOutput, on_exit: OnExit) -> socket.socket:
         """Watch the output, and return a listening socket on a free port of 127.0.0.1.
 
-        The program gets the socket's URL when it starts. `on_output` gets what the program writes, in pieces, `on_exit`
-        how it ended, each time; both are called on the event loop. The socket is non-blocking; the caller closes it.
-        Starts nothing.
+        The program gets the socket's URL when it starts, and FOREWARN_VM, PWD, TMPDIR and no_proxy too; call this
+        first. `on_output` gets what the program writes, in pieces, `on_exit` how it ended, each time; both are called
+        on the event loop. The socket is non-blocking; the caller closes it. Starts nothing.
         """
         self._on_exit = on_exit
         _watch_output(self._output, on_output)
@@ -282,7 +290,8 @@ class ChildMachine:
     async def start(self, *, is_boot: bool) -> None:
         """Start the program in its own session and directory; a boot (`is_boot`) empties TMPDIR first.
 
-        Returns once the program is executed. The program dies with this process. OSError if it cannot be executed.
+        Await `open` before: it makes the environment. The program must not be running. Returns once it is executed. The
+        program dies with this process. OSError if it cannot be executed.
         """
         if is_boot:
             shutil.rmtree(self._tmp, ignore_errors=True)

@@ -85,8 +85,10 @@ class HandlerProcess:
         """Kill all processes of the program with SIGKILL, and start it again after `restart_after_s`.
 
         `restart_after_s` is real time; None: it is not started again. Returns True when the processes have ended,
-        before the restart. The boot id and the files stay. Does nothing and returns False if the VM is not up. Raises
-        Refused if the program runs elsewhere. If it cannot be executed at the restart, that is a problem of the case.
+        before the restart. The boot id and the files stay. Waits first for a freeze, reboot or shutdown under way. A
+        program that had ended by itself is started again, too. Does nothing and returns False if the VM is not up.
+        Raises Refused if the program runs elsewhere. If it cannot be executed at the restart, that is a problem of the
+        case. OSError if the VM is gone.
         """
         self._require_control()
         async with self._lock:
@@ -101,8 +103,8 @@ class HandlerProcess:
         """End all processes, wait for `down_s` (real time), and boot; return whether the VM was up.
 
         Processes get SIGTERM and two seconds, or with `is_abrupt` SIGKILL at once. Returns when the program runs again,
-        and at once, with nothing done, if the VM is not up. Raises Refused if the program cannot be executed any more,
-        or runs elsewhere.
+        and at once, with nothing done, if the VM is not up. Waits first for a freeze or reboot under way. Raises
+        Refused if the program runs elsewhere, or cannot be executed any more: then the VM stays down.
         """
         self._require_control()
         async with self._lock:
@@ -117,8 +119,9 @@ class HandlerProcess:
     async def freeze(self, seconds: float) -> None:
         """Stop all processes for this many seconds of real time, and return when they continue.
 
-        Does nothing if the VM is not up. If this call is cancelled, they continue at once. The processes of a handler
-        that runs elsewhere go on, and only the time passes.
+        Waits first for another freeze, a reboot or a shutdown under way. Does nothing if the VM is not up. Commands of
+        `run_command` do not run meanwhile. If this call is cancelled, the processes continue at once. The processes of
+        a handler that runs elsewhere go on, and only the time passes.
         """
         async with self._lock:
             if not self._is_up:
@@ -142,10 +145,11 @@ class HandlerProcess:
                 await self._end_processes(signal.SIGTERM)
 
     async def run_command(self, command: str, timeout_s: float) -> int | None:
-        """Run a shell command on the VM, beside the handler and without output; return its exit status.
+        """Run a shell command beside the handler, without output; return its exit status.
 
-        None if the VM is not up or is frozen, or the command was ended by a signal or took longer than `timeout_s`
-        (real time, which includes the wait for another command that is running).
+        It runs in a VM of namespaces; else on this machine, in the handler's directory or, if the handler runs
+        elsewhere, in the current one. None if the VM is not up, is frozen or is gone, or the command was ended by a
+        signal or took longer than `timeout_s` (real time, which includes the wait for another command that is running).
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -186,7 +190,8 @@ class HandlerProcess:
     async def close(self) -> None:
         """Kill all processes of the handler, and cancel restarts that wait; within 10 s. May be called twice.
 
-        The creator of the machine closes that, after the event loop has ended.
+        Errors are ignored. A handler that runs elsewhere goes on. The creator of the machine closes the machine, after
+        the event loop has ended.
         """
         for task in self._tasks:
             task.cancel()

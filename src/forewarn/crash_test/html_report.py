@@ -34,7 +34,8 @@ _GROUPS = {  # the cases that need attention come first
 def html_report(result: CrashTestResult) -> str:
     """Return the text of one HTML file with the whole result, which needs nothing else to be shown.
 
-    All text of the handler is escaped, and unprintable characters are replaced. Writes no file.
+    Of the handler's output in a case, it has the last 60 lines. All text of the handler is escaped, and unprintable
+    characters are replaced. Writes no file.
     """
     fixes = find_fixes(result.cases)
     return _template().render(

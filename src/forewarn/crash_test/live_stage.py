@@ -59,7 +59,10 @@ _OPERATIONS: dict[str, RequestedOperation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSetup:
-    """What `open_live_stage` makes a live stage of: the fleet, the machines of handlers, probes and clock."""
+    """What `open_live_stage` makes a live stage of: the fleet, the machines of handlers, probes and clock.
+
+    Its machines must not have been opened; a name in `machines` must be one of the fleet.
+    """
 
     fleet: DeclaredFleet  # its first VM is the one whose handler is judged
     machines: Mapping[str, HandlerMachine]  # of the VMs with a handler, by name; their creator closes them afterwards
@@ -67,7 +70,7 @@ class StageSetup:
     is_one_shot: bool = False  # the handler is started again a second (real time) after it has ended by itself
     speed: float = 1.0  # seconds of the service's clock per second of real time
     clock_offset_s: float = 0.0  # seconds that the service's clock is ahead of real time; below 0: behind
-    first_incarnation: int = 1  # of the first document
+    first_incarnation: int = 1  # of the first document of the judged VM
 
 
 class LiveStage:
@@ -107,9 +110,9 @@ class LiveStage:
         """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM, and return the event.
 
         `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0: the usual
-        notice. A Freeze is an update of the VM's host; its user requests a Reboot, Redeploy or Terminate. Raises
-        Rejected for another kind, NotFound for an unknown VM, Refused if the state of the VM or a pending event forbids
-        it.
+        notice. The notice may be below the platform's minimum. A Freeze is an update of the VM's host, and concerns all
+        VMs there; its user requests a Reboot, Redeploy or Terminate. Raises Rejected for another kind or a bad notice,
+        NotFound for an unknown VM, Refused if the state of the VM or a pending event forbids it.
         """
         name, notice = vm or self.vm, RequestedNotice(notice_s)
         if kind == "Freeze":
@@ -213,8 +216,9 @@ class LiveStage:
         """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
 
         `restart_after_s` is in seconds of the service's clock; None: it is not started again. Returns when the
-        processes have ended, before the restart. Files stay. `vm` is a name; None: the judged VM. If the VM is down,
-        that is a problem of the case. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
+        processes have ended, before the restart. Waits first for a freeze or reboot under way. Files stay. `vm` is a
+        name; None: the judged VM. If the VM is down, that is a problem of the case. Raises Refused if no handler runs
+        on the VM, or if it runs elsewhere.
         """
         name, at = vm or self.vm, self._recorder.now()
         restart_after_s = None if restart_after_s is None else restart_after_s / self._speed
@@ -228,7 +232,7 @@ class LiveStage:
 
         Returns when the handler has been started, about two seconds of the service's clock later. Its /tmp is empty
         then; its other files stay. `vm` is a name; None: the judged VM. If the VM is down, that is a problem of the
-        case. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
+        case. Raises Refused if no handler runs on the VM, it runs elsewhere, or its program can no longer be executed.
         """
         name, at = vm or self.vm, self._recorder.now()
         if await self._handler(name).reboot(is_abrupt=True, down_s=_UNPLANNED_DOWN_S / self._speed):
@@ -318,9 +322,11 @@ class LiveStage:
 async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
     """Start the lab, the proxies, the reference poller and the handlers, for the time of a block.
 
-    An async context manager that gives the `LiveStage`; at the end of the block it ends all of them. Raises Refused if
-    the handler cannot be started, and what `open_lab_service` raises. Call `LiveStage.finish` in the block: what
-    happens while the stage closes does not belong to the timeline.
+    An async context manager that gives the `LiveStage`; at the end of the block it ends all of them. Handlers that run
+    elsewhere go on. Raises Refused if the handler cannot be started, NotFound if `setup` has a machine of a VM that is
+    not in its fleet, OSError if a machine or socket fails, and what `open_lab_service` raises. A part that fails later
+    is a problem of the case. Call `LiveStage.finish` in the block: what happens while the stage closes does not belong
+    to the timeline.
     """
     real = read_real_time()
     clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=real, speed=setup.speed))

@@ -21,8 +21,8 @@ class ProbeRunner:
 
     `commands` has them by probe; `handler` runs them beside the handler on the VM called `vm`. The recorder gets an
     answer if it is the first one or differs from the last; its time is when that run of the probe began, or the
-    approval arrived for which it was run. A probe that the shell cannot run is a problem of the case, not an answer.
-    `run_forever` runs them.
+    approval arrived for which it was run. A probe that a signal ended gives no answer; one that the shell cannot run is
+    a problem of the case. `run_forever` runs them.
     """
 
     def __init__(
@@ -55,8 +55,9 @@ class ProbeRunner:
         """Run the probe `prepared` because an approval arrived at this time, and return whether it says yes.
 
         `at` is in seconds since the start of the case; a changed answer is recorded with this time. The approval is
-        held meanwhile, so this is the state in which the handler approved. None if there is no such probe, or it cannot
-        run or gives no answer within a second (real time).
+        held meanwhile, so this is the state in which the handler approved. None if there is no such probe, the VM is
+        down or frozen, or the probe cannot run or gives no answer within a second (real time, which includes the wait
+        for another command that is running).
         """
         command = self._commands.get(Probe.PREPARED)
         if command is None:
@@ -70,8 +71,9 @@ class ProbeRunner:
     async def run_once(self, timeout_s: float) -> None:
         """Run each probe once and record changed answers.
 
-        A probe gives no answer if the VM is down or frozen, or if it takes longer than `timeout_s` (real time). A
-        command that the shell cannot run (exit status 126 or 127) is a problem of the case.
+        A probe gives no answer if the VM is down or frozen, or if a signal ended it or it takes longer than `timeout_s`
+        (real time, for each probe). A command that the shell cannot run (exit status 126 or 127) is a problem of the
+        case.
         """
         for probe, command in self._commands.items():
             at = self._recorder.now()

@@ -107,7 +107,10 @@ def is_running(pid: int) -> bool:
 
 
 def read_usage(pids: Iterable[int]) -> ProcessUsage:
-    """Return the CPU time, memory and number of these processes together, without those that have ended."""
+    """Return the CPU time, memory and number of these processes together, without those that have ended.
+
+    So the CPU time may be lower than at an earlier call. Zombies do not count.
+    """
     ticks = pages = processes = 0
     for pid in pids:
         fields = _stat_fields(pid)

@@ -240,9 +240,9 @@ def connections_at_most(open_at_once: int = 5) -> Demand:
 def memory_grows_at_most(mebibytes: float = 32.0) -> Demand:
     """Demand that the handler's memory, with child processes, grows at most by this much in one run.
 
-    Memory is sampled once a second; what counts is from four seconds after the start of a run to its last sample. The
-    outcome is unknown if that is under 8 s in every run. The run that grew most decides. Does not apply to handlers
-    that run elsewhere.
+    Memory is sampled once a second, on the judged VM; what counts is from four seconds after the start of a run to its
+    last sample. The outcome is unknown if that is under 8 s in every run. The run that grew most decides. Does not
+    apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:
@@ -289,9 +289,9 @@ def processes_at_most(count: int = 32) -> Demand:
 def cpu_at_most(share: float = 0.25) -> Demand:
     """Demand that the handler uses at most this share (0.25: a quarter) of one CPU, on average over a run.
 
-    CPU time is sampled once a second, and divided by seconds of the service's clock; what counts is from four seconds
-    after the start of a run to its last sample. The outcome is unknown if that is under 8 s in every run. The run that
-    used most decides. Does not apply to handlers that run elsewhere.
+    CPU time is sampled once a second on the judged VM, and divided by seconds of the service's clock; what counts is
+    from four seconds after the start of a run to its last sample. The outcome is unknown if that is under 8 s in every
+    run. The run that used most decides. Does not apply to handlers that run elsewhere.
     """
 
     def judge(observed: Observed) -> Judgement:

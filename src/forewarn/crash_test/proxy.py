@@ -71,7 +71,10 @@ class Proxy:
         return self._substitutes.times_left
 
     async def start(self) -> None:
-        """Begin to accept connections, unless a substitute that refuses them is set; returns at once."""
+        """Begin to accept connections, unless a substitute that refuses them is set; returns at once.
+
+        Call it once, on the event loop; the listener must be listening.
+        """
         self._listener.setblocking(False)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._is_started = True

@@ -39,7 +39,10 @@ SHARED_DIRECTORY_ENV = "FOREWARN_SHARED_DIRECTORY"
 
 
 class CaseTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The task of one process: which case to run, with which handler; JSON on its stdin."""
+    """The task of one process: which case to run, with which handler; JSON on its stdin.
+
+    The handler starts with the files of the process's current directory, and with its environment.
+    """
 
     case: str  # the id
     command: tuple[str, ...]  # the handler and its arguments

@@ -39,13 +39,13 @@ class CrashTestPlan:
     command: tuple[str, ...]  # the handler and its arguments; () with `attached`
     profile: HandlerProfile  # with CLUSTER, the handler runs on all VMs
     claims: HandlerClaims  # what the handler says it does
-    cases: tuple[Case, ...]  # that run, in this order
+    cases: tuple[Case, ...]  # that run, in this order; built-in or of `case_files`, as their processes find them by id
     seed: int = 0  # decides random times of the scripts
     endpoint_env: str = ""  # the variable that gets the URL; "": the handler runs in a VM of namespaces
     prepared: str = ""  # the shell command of the probe `prepared`; "": none
     recovered: str = ""  # the shell command of the probe `recovered`; "": none
     speed: float = 1.0  # seconds of the service's clock per second of real time
-    at_once: int = 8  # cases that run at the same time; an attached handler runs one
+    at_once: int = 8  # cases that run at the same time, 1 or more; an attached handler runs one
     case_files: tuple[Path, ...] = ()  # Python files with further cases
     attached: str = ""  # ADDRESS:PORT that a handler calls which runs elsewhere already; "": `command` is started
     vm: str = ""  # how documents call the VM of an attached handler; not "" with `attached`
@@ -84,7 +84,8 @@ async def run_cases(plan: CrashTestPlan, on_progress: Callable[[RunProgress], No
     `at_once` of them at the same time. A case whose process fails, or takes over 30 s (real time) more than its
     `longest_s`, is unknown. A case is not applicable if it needs namespaces and the plan has an `endpoint_env`, or if
     it needs several VMs and the profile is not CLUSTER. If the caller is cancelled, all processes are ended. So they
-    are, with an ExceptionGroup, if a demand or `on_progress` raises.
+    are, with an ExceptionGroup, if a demand or `on_progress` raises, or a process cannot be started. `attached` of the
+    plan is ignored.
     """
     progress = RunProgress(waiting=[case.id for case in plan.cases])
     slots = asyncio.Semaphore(plan.at_once)
@@ -115,7 +116,8 @@ async def run_attached_cases(
     `plan` has `attached` and `vm`. Returns the cases judged, in the order of the plan. `on_progress` is called whenever
     a case starts or ends, always with the same object. Cases that need more than the handler's polls are not
     applicable. Raises Refused if the handler does not poll within five minutes (real time) before the first case, and
-    Rejected if no VM can be called `vm`; a case before which it stops polling is unknown. The caller closes the socket.
+    Rejected if no VM can be called `vm`; a case before which it stops polling is unknown. Errors of a demand and of
+    `on_progress` pass through. The caller closes the socket.
     """
     handler = AttachedHandler(
         listener, vm=plan.vm, claims=plan.claims, probes=_probe_commands(plan), speed=plan.speed, seed=plan.seed
@@ -143,7 +145,8 @@ async def run_attached_cases(
 def judge_again(case: Case, judged: JudgedCase, plan: CrashTestPlan) -> JudgedCase:
     """Return a copy of `judged` with a new verdict: that of `case` on the timeline recorded before.
 
-    Claims and probes are those of the plan. Nothing runs.
+    Claims and probes are those of the plan. Nothing runs. A case that had a problem, or was left out, is judged all the
+    same: check `judged.verdict.reason` before, which is "" if it was judged.
     """
     return JudgedCase(
         case=case,

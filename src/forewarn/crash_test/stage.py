@@ -33,8 +33,9 @@ class Stage(Protocol):
         """Publish a Freeze, Reboot, Redeploy, Preempt or Terminate of a VM, and return the event.
 
         `vm` is a name; None: the judged VM. `notice_s` is in seconds of the service's clock; None or 0 is the usual
-        notice of this kind. Raises Rejected for another kind, NotFound for an unknown VM, Refused if the state of the
-        VM forbids it.
+        notice of this kind; it may be below the platform's minimum. A Freeze concerns all VMs on the VM's host. Raises
+        Rejected for another kind or a bad notice, NotFound for an unknown VM, Refused if the state of the VM or a
+        pending event forbids it.
         """
 
     async def fail_host(self, *, vm: str | None = None) -> StageEvent:
@@ -47,14 +48,14 @@ class Stage(Protocol):
     async def withdraw(self, event: StageEvent) -> None:
         """Withdraw an event that has not started; it disappears from documents.
 
-        An event that has started goes on, which is no error.
+        An event that has started goes on, which is no error, nor is one that is over.
         """
 
     async def until_polled(self, *, vm: str | None = None, times: int = 1, within_s: float = 30.0) -> bool:
         """Wait until the handler on this VM has polled `times` times from now on, with any answer or none.
 
         `vm` is a name; None: the judged VM. Returns True then, and False after `within_s` seconds of the service's
-        clock.
+        clock, also for a VM without a handler.
         """
 
     async def until_delivered(self, event: StageEvent, *, vm: str | None = None, within_s: float = 30.0) -> bool:
@@ -98,26 +99,29 @@ class Stage(Protocol):
         """Kill all processes of the handler with SIGKILL, and start it again after `restart_after_s`.
 
         `restart_after_s` is in seconds of the service's clock; None: it is not started again. Returns when the
-        processes have ended, before the restart. Files stay. `vm` is a name; None: the judged VM. Raises Refused if no
+        processes have ended, before the restart. Waits first for a freeze or reboot under way. Files stay. If the VM is
+        down, nothing happens, and the case is not judged. `vm` is a name; None: the judged VM. Raises Refused if no
         handler runs on the VM, or if it runs elsewhere.
         """
 
     async def reboot_vm(self, *, vm: str | None = None) -> None:
         """Reboot a VM without any event: all its processes are killed, and the handler starts as at a boot.
 
-        Returns when the handler has been started, about two seconds later. Its /tmp is empty then; its other files
-        stay. `vm` is a name; None: the judged VM. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
+        Returns when the handler has been started, about two seconds of the service's clock later. Its /tmp is empty
+        then; its other files stay. If the VM is down, nothing happens, and the case is not judged. `vm` is a name;
+        None: the judged VM. Raises Refused if no handler runs on the VM, or if it runs elsewhere.
         """
 
     async def fill_disk(self, *, vm: str | None = None) -> None:
         """Fill the file system on which the handler may write, until `free_disk`; returns when it is full.
 
-        Takes up to 20 s of real time. `vm` is a name; None: the judged VM. Raises Refused outside of namespaces, and if
-        no handler runs on the VM.
+        Takes up to 20 s of real time; if it is not full then, or the VM is down or frozen, the case is not judged. `vm`
+        is a name; None: the judged VM. Raises Refused outside of namespaces, if no handler runs on the VM, and if it
+        runs elsewhere.
         """
 
     async def free_disk(self, *, vm: str | None = None) -> None:
         """Undo `fill_disk`: the file system has space again. Refused if no handler runs on the VM.
 
-        `vm` is a name; None: the judged VM.
+        `vm` is a name; None: the judged VM. Waits for a freeze or reboot under way; does nothing if the VM is down.
         """

@@ -56,9 +56,11 @@ class VmHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start this act, or return how it is going; does not wait for its end. `now` is lab time.
 
-        Acts are told apart by id. While an act lasts, the result is ActUnderWay, which asks for another call 0.2 s
-        later. An act on a broken VM fails, which is a problem of the case too, and so does one that `close` has ended;
-        both are ActDone with `ok` False.
+        Acts are told apart by id; a repeated call for one that has ended, also with a failure, returns its result
+        again. While an act lasts, the result is ActUnderWay, which asks for another call 0.2 s of the service's clock
+        later. An act on a VM that is down changes nothing and succeeds, except for a start, which boots it. One on a VM
+        that is gone, or whose program cannot be executed, fails, which is a problem of the case too, and so does one
+        that `close` has ended; both are ActDone with `ok` False.
         """
         task = self._acts.get(act.id)
         if task is None:
