@@ -87,8 +87,9 @@ async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """Stop a replay.
 
     The path parameter `id` is the replay's id or a unique start of it, ignoring letter case. The scope shows its own
-    document again. Returns the ended replay. Raises NotFound, Refused if the replay is over already or several ids
-    start with it, or Unavailable if the store cannot be written. The history gets an entry.
+    document again. Returns the ended replay. Raises NotFound, also for an ended one that is no longer among the 10,000
+    newest requests, Refused if the replay is over already or several ids start with it, Conflict if the replay shows
+    its next step just then (try again), Unavailable if the store cannot be written. The history gets an entry.
     """
     request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
     return replay_view(context, request)

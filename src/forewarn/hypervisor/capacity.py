@@ -23,21 +23,24 @@ class CapacityHypervisor(Protocol):
     def free_mib(self) -> Mapping[str, int]:
         """Memory in MiB that is free for more VMs, by the name of the host.
 
-        A host whose free memory is not known has no entry.
+        A host whose free memory is not known, as of one that did not answer last, has no entry. Names must be spelled
+        as in the fleet, letter case included. What VMs under way to the host will need is not subtracted.
         """
 
     @property
     def size_mib(self) -> Mapping[str, int]:
         """Memory of a VM in MiB, by its size in the fleet file, such as Standard_D2s_v5.
 
-        A size whose memory is not known has no entry.
+        A size whose memory is not known has no entry: such a VM counts as one that needs nothing. Sizes are compared
+        with their letter case.
         """
 
     @property
     def vm_mib(self) -> Mapping[str, int]:
         """Memory of single VMs in MiB, by the VM's name; it counts instead of that of the VM's size.
 
-        A VM without an entry needs what `size_mib` has for its size.
+        A VM without an entry needs what `size_mib` has for its size. Of two VMs of the same name in different resource
+        groups it has one.
         """
 
     @property
@@ -49,7 +52,10 @@ class CapacityHypervisor(Protocol):
 
     @property
     def silent_hosts(self) -> frozenset[str]:
-        """Names of the hosts that did not answer when the hypervisor last looked at them."""
+        """Names of the hosts that did not answer, or refused, when the hypervisor last looked at them.
+
+        Empty before it has looked. They are only the last choice as destinations.
+        """
 
 
 @runtime_checkable
@@ -64,13 +70,15 @@ class CpuHypervisor(Protocol):
     def vm_cpus(self) -> Mapping[str, str]:
         """The CPU that each running VM needs, by the VM's name, as a text for `can_run_cpu`.
 
-        VMs that any host can run have no entry.
+        VMs that any host can run have no entry, nor those whose CPU the hypervisor cannot compare.
         """
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
         """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now.
 
-        `cpu` is a text from `vm_cpus` of this or another host's hypervisor, `host` the name of a host of this one.
+        `cpu` is a text from `vm_cpus` of this or another host's hypervisor, `host` the name of a host of this one,
+        spelled as in `observed_hosts`; None for any other. True if the host cannot compare CPUs. Raises nothing for a
+        host that does not answer.
         """
 
 

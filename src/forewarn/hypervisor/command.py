@@ -59,8 +59,8 @@ def check_commands(commands: Mapping[str, CommandSpec]) -> None:
     """Raise Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
 
     Also if its `steps` lack release, as empty ones do, or have others than prepare, release, activate, undo and return.
-    `commands` has the commands by verb; the key `*` is the command of all verbs that have none of their own. Runs
-    nothing, and does not look for the programs.
+    `commands` has the commands by verb, in lower case; the key `*` is the command of all verbs that have none of their
+    own. `check` is not looked at. Runs nothing, and does not look for the programs.
     """
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):
@@ -291,10 +291,10 @@ class CommandHypervisor:
 def command_input(act: Act, step: str = "") -> dict[str, str]:
     """Return what a command is told about its act, by key; all values are text.
 
-    The command gets each value as FOREWARN_KEY in its environment (the key in upper case), and all as JSON on stdin.
-    The keys are act (its id), vm (the name), key (of the VM), verb, kind (the event type; "" if the verb has none),
-    event (the id), host (where the VM is), to_host ("": none), duration (in seconds; -1: not known) and step (of a move
-    between host nodes, which has an act id of its own; "": the whole act).
+    The command gets each value as FOREWARN_KEY in its environment (the key in upper case), beside the service's own
+    variables, and all as JSON on stdin. The keys are act (its id), vm (the name), key (of the VM), verb, kind (the
+    event type; "" if the verb has none), event (the id), host (where the VM is), to_host ("": none), duration (in
+    seconds; -1: not known) and step (of a move between host nodes, which has an act id of its own; "": the whole act).
     """
     return {
         "act": act.id,

@@ -57,9 +57,10 @@ class Hypervisor(Protocol):
         """Start this act, or return how it is going; does not wait for lab time to pass.
 
         An act, known by its id, takes effect at most once, however often this is called, also at the same time and
-        after reopening. `now` is lab time. The answer is ActDone once the act is over, with `ok` False if it failed,
-        and ActUnderWay before. Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if the
-        attempt does not count.
+        after reopening; but an operator's command without a check runs again if the service did not see its end. While
+        another call for the VM runs, the answer may only be ActUnderWay. `now` is lab time. The answer is ActDone once
+        the act is over, with `ok` False if it failed, and ActUnderWay before. Raises Unavailable if the outcome is
+        unknown: call it again later; ActNotTried if the attempt does not count.
         """
 
     async def close(self) -> None:

@@ -129,8 +129,9 @@ class EffectLedger:
         """Run `write` in a transaction, and return its result, or raise its error, once that is durable.
 
         Concurrent calls share a commit. `write` may run in another thread, and again after a rollback because of
-        another call: it must change only the ledger, and not use `transaction`. Raises ActNotTried if the ledger cannot
-        be written. A ledger in memory runs `write` at once, in this thread.
+        another call: it must change only the ledger, and not use `transaction`. If this call is cancelled, `write` may
+        still take effect. Raises ActNotTried if the ledger cannot be written. A ledger in memory runs `write` at once,
+        in this thread.
         """
         if self._name == _IN_MEMORY:
             with self.transaction():
@@ -183,7 +184,8 @@ class EffectLedger:
         """Record an effect and return True; if its act already has one, count a repeat and return False.
 
         From time to time it deletes old effects that ended: all but the newest 100,000 and those of the last day of lab
-        time. Raises ActNotTried if the ledger cannot be written now.
+        time; an act whose effect was deleted can have one again. Raises ActNotTried if the ledger cannot be written
+        now.
         """
         values = [getattr(effect, name) for name in _EFFECT_COLUMNS.split(", ")]
         placeholders = ", ".join("?" * len(values))

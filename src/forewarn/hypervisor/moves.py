@@ -20,10 +20,11 @@ from forewarn.hypervisor.interface import ActDone, ActUnderWay
 class MoveStep(StrEnum):
     """A step of a move of a VM between two hosts that have a hypervisor each; all may be repeated.
 
-    The source performs DESCRIBE (say what the destination must know), RELEASE (stop or send the VM, or refuse),
-    WITHDRAW (refuse the release from now on), CLEAN_UP (forget the VM) and RETURN (take it back). The destination
-    performs PREPARE (get ready to take the VM), FENCE (cut off a source that does not answer), ACTIVATE (run the VM)
-    and UNDO (forget what was prepared, and never activate it).
+    The values are the names in lower case (`clean-up`), as in settings and in the act id of a step, `ACT/STEP`. The
+    source performs DESCRIBE (say what the destination must know), RELEASE (stop or send the VM, or refuse), WITHDRAW
+    (refuse the release from now on), CLEAN_UP (forget the VM) and RETURN (take it back). The destination performs
+    PREPARE (get ready to take the VM), FENCE (cut off a source that does not answer), ACTIVATE (run the VM) and UNDO
+    (forget what was prepared, and never activate it).
     """
 
     DESCRIBE = "describe"  # source: says what the destination must know; changes nothing
@@ -96,9 +97,11 @@ class SteppedHypervisor(Protocol):
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Begin this step of a move, or return how it is going; does not wait for lab time.
 
-        A step, known by the act's id and `step`, takes effect at most once. `given` is what the hosts of the move have
-        handed over so far. `now` is lab time. A step that failed is a report whose `done` has `ok` False. Raises
-        Unavailable if the outcome is unknown: call it again later; ActNotTried if the attempt does not count.
+        A step, known by the act's id and `step`, takes effect at most once, with the exception that
+        `Hypervisor.perform` names. A RELEASE fails after WITHDRAW or RETURN, an ACTIVATE after UNDO; a step that a
+        hypervisor does not need succeeds at once, and a FENCE that it does not have fails. `given` is what the hosts of
+        the move have handed over so far. `now` is lab time. A step that failed is a report whose `done` has `ok` False.
+        Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if the attempt does not count.
         """
 
 

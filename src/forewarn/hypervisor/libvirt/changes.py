@@ -46,8 +46,9 @@ class DomainChanges:
     async def wait_for(self, host: str, vm: str, *, within_s: float) -> bool:
         """Wait for a change of this VM on this host since `forget`, and return whether one came.
 
-        False after `within_s` seconds of real time. True also forgets the changes so far. `host` and `vm` are names,
-        ignoring letter case.
+        False after `within_s` seconds of real time. True also forgets the changes so far, so of several calls that wait
+        for the same VM only one gets it. That the host itself is lost or found is no change of its VMs. `host` and `vm`
+        are names, ignoring letter case.
         """
         key = (host.casefold(), vm.casefold())
         with contextlib.suppress(TimeoutError):

@@ -59,7 +59,7 @@ def check_libvirt(settings: LibvirtSettings) -> None:
     """Raise Rejected if the settings of a host are wrong; the message names the setting.
 
     Wrong are lock directories, a `uri` without `://` or that two hosts have, a timeout that is not above 0, and a fence
-    command that begins with an empty string. Connects to nothing.
+    command that begins with an empty string. `peer_uri` and `migrate_uri` are not checked. Connects to nothing.
     """
     if settings.lock_directories:
         raise Rejected(
@@ -95,7 +95,7 @@ class LibvirtConnection:
     `on_change` is called in the event loop for each change that the host reports while a connection is open, and when
     the connection is lost or found again. `on_open` is called in a thread for each new connection, which is closed
     again if it raises. `name` is the fleet's name of the host, `host` its settings; `connect` opens a session at a URI.
-    Use it on one event loop.
+    Use it on one event loop, and close it.
     """
 
     def __init__(
@@ -125,9 +125,10 @@ class LibvirtConnection:
         `work` must be safe to repeat: it runs again, once, if the connection has ended meanwhile. With `waits` there is
         no timeout and no repetition, for work that takes long. `exclusive` is the name of a VM whose disks `work`
         changes or uses ("": none): such calls for one VM never overlap, even if an earlier one has timed out or was
-        cancelled. Raises HostUnreachable if the host does not answer within its `timeout_s`, or still works on an
-        earlier exclusive call for the VM; `work` may go on then. Raises Refused without permission, LibvirtFailure for
-        everything else that libvirt refuses, and other errors of `work`.
+        cancelled. Raises HostUnreachable if the host does not answer within its `timeout_s` (`work` may go on then),
+        still works on an earlier exclusive call for the VM, has 32 calls unanswered, or after `close`. Raises what
+        `session` raises, Refused without permission, LibvirtFailure for everything else that libvirt refuses, with
+        `waits` also for a lost connection, and other errors of `work`.
         """
         try:
             return await self._call_once(work, waits=waits, exclusive=exclusive)

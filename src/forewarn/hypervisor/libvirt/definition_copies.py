@@ -15,9 +15,10 @@ from forewarn.hypervisor.interface import ActNotTried
 class DefinitionCopies:
     """Copies of VMs' definitions, and of other XML by name: files `HOST/NAME.xml` below a directory.
 
-    They outlive the host. Without a directory (None), it keeps nothing. The files may contain passwords, so only their
-    owner can read them. Calls block. Methods raise ActNotTried if a file cannot be read, written or deleted, as on a
-    full disk: that is a problem of this machine, and not of the host.
+    They outlive the host. Without a directory (None), it keeps nothing. Names of hosts and VMs count with their letter
+    case. The files may contain passwords, so only their owner can read them. Calls block. Methods raise ActNotTried if
+    a file cannot be read, written or deleted, as on a full disk: that is a problem of this machine, and not of the
+    host.
     """
 
     def __init__(self, directory: Path | None) -> None:

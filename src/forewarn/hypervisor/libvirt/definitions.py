@@ -36,8 +36,9 @@ class DomainDefinitions:
     """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
 
     `copies` gets a copy of each definition that is read or given, which is used when its host does not answer, refuses
-    or has lost the domain. Methods raise HostUnreachable if one of `hosts` does not answer, Refused with a sentence if
-    it refuses, and ActNotTried if a copy cannot be read or written.
+    or has lost the domain. VMs are named exactly, hosts ignoring letter case. Methods raise HostUnreachable if one of
+    `hosts` does not answer, Refused with a sentence if it refuses or is not in the settings, Rejected for XML that
+    cannot be read, and ActNotTried if a copy cannot be read or written.
     """
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
@@ -49,8 +50,9 @@ class DomainDefinitions:
 
         A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
         another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
-        cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so. Raises HostUnreachable if
-        `to_host` does not answer, or `host` does not and there is no copy of the definition.
+        cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so. No disk is created or
+        copied. Raises HostUnreachable if `to_host` does not answer, or `host` does not and there is no copy of the
+        definition; Refused if a VM on no host has no copy.
         """
         xml = await self._xml(host, vm)
         disks = ephemeral_disks(xml) if fresh_ephemeral_disk else []
@@ -71,10 +73,11 @@ class DomainDefinitions:
     ) -> None:
         """Define the VM on `host`, OFF there, as `read` described it on `from_host`.
 
-        `definition` is what `read` returned; b"": the copy for `from_host` counts. Keeps what it was given as that
-        copy. Refused without a description and a copy, or if `host` has another VM of this name, runs this one, has too
-        little memory free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks. Raises HostUnreachable
-        if `host` does not answer.
+        `definition` is what `read` returned (msgspec.DecodeError for other bytes); b"": the copy for `from_host`
+        counts. Keeps what it was given as that copy. One that is RECEIVING or RECEIVED on `host` stays so. Refused
+        without a description and a copy, or if `host` has another VM of this name, runs this one, has too little memory
+        free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks. Raises HostUnreachable if `host` does
+        not answer.
         """
         xml = "" if definition else self._copies.load(from_host, vm)
         if xml is None:
@@ -89,7 +92,8 @@ class DomainDefinitions:
 
         Then deletes the copy of its definition; does nothing without that copy. A disk that no host has was deleted
         earlier. If a disk was not found and a host could not say whether it has it, raises what that host raised
-        (HostUnreachable or Refused), and the copy stays for a later call.
+        (HostUnreachable or Refused; Refused also if there are no hosts), and the copy stays for a later call; other
+        disks are deleted then. A host on which one of the disks is in no active storage pool deletes none.
         """
         definition = self._copies.load("", vm)
         if definition is None:
@@ -175,8 +179,10 @@ class DomainDefinitions:
 def copy_all_definitions(copies: DefinitionCopies, host: str, session: LibvirtSession) -> None:
     """Copy the definition of each stored domain of the host, and the volumes of its ephemeral disks.
 
-    `copies` keeps them under the name `host`. Volumes that libvirt cannot read now are left out. Blocks. Raises
-    LibvirtFailure if the host does not list its domains, ActNotTried if a copy cannot be written.
+    `copies` keeps them under the name `host`, and older copies of domains that are gone stay. Transient domains are not
+    copied, and volumes that libvirt cannot read now are left out. Blocks. Raises LibvirtFailure if the host does not
+    list its domains or give a definition, Rejected for XML that cannot be read, ActNotTried if a copy cannot be
+    written; some are copied then.
     """
     for domain in session.domains():
         if domain.is_stored:

@@ -80,7 +80,8 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
     """Replace the VM's ephemeral disks with empty ones: delete and create each of them.
 
     `host` is the name of the session's host. Raises Refused if one is in no active storage pool, or does not exist and
-    `copies` has no copy of its XML. A call that was interrupted is finished by the next. Blocks. Raises LibvirtFailure.
+    `copies` has no copy of its XML. A call that was interrupted is finished by the next. The VM must be off, which is
+    not checked. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be used.
     """
     paths = ephemeral_disks(session.stored_xml(vm))
     _require_pools(session, host, vm, paths)
@@ -91,8 +92,9 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
 def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
     """Create the ephemeral disks of the VM that are missing, as after a failed move, empty.
 
-    Others are left alone. A disk without a copy of its XML in `copies`, or without an active storage pool, is left out.
-    `host` is the name of the session's host. Blocks. Raises LibvirtFailure.
+    Others are left alone. A disk without a copy of its XML in `copies` (of this host, else of any), or without an
+    active storage pool, is left out. `host` is the name of the session's host. Blocks. Raises LibvirtFailure, and
+    ActNotTried if `copies` cannot be read.
     """
     for path in ephemeral_disks(session.stored_xml(vm)):
         volume = copies.load_from_any_host(host, path)
@@ -106,8 +108,9 @@ def renew_os_disk(session: LibvirtSession, copies: DefinitionCopies, host: str, 
     """Replace the VM's OS disk with a new copy of its image (the backing file).
 
     The OS disk is its first own disk that is not ephemeral. Raises Refused if the VM has no such disk, or that is not a
-    copy of an image, or is in no active storage pool. A call that was interrupted is finished by the next. `host` is
-    the name of the session's host. Blocks. Raises LibvirtFailure.
+    copy of an image, or is in no active storage pool. The VM must be off, which is not checked. A call that was
+    interrupted may leave it without the disk; the next call finishes it, from `copies`. `host` is the name of the
+    session's host. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be used.
     """
     disk = _os_disk(session, host, vm)
     _require_pools(session, host, vm, [disk.source])

@@ -81,8 +81,9 @@ _OFF_CAUSES = {  # by the reason of DomainState.OFF
 def observed_machine(domain: ListedDomain) -> ObservedMachine:
     """Return what a domain's state and reason in a list of domains say about the VM.
 
-    A pause that libvirt makes for a moment, as in a migration, is CHANGING. `instance` is libvirt's id, "" if it is
-    off. forewarn's own marks in the domain's definition do not count.
+    A pause that libvirt makes for a moment, as in a migration, is CHANGING. A crashed one is PAUSED if it still has its
+    process, else OFF. All other states than paused, off and crashed count as RUNNING. `instance` is libvirt's id, "" if
+    it is off. forewarn's own marks in the domain's definition do not count.
     """
     instance = str(domain.number) if domain.number >= 0 else ""
     match domain.state:

@@ -47,8 +47,9 @@ class LibvirtDriver:
 
     `hosts` has the settings by the fleet's names of the hosts, which ignore letter case; a VM is the domain of exactly
     its name. `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened
-    before it is needed. Methods raise HostUnreachable if the host does not answer, Refused with a sentence if libvirt
-    refuses, and ActNotTried if a copy of a definition cannot be read or written.
+    before it is needed. Methods raise HostUnreachable if the host does not answer, or has not finished an earlier call
+    that uses the VM's disks; Refused with a sentence if libvirt refuses or the settings lack the host, Rejected without
+    libvirt's Python module, and ActNotTried if a copy of a definition cannot be read or written.
     """
 
     can_reimage = True
@@ -160,7 +161,8 @@ class LibvirtDriver:
 
         Its ephemeral disks are new and empty with `fresh_ephemeral_disk`; otherwise only those are made that are
         missing, and of which a copy of the XML is kept. Does nothing if it is RUNNING or HALTED. Refused in any other
-        state, and if it does not start; HostUnreachable if the host does not answer.
+        state, if a disk cannot be made, and if it does not start, when its disks may be empty already; HostUnreachable
+        if the host does not answer.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -178,7 +180,8 @@ class LibvirtDriver:
     async def power_off(self, host: str, vm: str) -> None:
         """End the VM at once, without asking the guest: any state becomes OFF, and its disks stay.
 
-        Does nothing if it is OFF. Raises HostUnreachable, or Refused if the host does not know the VM.
+        A transient domain becomes ABSENT. A migration to or from here is given up with it. Does nothing if it is OFF.
+        Raises HostUnreachable, or Refused if the host does not know the VM.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -204,7 +207,8 @@ class LibvirtDriver:
         With `delete_disks`, deletes its disks first, but no CD-ROMs and the like, and no read-only and shareable ones;
         Refused if one of them is in no active storage pool of the host. Without, a copy of its definition stays for its
         next start. A `host` of "" is a VM that is on no host: with `delete_disks`, any host that has its disks deletes
-        them; without, nothing is done. Raises HostUnreachable, or Refused in any other state.
+        them; without, nothing is done. Raises HostUnreachable, or Refused in any other state. After a failure some
+        disks may be deleted: call it again.
         """
         if not host:
             if delete_disks:
@@ -229,7 +233,8 @@ class LibvirtDriver:
     async def reimage(self, host: str, vm: str) -> None:
         """Replace the OS disk of a VM that is OFF with a new copy of its backing file; it stays OFF.
 
-        Raises HostUnreachable, or Refused in any other state, and if the disk has no backing file or storage pool.
+        Raises HostUnreachable, or Refused in any other state, and if the disk has no backing file or active storage
+        pool. After a failure the VM may lack the disk: call it again.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -277,7 +282,8 @@ class LibvirtDriver:
         """Check that the destination has the memory, and mark the VM there: OFF becomes RECEIVING.
 
         libvirt starts the process of the VM there itself, when the migration begins. Does nothing if it is RECEIVING.
-        Raises HostUnreachable, or Refused in any other state and if the host has too little memory free.
+        Raises HostUnreachable, or Refused in any other state, such as ABSENT (copy the definition first), and if the
+        host has too little memory free.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -291,8 +297,9 @@ class LibvirtDriver:
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
 
-        Does nothing if the VM is being sent already, or was SENT. `migration` shows how it goes. Raises
-        HostUnreachable, or Refused if the VM is not RECEIVING on `to_host`.
+        Does nothing if the VM is being sent already, or was SENT. `migration` shows how it goes, and in `error` why it
+        failed, as for a VM that does not run. Raises HostUnreachable, or Refused if the VM is not RECEIVING on
+        `to_host`. Both hosts must be in the settings.
         """
         if self._migrations.is_active(host, vm) or await self.state(host, vm) is MachineState.SENT:
             return

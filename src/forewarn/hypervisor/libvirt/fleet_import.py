@@ -61,8 +61,8 @@ def split_named_uri(text: str) -> tuple[str, str]:
 def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
     """Ask a libvirt host what it has, and return it, with its domains sorted by name. Blocks.
 
-    `name` is the fleet's name for the host; "": the host's own short name. `uri` is only copied. Raises LibvirtFailure,
-    and Rejected for a domain whose XML cannot be read. Changes nothing.
+    `name` is the fleet's name for the host; "": the host's own short name. `uri` is only copied. The name is not
+    checked. Raises LibvirtFailure, and Rejected for a domain whose XML cannot be read. Changes nothing.
     """
     host = name or session.hostname().partition(".")[0]
     capacity = session.capacity()
@@ -142,7 +142,8 @@ def _choose(same_name: list[ImportedVm]) -> tuple[ImportedVm | None, str]:
 def render_fleet_file(found: ImportedFleet) -> str:
     """Return the text of the fleet file (TOML) for this fleet, with comments on what it was made from.
 
-    It has the hosts, then the VMs with their hosts. Defaults are comments. Writes no file.
+    It has the hosts, then the VMs with their names, hosts and, for Windows, `os_type`. Notes, defaults, and each VM's
+    CPUs, memory, interfaces and disks are comments. Writes no file.
     """
     lines = [
         "# Written by `forewarn fleet import libvirt`. Edit it as you like: sets, update domains, tags, zones.",

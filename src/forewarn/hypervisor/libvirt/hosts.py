@@ -61,8 +61,9 @@ class LibvirtHosts:
 
         Opens the connection if needed; `work` may run twice, if the connection ends meanwhile. `what` says in errors
         what could not be done with the VM `vm` ("": with the host). With `is_exclusive`, only one such work runs on the
-        VM at a time. Raises HostUnreachable if the host does not answer, Refused if libvirt refuses, or the host is not
-        in the settings, and other errors of `work`.
+        VM at a time: HostUnreachable while an earlier one does, also one that has timed out. Raises HostUnreachable if
+        the host does not answer in time (`work` may go on then), Refused if libvirt refuses, or the host is not in the
+        settings, Rejected without libvirt's Python module, and other errors of `work`.
         """
         try:
             return await self.connection(host).call(work, exclusive=vm if is_exclusive else "")

@@ -34,7 +34,7 @@ class LiveMigrations:
     """The live migrations that this process has begun, and why the latest one of each VM failed.
 
     It is kept in memory only. `on_end` is called with the names of the source host and of the VM when a migration is
-    over, however it ended.
+    over, however it ended, or `close` no longer waits for it.
     """
 
     def __init__(self, *, on_end: Callable[[str, str], None] = lambda host, vm: None) -> None:
@@ -55,7 +55,8 @@ class LiveMigrations:
 
         `vm` is the exact name of the VM. When it succeeds, the source's definition is marked SENT. Raises
         HostUnreachable if a host does not answer, Refused without permission, LibvirtFailure for other errors.
-        `complete` says why one failed later.
+        `complete` says why one failed later; but that the connection to the source ended is only logged. Does not check
+        that the target waits for the VM.
         """
         if (await source.call(lambda session: session.progress(vm))).is_active:
             return  # by its own daemon, since before this process started

@@ -53,7 +53,7 @@ class FoundDomain(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of the domain
     is_active: bool  # it has a process, running or paused
     is_stored: bool  # False: transient, so the host forgets it when it ends
-    xml: str  # its stored definition; of a transient one, the running one
+    xml: str  # its stored definition, without passwords; of a transient one, the running one
 
 
 _event_loop_lock = threading.Lock()
@@ -107,7 +107,8 @@ class LibvirtSession:
     def watch(self, on_lifecycle: OnLifecycle, on_close: OnClose) -> None:
         """Call these functions, in libvirt's thread, when a domain changes or the connection ends.
 
-        They are called until `close`. `on_lifecycle` gets the domain's name, and libvirt's numbers of event and detail.
+        They are called until `close`, and must not block. `on_lifecycle` gets the domain's name, and libvirt's numbers
+        of event and detail. Raises LibvirtFailure.
         """
 
         def lifecycle(_connection: Any, domain: Any, event: int, detail: int, _opaque: Any) -> None:
@@ -161,8 +162,8 @@ class LibvirtSession:
     def status(self, name: str) -> DomainStatus | None:
         """Return what the host reports about a domain; None if it has none of this name.
 
-        libvirt answers in several calls, between which a domain may change (one that goes on after a failed switchover
-        would seem sent): so looks until nothing has changed. Raises LibvirtFailure, also if it changes all the time.
+        libvirt answers in several calls, so looks up to 20 times until nothing has changed between them. Raises
+        LibvirtFailure, also if it changes all the time.
         """
         if (domain := self._domain_or_none(name)) is None:
             return None
@@ -279,7 +280,7 @@ class LibvirtSession:
     def undefine(self, name: str) -> None:
         """Make the host forget a domain that is off, with its saved memory, firmware variables and snapshots.
 
-        Its disks stay. LibvirtFailure if it is not known, or libvirt refuses.
+        Its disks stay. A driver without these options only undefines it. LibvirtFailure if it is unknown or refused.
         """
         flags = self._libvirt
         domain = self._domain(name)
@@ -345,7 +346,8 @@ class LibvirtSession:
 
         `dest_xml` is its running definition there, `stored_xml` the stored one. With `peer_uri` the source's daemon
         calls the target's, and continues when this process ends; without it ("") this process passes the messages
-        between the two. `migrate_uri` "": libvirt chooses. LibvirtFailure if it fails; the domain then goes on here.
+        between the two. `migrate_uri` "": libvirt chooses. Disks are not copied. LibvirtFailure if it fails: the domain
+        goes on here, but after a lost connection that is not known.
         """
         constants = self._libvirt
         flags = constants.VIR_MIGRATE_LIVE | constants.VIR_MIGRATE_PAUSED | constants.VIR_MIGRATE_PERSIST_DEST
@@ -404,8 +406,7 @@ class LibvirtSession:
     def free_memory_mib(self) -> int:
         """Return the memory in MiB that the host could give to more VMs, its page cache included.
 
-        Where libvirt does not know that, it is the host's memory less that of its active domains. Raises
-        LibvirtFailure.
+        Where libvirt does not know that: the host's memory less that of its active domains. Raises LibvirtFailure.
         """
         try:
             with self._failures():
@@ -434,7 +435,7 @@ class LibvirtSession:
         """Return whether the host can continue a running domain with this CPU (of `cpu_needs`).
 
         True also if this libvirt cannot compare CPUs: a migration that is not possible then fails, and the VM stays.
-        LibvirtFailure if the connection is lost.
+        LibvirtFailure if the connection is lost, msgspec.DecodeError if `cpu` is "" or another text.
         """
         needs = parse_cpu_needs(cpu)
         try:

@@ -88,9 +88,10 @@ class MachineDriver(Protocol):
 
     Every call raises HostUnreachable if the host does not answer within the driver's own timeout, and
     `forewarn.errors.Refused` with one sentence if the platform refuses the operation for good (no permission, no such
-    disk, the destination is full). It raises ActNotTried if a file that the driver keeps on this machine cannot be
-    used, as on a full disk. A call that was lost or came too late must do no harm: each checks the state that it needs,
-    on the host, when it takes effect.
+    disk, the destination is full), or the settings lack the host. Names of VMs count exactly, those of hosts too with
+    QEMU, and ignoring letter case with libvirt. It raises ActNotTried if a file that the driver keeps on this machine
+    cannot be used, as on a full disk (QEMU: Refused). A call that was lost or came too late must do no harm: each
+    checks the state that it needs, on the host, when it takes effect.
     """
 
     can_reimage: bool  # whether `reimage` is possible; False: it always refuses
@@ -102,19 +103,22 @@ class MachineDriver(Protocol):
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
         """Return all VMs that the host has now, by name, and their states. Changes nothing.
 
-        Raises HostUnreachable or Refused.
+        VMs that the fleet does not know are among them, and those that are off. A VM whose QEMU does not answer is
+        CHANGING. Raises HostUnreachable or Refused.
         """
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
         """Yield the name of a host whenever its VMs, or the connection to it, may have changed.
 
-        It goes on until it is closed. A host that does not answer raises nothing.
+        It goes on until it is closed. A host that does not answer raises nothing. Changes while it is not connected to
+        the host, or to a QEMU (within five seconds of its start), are not reported.
         """
 
     async def state(self, host: str, vm: str) -> MachineState:
         """Return what the host reports about the VM now; ABSENT if it does not know it.
 
-        Raises HostUnreachable or Refused.
+        A later `wait_for_change` waits for changes after this call. With QEMU it also keeps a copy of the definition,
+        and ends a process whose guest has shut down. Raises HostUnreachable or Refused.
         """
 
     async def stop_reason(self, host: str, vm: str) -> str:
@@ -126,45 +130,50 @@ class MachineDriver(Protocol):
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
         """Wait until the host reports that the VM may have changed since `state` was last asked.
 
-        Returns True then, and False after `within_s` seconds of real time, or earlier if nothing would be reported.
-        Raises HostUnreachable or Refused.
+        Returns True then, and False after `within_s` seconds of real time, or earlier if nothing would be reported, as
+        for a VM without a QEMU. With QEMU, other operations on the VM wait meanwhile. Raises HostUnreachable or
+        Refused.
         """
 
     async def pause(self, host: str, vm: str) -> None:
         """Stop the VM's CPUs: RUNNING becomes PAUSED. Does nothing if it is already paused.
 
-        Raises HostUnreachable or Refused.
+        In other states libvirt refuses; QEMU does nothing, and refuses only a VM without a process. Raises
+        HostUnreachable or Refused.
         """
 
     async def resume(self, host: str, vm: str) -> None:
         """Let a paused VM continue: PAUSED, RECEIVED or HALTED becomes RUNNING. Refuses a VM that was SENT.
 
-        Does nothing if it is RUNNING. A VM whose error is still there becomes HALTED again. Raises HostUnreachable or
-        Refused.
+        Does nothing if it is RUNNING. A VM whose error is still there becomes HALTED again. Raises HostUnreachable, or
+        Refused in any other state, and with QEMU while it is being sent.
         """
 
     async def reset(self, host: str, vm: str) -> None:
         """Reset a PAUSED or HALTED VM, as its reset button does: now PAUSED, its next resume boots it.
 
-        Raises HostUnreachable or Refused.
+        Raises HostUnreachable, or Refused in any other state. A repeated call resets it again.
         """
 
     async def press_power_button(self, host: str, vm: str) -> None:
         """Ask the guest through ACPI to shut down; a guest that does so becomes OFF. Returns at once.
 
-        Does nothing if the VM is OFF. Raises HostUnreachable or Refused.
+        A guest may ignore it. Does nothing if the VM is OFF. Raises HostUnreachable, or Refused if it is ABSENT;
+        libvirt also refuses states other than RUNNING.
         """
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is OFF, with a new and empty ephemeral disk if asked: OFF becomes RUNNING.
 
-        Does nothing if it is RUNNING or HALTED: it has been booted. Raises HostUnreachable or Refused.
+        Does nothing if it is RUNNING or HALTED: it has been booted. An ephemeral disk that is missing is made, too;
+        with libvirt only if its XML is kept. Raises HostUnreachable, or Refused in any other state, if a disk cannot be
+        made, or if it does not start; the disk may be empty already then.
         """
 
     async def power_off(self, host: str, vm: str) -> None:
         """End the VM at once, without asking the guest: any state but ABSENT becomes OFF. Its disks stay.
 
-        Raises HostUnreachable or Refused.
+        Does nothing if it is OFF. Raises HostUnreachable, or Refused if it is ABSENT.
         """
 
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
@@ -178,7 +187,8 @@ class MachineDriver(Protocol):
     async def reimage(self, host: str, vm: str) -> None:
         """Replace the OS disk of a VM that is OFF with a new copy of its image; it stays OFF.
 
-        Raises HostUnreachable or Refused.
+        Raises HostUnreachable, or Refused in any other state, and if the disk has no image: a backing file with
+        libvirt, `image` in the definition with QEMU. A repeated call replaces it again.
         """
 
     async def copy_definition(
@@ -191,7 +201,8 @@ class MachineDriver(Protocol):
         `prepare_to_receive` follows at once: the definition is durable at the latest when that returns. If the service
         is killed before, the VM is ABSENT there, or OFF or RECEIVING with its definition. Finishes what an earlier call
         left unfinished. After the loss of `host`, and for a VM that is on no host because it was removed with its disks
-        kept (`host` is ""), drivers keep what they need outside the host. Raises HostUnreachable.
+        kept (`host` is ""), drivers keep what they need outside the host. Raises HostUnreachable, or Refused if
+        `to_host` runs a VM of this name, or has too little memory free.
         """
 
     async def read_definition(self, host: str, vm: str) -> bytes:
@@ -214,15 +225,16 @@ class MachineDriver(Protocol):
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Make the VM on `to_host` the destination of a live migration: OFF becomes RECEIVING.
 
-        Does nothing if it is RECEIVING. Raises HostUnreachable or Refused.
+        Does nothing if it is RECEIVING. Raises HostUnreachable, or Refused in any other state, also ABSENT. libvirt
+        also refuses if too little memory is free, QEMU if a disk has a relative path.
         """
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
 
         It ends with SENT here and RECEIVED there, or, if it fails, with this VM in the state that it had. The
-        destination may be RECEIVED even if it fails here at the last moment. Refuses a VM that is not RECEIVING there.
-        Raises HostUnreachable or Refused.
+        destination may be RECEIVED even if it fails here at the last moment. Does nothing if it is being sent, or was
+        SENT. Raises HostUnreachable, or Refused if the VM is not RECEIVING there.
         """
 
     async def receive_address(self, host: str, vm: str) -> str:
@@ -235,21 +247,24 @@ class MachineDriver(Protocol):
         """Begin to migrate the VM live to a host of another driver, where it waits at this address.
 
         The other driver has prepared the VM and returned the address (`receive_address`); "": `to_host` is a host of
-        this driver. Returns at once; when the migration has succeeded, the VM is SENT here and RECEIVED there. Raises
-        HostUnreachable or Refused.
+        this driver. libvirt ignores the address, so both hosts must be in its settings. Returns at once; when the
+        migration has succeeded, the VM is SENT here and RECEIVED there. Does nothing if it is being sent, or was SENT.
+        Raises HostUnreachable or Refused.
         """
 
     async def migration(self, host: str, vm: str) -> MigrationProgress:
         """Return how the live migration from this host is going; inactive, with zeros, if none has begun.
 
-        Raises HostUnreachable or Refused.
+        With libvirt, `error` is known only for migrations that this process has begun. Raises HostUnreachable or
+        Refused.
         """
 
     async def cancel_send(self, host: str, vm: str) -> None:
         """Abort a live migration from this host; the VM continues here. Does nothing if none is active.
 
         It may complete before it is aborted: then the VM is SENT. After this has returned, an earlier `send` whose
-        answer was lost has no further effect. Raises HostUnreachable or Refused.
+        answer was lost has no further effect. Raises HostUnreachable, also if the host does not stop in time, or
+        Refused.
         """
 
     async def read_mark(self, host: str, vm: str) -> MachineMark | None:
@@ -261,21 +276,22 @@ class MachineDriver(Protocol):
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
         """Store the mark (an act and its step) durably with the VM on this host, in place of an earlier one.
 
-        Raises HostUnreachable or Refused.
+        Raises HostUnreachable, or Refused if the host does not know the VM, or libvirt would forget it when it ends.
         """
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
         """Return whether the locks of the VM's disks are free, which a VM that runs on `host` would hold.
 
         `host` may be silent. True only if the VM certainly does not run there, was seen there with these locks, and
-        will hold them on any other host. False also if the settings do not allow it, or the platform cannot tell. Keeps
-        no lock.
+        will hold them on any other host. False also if the settings do not allow it, or the platform cannot tell, as
+        libvirt never can. Keeps no lock. Raises Refused if the kept definition of the VM is wrong.
         """
 
     async def fence(self, host: str) -> bool:
         """Cut the host off with the operator's fence command; return whether it succeeded. May take long.
 
-        False also without such a command. After True, no VM runs on the host. Raises HostUnreachable or Refused.
+        False also without such a command, and after a timeout. After True, no VM runs on the host: with QEMU that is
+        looked at, with libvirt the exit code 0 counts. Raises HostUnreachable or Refused.
         """
 
     async def capacity(self, host: str) -> FreeCapacity:
@@ -284,7 +300,8 @@ class MachineDriver(Protocol):
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
         """Return whether a VM with this CPU (a text from `VmNeeds.cpu`) can be migrated live to the host.
 
-        True also if the platform cannot tell. Raises HostUnreachable or Refused.
+        True also if the platform cannot tell; with QEMU always, since all its hosts are this machine. Raises
+        HostUnreachable or Refused.
         """
 
     async def kept_vms(self) -> dict[str, VmNeeds]:

@@ -106,7 +106,8 @@ class HostMoves:
         """End the steps of earlier moves of the VM of a new act, which the journal has as not ended.
 
         Returns what they wait for, None once all have ended. A release that was given up is withdrawn, and an
-        activation is completed. Other steps are given up: the VM may have come back since. `act` is the new act, `now`
+        activation is completed, each for about `perform_wait_s` of real time. Other steps are given up: the VM may have
+        come back since. One call per VM at a time, and none of `perform_step` meanwhile. `act` is the new act, `now`
         lab time. Raises ActNotTried if the journal cannot be used.
         """
         for record in self._journal.find_unfinished(act.vm):

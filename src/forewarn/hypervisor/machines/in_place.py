@@ -33,7 +33,9 @@ _MIGRATING = (MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT)
 def immediate_end(act: MachineActRecord, *, can_reimage: bool) -> End | None:
     """Return the outcome of an act, also a move, that needs no host; None: it has something to do.
 
-    `can_reimage` says whether the driver can replace OS disks. Carries out nothing.
+    That is a reapply; an act on a VM that is on no host, but for its deletion; a reimage that is not possible; a freeze
+    or reboot of a stopped VM; and a move without a destination, or to the host where the VM is. `can_reimage` says
+    whether the driver can replace OS disks. Carries out nothing.
     """
     name = act.name
     match act.verb:

@@ -37,8 +37,9 @@ _ACT_COLUMNS = tuple(name for name in MachineActRecord.__struct_fields__ if name
 class MachineJournal:
     """The journal of acts on real VMs, a SQLite file. Each act has one record, with all its steps.
 
-    The constructor creates the file `path`, or raises Rejected if it cannot be used; later calls raise ActNotTried. For
-    each act: `begin`, `enter` for each further step, `end`. Writes are durable on return. Calls block.
+    The constructor creates the file `path` (its directory must exist), or raises Rejected if it cannot be used; later
+    calls raise ActNotTried. For each act: `begin`, `enter` for each further step, `end`. `begin` deletes acts that
+    ended and began over 30 days of lab time ago. Writes are durable on return. Calls block; one thread at a time.
     """
 
     def __init__(self, path: Path) -> None:

@@ -59,7 +59,8 @@ class HostFencer:
     """Runs the operator's fence commands of hosts through the driver; a success counts for ten seconds.
 
     A fence command cuts a host off, so that no VM runs there. `interval_s` is the shortest time between two attempts at
-    one host: callers ask `may_try` first. All times are real time, by `clock`.
+    one host: callers ask `may_try` first. It remembers in memory only, by exact name. All times are real time, by
+    `clock`.
     """
 
     def __init__(self, driver: MachineDriver, clock: Clock, *, interval_s: float) -> None:
@@ -144,7 +145,8 @@ class MachineOperations:
 
         If `source` is given, it counts as the state on the source, which is not asked. A host that does not answer has
         the state None; so has the destination while it receives a guest, since it is not asked then. `is_overdue` and
-        `done` are only passed on. Raises Refused if a host refuses to be looked at.
+        `done` are only passed on. Raises Refused if a host refuses to be looked at, ActNotTried if a file of this
+        machine cannot be used.
         """
         needs_progress = act.is_live and act.step in _STEPS_WITH_PROGRESS
         progress = await self._progress(act) if needs_progress else None
@@ -269,7 +271,8 @@ class MachineOperations:
         the destination follows, at the latest in CLEAN_UP. While the destination gets ready to receive, the mark of the
         next step is stored on the source. Failures to store these two marks are only logged. RESET also resumes the VM.
         `wait_s` is how long it waits for a fence command, in real time; others take as long as the driver. Raises
-        HostUnreachable if the outcome is unknown, Rejected if the platform refuses it.
+        HostUnreachable if the outcome is unknown, Rejected if the platform refuses it, ActNotTried if a file of this
+        machine cannot be used. FENCE raises nothing: `HostFencer.is_fenced` has its result.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)

@@ -14,7 +14,8 @@ def outcome_note(act: MachineActRecord, end: End, *, real_now: float, acpi_timeo
 
     For a failed act it is the reason; for a successful one, its duration and, as far as they apply, the VM's downtime,
     its new host, and what was unusual. `end` is the decision that ends it. `real_now` is real time, in POSIX seconds;
-    `acpi_timeout_s` is how long the guest was given to shut down.
+    `acpi_timeout_s` is how long the guest was given to shut down, in seconds of real time. The duration is real time,
+    the pause of a freeze lab time.
     """
     if not end.ok:
         return end.note

@@ -19,12 +19,12 @@ LEAVING_VERBS = (Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE)  # after these the VM
 class Step(StrEnum):
     """A durable step of an act on a real VM; it says which operations may have taken effect.
 
-    It is in the journal before one of its operations takes effect, and its values are stored. BEGIN: nothing has been
-    done. Acts in place have PAUSE, HOLD (paused for its time), RESUME, SHUT_DOWN (ask the guest), POWER_OFF, RESET,
-    BOOT, REMOVE and REIMAGE. Moves have PREPARE (on the destination), SEND (migrate live), ABORT (cancel that),
-    ACTIVATE (the VM continues on the destination), CLEAN_UP (the source forgets it) and RETURN (it goes back to the
-    source), and also SHUT_DOWN and POWER_OFF. UNDO, of a move or a start that was given up, makes the host forget the
-    VM.
+    It is in the journal before one of its operations takes effect. The values (`shut-down`, `clean-up`) are stored, in
+    the journal and in marks on VMs. BEGIN: nothing has been done. Acts in place have PAUSE, HOLD (paused for its time),
+    RESUME, SHUT_DOWN (ask the guest), POWER_OFF, RESET, BOOT, REMOVE and REIMAGE. Moves have PREPARE (on the
+    destination), SEND (migrate live), ABORT (cancel that), ACTIVATE (the VM continues on the destination), CLEAN_UP
+    (the source forgets it) and RETURN (it goes back to the source), and also SHUT_DOWN and POWER_OFF. UNDO, of a move
+    or a start that was given up, makes the host forget the VM.
     """
 
     BEGIN = "begin"  # nothing has been done; the marks on the hosts are read

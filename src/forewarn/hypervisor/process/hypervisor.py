@@ -32,7 +32,11 @@ class FallbackHypervisor(Hypervisor, Protocol):
     """
 
     def has_begun(self, act_id: str) -> bool:
-        """Return whether this hypervisor has performed the act with this id, or is performing it."""
+        """Return whether this hypervisor has performed the act with this id, or is performing it.
+
+        Also after reopening; False again once it has forgotten the act as old. Raises ActNotTried if its record of acts
+        cannot be read.
+        """
 
 
 class ProcessHypervisor:

@@ -78,7 +78,8 @@ class SupervisorRecords:
     def save(self, record: SupervisorRecord) -> None:
         """Write the record of a VM to its file, in place of an earlier one; raises OSError if that fails.
 
-        Does nothing if the record is unchanged. Creates the VM's directory.
+        Does nothing if the record is unchanged. Creates the VM's directory. Not synced: a crash of the machine may lose
+        it. Blocks.
         """
         if self._records.get(record.vm) == record:
             return
@@ -177,7 +178,7 @@ class SupervisorRegistry:
         `vm` is the VM's key. The connection must be identified (`SupervisorConnection.identify`). Closes an earlier
         connection of the VM, and ends `wait_for_connection`. Raises Refused if another live process is the VM's
         supervisor, and then changes nothing; OSError if the record cannot be written, and then this connection is not
-        registered.
+        registered, although the earlier one is closed.
         """
         self.require_no_other_supervisor(vm, connection.hello)
         if (previous := self._connections.get(vm)) is not None:

@@ -99,7 +99,8 @@ class ProgramStarter:
 
         It knows only the VMs that `run` has read, and those that commits have changed since. It starts at most eight
         supervisors, each again with a backoff of up to a minute, and none while an act on its VM is pending, while the
-        VM is not running, or after its program has ended. Failures go to the history.
+        VM is not running, or after its program has ended. Failures go to the history, the same text once. Raises
+        OSError if the record of a supervisor cannot be written, and what `write_history` raises.
         """
         for vm in tuple(self._vms_with_program.values()):
             await self._check_supervisor(vm)

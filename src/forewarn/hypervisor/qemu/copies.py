@@ -13,7 +13,9 @@ from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_d
 class QemuDefinitionCopies:
     """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed.
 
-    They serve for VMs whose host is lost, and for those that are on no host. Calls block.
+    There is one copy per VM name, of the host where the VM was last seen. They serve for VMs whose host is lost, and
+    for those that are on no host. Names count with their letter case, and are not checked. Calls block, and raise
+    Refused if a file cannot be used, also on a full disk.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -33,7 +35,7 @@ class QemuDefinitionCopies:
     def keep(self, instance: QemuInstance) -> None:
         """Copy the definition of a VM from its host's directory, durably, if the copy differs.
 
-        Raises Refused if that fails.
+        Raises Refused if that fails, also without a definition. Does not check it.
         """
         copy = self.instance(instance.vm).definition_file
         try:

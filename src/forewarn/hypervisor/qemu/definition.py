@@ -57,7 +57,7 @@ def check_qemu(settings: QemuSettings) -> None:
     """Raise Rejected if the settings of a host are wrong; the message names the setting.
 
     Wrong are paths that are not absolute, a directory that two hosts have, a negative memory, a timeout that is not
-    above 0, and commands that begin with an empty string. Looks at no file.
+    above 0, and commands that begin with an empty string. `migration` is not checked. Looks at no file.
     """
     for path in settings.lock_directories:
         if not PurePath(path).is_absolute():
@@ -90,7 +90,11 @@ class EphemeralDisk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the QEMU driver must know about a VM: the content of its definition file, `NAME.toml`."""
+    """What the QEMU driver must know about a VM: the content of its definition file, `NAME.toml`.
+
+    `parse_definition` makes and checks it. Relative paths are relative to the host's directory; a VM moves only if its
+    `disks` are absolute, and live only if its ephemeral disk is, too.
+    """
 
     command: tuple[str, ...]  # QEMU and its options, without those that the driver adds
     memory_mib: int  # in MiB, as in `command`

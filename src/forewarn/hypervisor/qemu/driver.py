@@ -62,9 +62,10 @@ class QemuDriver:
 
     `copies` is a directory of this machine, created if missing, for copies of all definitions: a VM whose host is lost,
     or that is on no host, is defined on another one from there. `lock_directories` are those of the settings.
-    `timeout_s` limits the wait for an answer from QEMU, `start_timeout_s` the time that QEMU needs to come up, in real
-    seconds. The constructor raises Rejected if the library `qemu.qmp` is missing, or the locks of a directory do not
-    count; methods raise HostUnreachable and Refused, as `MachineDriver` says.
+    `timeout_s` limits the wait for an answer from QEMU, `start_timeout_s` that for its start, in real seconds. Names
+    count with letter case. Operations on one VM wait for each other. The constructor raises Rejected if the library
+    `qemu.qmp` is missing, or a directory's locks do not count; methods raise HostUnreachable and Refused, as
+    `MachineDriver` says, Refused also for a full disk.
     """
 
     can_reimage = True  # a VM whose definition names no image refuses
@@ -211,8 +212,8 @@ class QemuDriver:
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Delete the VM's files on this host, its definition last. Refused if it is not off.
 
-        Nothing if it is ABSENT. Disks stay unless `delete_disks`, which also deletes the copy of its definition; but a
-        relative ephemeral disk is always deleted. Of a VM on no host (""), only disks and copy are left.
+        Nothing if it is ABSENT. Disks stay unless `delete_disks` (Refused for a device), which also deletes the copy of
+        its definition; but a relative ephemeral disk always goes. Of a VM on no host (""), only disks and copy exist.
         """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)

@@ -236,7 +236,8 @@ class QemuInstance:
 def write_durably(path: Path, data: bytes) -> None:
     """Replace the file's content with `data`, atomically and durably. Raises Refused if that fails.
 
-    Uses a temporary file beside it, whose name ends with `.new`. Blocks.
+    Uses a temporary file beside it, whose name ends with `.new`, and may stay after a failure. The directory must
+    exist. One call per file at a time. Blocks.
     """
     temporary = path.with_name(f"{path.name}.new")
     try:

@@ -37,7 +37,8 @@ async def is_listening(monitor: Monitor) -> bool:
 async def listening_uri(monitor: Monitor, instance: QemuInstance) -> str:
     """Return the URI where the QEMU of this monitor listens for a live migration.
 
-    Raises Refused if it does not listen, HostUnreachable if QEMU does not answer.
+    It is `tcp:ADDRESS:PORT` or `unix:PATH`. Raises Refused if the VM is not RECEIVING, or QEMU does not listen yet,
+    HostUnreachable if QEMU does not answer.
     """
     state, report = await asyncio.gather(read_state(monitor, instance), monitor.execute("query-migrate"))
     if state is not MachineState.RECEIVING:

@@ -34,8 +34,9 @@ _REASONS = {
 async def read_state(monitor: Monitor, instance: QemuInstance) -> MachineState:
     """Ask QEMU for the state of its VM, and return it: any but ABSENT.
 
-    Forgets changes that QEMU reported before. Deletes the file `incoming` of a VM that runs. Raises HostUnreachable if
-    QEMU does not answer.
+    Forgets changes that QEMU reported before. Deletes the file `incoming` of a VM that runs. A VM whose guest has shut
+    down, or to which nothing can arrive, is OFF although QEMU runs; one in the last part of its migration is RUNNING.
+    Raises HostUnreachable if QEMU does not answer, Refused if the file cannot be deleted.
     """
     monitor.forget_changes()
     if instance.incoming_file.exists():  # then the answer may need both, which QEMU gives in one go
