@@ -45,11 +45,11 @@ def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
 class VmActExecutor:
     """Executes the service's orders on one VM, one at a time in their order, and sends the outcomes.
 
-    `machine` is the VM; `journal` remembers its acts durably; `send` sends a message to the service.
-    `default_duration_s` is how long an act other than freeze and migrate is announced to take, in seconds of real time.
-    Acts wait until the supervisor sets `vm_started`. After the outcome of a successful eviction or deletion was sent,
-    the executor sets `removal_reason` ("evicted" or "deleted") and the event `vm_removed`. It belongs to the event loop
-    that runs `execute`.
+    `machine` is the VM; `journal` remembers its acts durably; `send` sends a message to the service, or drops it
+    without one: the next hello has the outcomes. `default_duration_s` is how long an act other than freeze and migrate
+    is announced to take, in seconds of real time. Acts wait until the supervisor sets `vm_started`. After the outcome
+    of a successful eviction or deletion was sent, the executor sets `removal_reason` ("evicted" or "deleted") and the
+    event `vm_removed`. It belongs to the event loop that runs `execute`.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class VmActExecutor:
         is sent, otherwise the time it still needs. An act waits for those ordered before; one that does not freeze (all
         verbs but freeze and migrate) ends all freezes at once. Its beginning is in the journal before it takes effect.
         It fails if the journal cannot be written, the verb is unknown or the system refuses; the failure is sent as its
-        outcome.
+        outcome. A freeze of a VM that is down, and a start of one that runs, succeed with a note. An outcome that
+        cannot be journalled is sent all the same; a later supervisor does not know it.
         """
         if await self._answer_if_known(order.act):
             return

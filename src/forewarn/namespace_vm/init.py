@@ -271,8 +271,9 @@ def start_program(spec: VmSpec, changes: Mapping[str, str]) -> int:
     """Fork, execute the program in a process group of its own, and return its pid.
 
     `spec` gives the command line, the environment, the output and whether the program gets the terminal; a program
-    whose output is redirected has an empty stdin. `changes` are added to the environment of the spec, and override it.
-    Returns once the program is executed, not when it ends; OSError if it cannot be executed.
+    whose output is redirected has an empty stdin. `changes` are added to the environment of the spec, and override it;
+    its PATH finds the program. The working directory is that of this process. Returns once the program is executed, not
+    when it ends; OSError if it cannot be executed.
     """
     read_end, write_end = os.pipe()
     pid = os.fork()

@@ -36,16 +36,23 @@ class VmNetwork(Protocol):
 
     @property
     def address(self) -> IPv4Address:
-        """The address of the metadata endpoint, as the VM reaches it."""
+        """The address of the metadata endpoint, as the VM reaches it: 169.254.169.254.
+
+        With NO_VNET it is 168.63.129.16 instead, which DHCP names.
+        """
 
     @property
     def dhcp_socket(self) -> socket.socket | None:
-        """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP."""
+        """The socket on which DHCP requests of the VM arrive; None if the network needs no DHCP.
+
+        Only NO_VNET has one. It does not block; the owner answers it with `answer_dhcp_packet`.
+        """
 
     def listen(self) -> list[socket.socket]:
         """Open a new listening socket on each port of the metadata endpoint; the caller closes them.
 
-        The socket of each port is in the list. OSError if another socket listens there.
+        The socket of each port is in the list: port 80, with NO_VNET 80 and then 8080. OSError if another socket
+        listens there.
         """
 
     def restore(self) -> None:

@@ -19,10 +19,10 @@ _TAIL_BYTES = 4096
 class OutputLog:
     """Copies the output of a VM's program from a pipe to a file, and keeps the end of it in memory.
 
-    Making it opens the file `path` for appending, and the pipe; OSError if that fails. `write_end` is the descriptor
-    that the program writes to; `watch` begins to copy. Output that cannot be written, on a full disk, is dropped: the
-    program must not wait for it. A file that would grow beyond `max_bytes` is renamed to end in `.1`, in place of an
-    older one.
+    Making it opens the file `path`, whose directory must exist, for appending, and the pipe; OSError if that fails.
+    `write_end` is the descriptor that the program writes to; `watch` begins to copy. Output that cannot be written, on
+    a full disk, is dropped: the program must not wait for it. A file that would grow beyond `max_bytes` (8 MiB unless
+    given) is renamed to end in `.1`, in place of an older one.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
