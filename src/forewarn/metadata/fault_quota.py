@@ -36,14 +36,15 @@ class FaultQuota(Protocol):
     def has_remaining(self, fault: Fault) -> bool:
         """Return whether the fault may affect one more request; counts nothing.
 
-        Always True for a fault without a limit.
+        Always True for a fault without a limit. A quota that processes share raises KeyError for a limited fault that
+        has no counter there.
         """
 
     def consume(self, fault: Fault) -> bool:
         """Count one more affected request and return True; False, uncounted, if the fault is at its limit.
 
-        A quota that processes share may also return False because it cannot be counted now. Always True, and perhaps
-        uncounted, for a fault without a limit.
+        A quota that processes share may also return False because it cannot be counted now, and raises KeyError for a
+        limited fault that has no counter there. Always True, and perhaps uncounted, for a fault without a limit.
         """
 
 

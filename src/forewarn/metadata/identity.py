@@ -142,7 +142,8 @@ class DeviceIdentity:
 class MarkIdentity:
     """Identifies a VM by the firewall mark of its packets, for a bridge whose ports set one mark per VM.
 
-    The kernel copies the mark to the accepted socket if `tcp_fwmark_accept` is 1.
+    The kernel copies the mark to the accepted socket if `tcp_fwmark_accept` is 1 in the listener's network namespace;
+    else every connection has mark 0, so that `open_listener` rejects such a listener.
     """
 
     kind: ClassVar[IdentityKind] = IdentityKind.MARK
@@ -191,7 +192,8 @@ class CallerDirectory:
 
     An attachment is where connections come in, such as an address, port or device, see `IdentityStrategy`. It has at
     most one VM: assigning it to another takes it from the first. A VM may have several. Assignments may change while
-    the server runs.
+    the server runs, and are in memory only. Neither attachments nor keys are checked. An error of a subscriber passes
+    out of the change.
     """
 
     def __init__(self) -> None:

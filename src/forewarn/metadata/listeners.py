@@ -288,7 +288,7 @@ class ListenerSpec:
     address: str = METADATA_ADDRESS  # an IP address
     port: int = METADATA_PORT  # of TCP
     device: str = ""  # the network device to bind to; "": any
-    namespace: str = ""  # network namespace, a name of `ip netns` or a path; "": the one of this process
+    namespace: str = ""  # network namespace, a name of `ip netns` or an absolute path; "": that of this process
     network: str = ""  # the network of the source addresses; "": the addresses of the fleet
     assignments: tuple[tuple[str, str], ...] = ()  # pairs of attachment (see `IdentityStrategy`) and VM, as named
     wait_until_available: bool = True  # for device, address and namespace; else they must exist at the start
@@ -327,7 +327,10 @@ class ListenerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenListener:
-    """An open listener, with the device and namespace it was opened on; made by `open_listener`."""
+    """An open listener, with the device and namespace it was opened on; made by `open_listener`.
+
+    The owner of `listener` closes that.
+    """
 
     listener: VmListener
     device: str  # "": not bound to a device
@@ -351,7 +354,8 @@ def open_listener(spec: ListenerSpec, *, shared: bool = False) -> OpenListener:
 
     `shared` sets SO_REUSEPORT, so that another process can take over. Raises Unavailable if the device, address or
     namespace does not exist yet or the system has no socket left, and Rejected if it cannot be opened for another
-    reason.
+    reason, such as a port in use, a missing privilege, or a kernel that does not copy marks to connections
+    (`tcp_fwmark_accept`).
     """
     netns_id = namespace_id(spec.namespace) if spec.namespace else None
     try:

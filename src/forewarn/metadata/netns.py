@@ -37,10 +37,12 @@ def namespace_id(namespace: str) -> NamespaceId:
 
 
 def run_in_namespace(namespace: str, function: Callable[[], T]) -> T:
-    """Run the function inside the network namespace and return its result; "": the current namespace.
+    """Run the function inside the network namespace and return its result.
 
-    Raises OSError if the namespace cannot be entered, and any error of the function. A new thread enters it, runs the
-    function and ends, while this thread waits; other threads stay in their namespace.
+    `namespace` is a name of `ip netns` or an absolute path, such as /proc/PID/ns/net. A new thread enters it, runs the
+    function and ends, while this thread waits (blocks); other threads stay in their namespace. With "", the function is
+    called here, in this thread. Raises OSError if the namespace cannot be entered (it does not exist, or needs a
+    privilege), and any error of the function.
     """
     if not namespace:
         return function()

@@ -64,7 +64,7 @@ class GuestObservations:
     A delivery is the first time that a VM was sent an event in a status. Times of polls and deliveries (`at`) are lab
     time; intervals are measured by `real_time` (monotonic seconds). At most `max_deliveries` wait; further ones are
     dropped and counted in `lost_deliveries`. Of more than `max_vms` VMs, the one that was first seen longest ago is
-    forgotten. VMs are named by key.
+    forgotten. VMs are named by key. Nothing is stored here: what was not taken ends with the process.
     """
 
     def __init__(

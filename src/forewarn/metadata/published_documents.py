@@ -32,7 +32,8 @@ class ChangeWaiter(Protocol):
     def wake(self) -> None:
         """Look at the document again, because the scope has changed; called once for each `add_waiter`.
 
-        Must do nothing if the connection no longer waits.
+        It is called on the event loop, soon after the change. Must do nothing if the connection no longer waits, and
+        must raise nothing: an error would keep all later waiters from being woken.
         """
 
 
@@ -68,16 +69,18 @@ class PublishedDocuments:
         """Call back, within `publish` and `remove`, with the keys of all VMs that the scope has or had.
 
         `publish` makes one call for the VMs that the scope has and, if it was published before, one for those it had;
-        `remove` makes one for those it had. A VM may be reported although it sees the same. There is no way to
-        unsubscribe.
+        `remove` makes one for those it had. The new documents are in place then. A VM may be reported although it sees
+        the same. The callback must not call `view` for a VM that has left the scope (KeyError), and must raise nothing:
+        an error passes out of `publish` or `remove`, and no long poll is woken. There is no way to unsubscribe.
         """
         self._subscribers.append(callback)
 
     def publish(self, scope: PublishedScope) -> None:
         """Replace what the scope's VMs see, or add the scope; calls the subscribers. Needs a running loop.
 
-        If its epoch, document, override, `is_narrow` or set of VMs changes, its long polls are woken soon after. A VM
-        that the scope no longer has is unknown from now on, unless another scope has it.
+        An error of a subscriber passes through; then no long poll is woken. If its epoch, document, override,
+        `is_narrow` or set of VMs changes, its long polls are woken soon after. A VM that the scope no longer has is
+        unknown from now on, unless another scope has it.
         """
         before = self._entries.get(scope.scope_id)
         entry = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))

@@ -103,7 +103,8 @@ class _ParserCallbacks:
 class RequestParser:
     """Parses the bytes of one connection: `feed` them, then call `next_request` until it returns None.
 
-    It applies the size limits of `limits`. After a RefusedRequest the parser must not be used again.
+    It applies the size limits of `limits`, not those of time. Does no I/O. After a RefusedRequest the parser must not
+    be used again.
     """
 
     __slots__ = ("_body", "_buffer", "_expects_continue", "_head", "_limits", "_scanned")

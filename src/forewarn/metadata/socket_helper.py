@@ -52,7 +52,8 @@ class SocketDistributor:
     async def send_to_client(self, client: socket.socket) -> None:
         """Send every open socket, then every change, until the client disconnects; closes the connection.
 
-        `client` is a connected non-blocking Unix socket. May run for several clients at the same time.
+        `client` is a connected non-blocking Unix socket. If sending fails, it ends without an error. May run for
+        several clients at the same time.
         """
         queue: asyncio.Queue[str] = asyncio.Queue()
         for name in self._open_sockets:

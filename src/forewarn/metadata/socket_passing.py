@@ -33,7 +33,7 @@ async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
     """Send a packet over the non-blocking Unix socket `link`, waiting until that takes it.
 
     Raises OSError if the other side is gone. If the packet's socket has been closed meanwhile, sends that the listener
-    closed. The sender keeps its own copy of the socket.
+    closed. The sender keeps its own copy of the socket. Send one packet at a time over a link.
     """
     while True:
         fd = packet.sock.fileno() if packet.sock else -1  # the socket may have closed while this waited
@@ -47,7 +47,8 @@ async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
 async def receive_packet(link: socket.socket) -> SocketPacket | None:
     """Wait for the next packet on `link`, a non-blocking SOCK_SEQPACKET socket; None if the peer is gone.
 
-    The packet's `sock` is None if the listener closed; else the caller owns that socket, which is non-blocking.
+    The packet's `sock` is None if the listener closed; else the caller owns that socket, which is non-blocking. One
+    call at a time for a link. OSError for any other failure than a lost connection.
     """
     while True:
         try:
@@ -65,8 +66,9 @@ async def receive_packet(link: socket.socket) -> SocketPacket | None:
 async def receive_packets_forever(path: Path) -> AsyncGenerator[SocketPacket, None]:
     """Connect to the helper's Unix socket at `path` and yield its packets, without end.
 
-    While the helper is not running, logs that once and tries again every 0.2 s. After each connect it yields every
-    open listener again; sockets received before stay open. The caller owns the sockets.
+    While it cannot connect (the helper is not running, or this user may not), logs that once and tries again every 0.2
+    s. After each connect it yields every open listener again; sockets received before stay open. The caller owns the
+    sockets; closing the generator disconnects.
     """
     is_logged = False
     while True:

@@ -37,7 +37,8 @@ class FaultTable:
 
     Transport faults are injected failures of VMs' requests. `now` is lab time, for hits; `real_time` (POSIX seconds)
     decides when a fault ends. `quota` counts the requests of faults with a limit; None: only those of this process.
-    `stale_documents` are kept while a fault needs them.
+    `stale_documents` are kept while a fault needs them. All of it is in memory: the owner takes the hits and stores
+    them.
     """
 
     def __init__(
@@ -126,8 +127,8 @@ class FaultTable:
         """Count one request of the VM (its key) that the fault affects, add a hit, and return True.
 
         Calls the subscribers of hits. Returns False, without a hit, if the fault has reached its limit (over all VMs),
-        or the quota that processes share cannot be counted now. The fault must be set; whether it is over is not
-        checked.
+        or the quota that processes share cannot be counted now. The fault must be set (KeyError for a limited one
+        without a counter in a shared quota); whether it is over is not checked.
         """
         if not self._quota.consume(fault):
             return False
