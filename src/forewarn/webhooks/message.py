@@ -44,7 +44,7 @@ class WebhookStore(Protocol):
         """
 
     def event(self, event_id: str) -> Event | None:
-        """Return the event with this id, live or over; None if there is none or it was pruned.
+        """Return the event with exactly this id, live or over; None if there is none or it was pruned.
 
         Raises Unavailable.
         """
@@ -52,7 +52,7 @@ class WebhookStore(Protocol):
     def vm(self, key: str) -> Vm | None:
         """Return the VM with this key, present or removed; None if there is none or it was pruned.
 
-        Raises Unavailable.
+        A key is `subscription/group/name` in lower case. Raises Unavailable.
         """
 
     def request(self, request_id: str) -> MaintenanceRequest | None:
@@ -64,13 +64,15 @@ class WebhookStore(Protocol):
     async def commit(self, commit: Commit) -> int:
         """Write the commit durably, all of it or nothing; return the last sequence number of the history.
 
-        Raises ForewarnError (Conflict or Unavailable) if it cannot be written.
+        Subscribers have been called on return. A cursor that is lower than the stored one, or of a removed webhook,
+        changes nothing. Raises ForewarnError (Conflict or Unavailable) if it cannot be written.
         """
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
         """Call the listener with each later `AppliedCommit`, on the event loop.
 
-        Returns a function that ends this.
+        The calls come in the order of the commits, before `commit` returns; the listener must not block. Its errors go
+        to the loop's exception handler. Returns a function that ends this, and may be called twice.
         """
 
 
@@ -110,7 +112,8 @@ def send_with(client: HttpClient, limits: HttpLimits) -> SendRequest:
     """Return the function that sends webhook requests with this HTTP client, within these limits.
 
     It returns the response of any status, with the beginning of its body, follows no redirect and does not retry. It
-    raises ReceiverUnreachable if there is no response.
+    raises ReceiverUnreachable if there is no response in time, or the service may not call that address. A body that is
+    too long or breaks off is cut, without an error.
     """
 
     async def send(request: WebhookRequest) -> WebhookResponse:

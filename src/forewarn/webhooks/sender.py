@@ -72,8 +72,9 @@ class WebhookSender:
     """Delivers the messages of one webhook while `run` runs: in order, at least once, from its cursor on.
 
     Messages are those history entries after the cursor that pass the webhook's filters. Delivered means that the
-    receiver answered 2xx; a message that fails delays those after it, and is retried for ever. `webhook` is as stored,
-    with its cursor; `dependencies` are those of all senders.
+    receiver answered 2xx; a message that fails delays those after it, and is retried for ever. The filters read the
+    event and its VMs as they are stored now; messages about events that were pruned are left out. `webhook` is as
+    stored, with its cursor; `dependencies` are those of all senders.
     """
 
     def __init__(self, webhook: WebhookSubscription, dependencies: SenderDependencies) -> None:
@@ -91,7 +92,8 @@ class WebhookSender:
     async def run(self) -> None:
         """Deliver the webhook's messages until it is cancelled; failures are logged and retried, never raised.
 
-        It saves the webhook's cursor in the store after each delivered message.
+        It saves the webhook's cursor in the store after each delivered message; if that fails, which is only logged, a
+        restart repeats messages. Run it once at a time.
         """
         while True:
             self._new_entries.clear()
