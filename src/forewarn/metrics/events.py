@@ -43,8 +43,9 @@ class EventMetrics:
     """The metrics of events and acts, counted from each commit of the store until `close` is called.
 
     The constructor registers them in `registry`, loads the live events, and subscribes to the store; the attribute
-    `close` is the function that unsubscribes. Counters start at 0 with the process. Of events that no document lists,
-    only acts and retries count.
+    `close` is the function that unsubscribes. The constructor raises Unavailable if the store cannot be read,
+    ValueError if `registry` has such metrics already. Counters start at 0 with the process. Of events that no document
+    lists, only acts and retries count.
     """
 
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:

@@ -28,8 +28,9 @@ _REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
     """Listen on `port` for the owner process and on one port after it per worker; return the sockets.
 
-    The owner's comes first. `host` is an IP address, `workers` the number of workers. The sockets do not block; the
-    caller closes them. Raises Rejected if a port cannot be bound, such as if it is in use; then none stays bound.
+    The owner's comes first. `host` is an IP address, `workers` the number of workers; port 0, any free one, makes sense
+    only without workers. The sockets do not block; the caller closes them. Raises Rejected if a port cannot be bound,
+    such as if it is in use; then none stays bound.
     """
     sockets: list[socket.socket] = []
     try:

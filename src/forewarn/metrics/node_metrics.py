@@ -22,7 +22,10 @@ class MeasuredNode(Protocol):
     """
 
     def request_totals(self) -> RequestTotals:
-        """Return the counts of VMs' requests since the node began to serve; zeros before."""
+        """Return the counts of VMs' requests since the node began to serve; zeros before and afterwards.
+
+        With worker processes, they are as of the workers' last reports.
+        """
 
     def silent_s(self) -> float:
         """Return for how many seconds of real time the node has not heard the service; infinite if never."""
@@ -31,16 +34,20 @@ class MeasuredNode(Protocol):
     def joins(self) -> Mapping[str, int]:
         """How often the node had to ask the service for the complete state, by reason, such as `gap`.
 
-        A reason that did not occur has 0.
+        The reasons are start, gap, new source, behind, reconnected, too slow and not joined; one that did not occur has
+        0. A request that is repeated until it is answered counts once.
         """
 
     @property
     def vm_count(self) -> int:
-        """How many VMs the node knows; 0 before its first complete state."""
+        """How many VMs the node knows, on its host or on their way to it; 0 before its first complete state."""
 
     @property
     def orders_refused(self) -> int:
-        """How many orders the node refused because a deposed control node sent them (of an older term)."""
+        """How many orders, of an older term, the node's process refused since its start.
+
+        A deposed control node had sent them.
+        """
 
 
 class NodeMetrics:
@@ -78,8 +85,9 @@ class HostNodesCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of one scrape: the nodes by state, and for how long one has been silent at most.
 
-        A node is answering, silent (not heard for over 3 s of real time) or stopped (it left in order). Stopped nodes
-        do not count for the silence, which is 0 s if none is silent.
+        A node is answering, silent (not heard for over 3 s of real time) or stopped (it left in order). Only nodes that
+        have joined since the start of the service are known. Stopped nodes do not count for the silence, which is 0 s
+        if none is silent.
         """
         counts = dict.fromkeys(("answering", "silent", "stopped"), 0)
         oldest_s = 0.0
