@@ -28,8 +28,9 @@ _MAX_PERFORM_CALLS = 1000  # calls after which an act counts as never done
 class HypervisorConformance(ABC):
     """The tests that every `Hypervisor` must pass. Subclass it and define `open` and `effects`.
 
-    pytest collects the tests of the subclass. Override `act` (to name a VM of yours), `wait_until` (if acts take real
-    time) and `start_time` (the time of the first call, in seconds since 1970) if your hypervisor needs that.
+    pytest collects the tests of the subclass; they run event loops of their own, without a plugin. Override `act` (to
+    name a VM of yours), `wait_until` (if acts take real time) and `start_time` (the time of the first call, in seconds
+    since 1970) if your hypervisor needs that.
     """
 
     start_time = 1_700_000_000.0  # the `now` of the first `perform`, in seconds since 1970; may be overridden
@@ -38,14 +39,16 @@ class HypervisorConformance(ABC):
     async def open(self) -> Hypervisor:
         """Open and return the hypervisor under test; the suite closes it.
 
-        A second call within one test comes after the first hypervisor was closed, and must find the state that it left.
+        The first call in a test must give one that knows no acts, because tests use the same act ids. A later call in
+        the same test comes after the hypervisor before was closed, perhaps on another event loop, and must find the
+        state that it left.
         """
 
     @abstractmethod
     def effects(self, act: Act) -> int:
         """Return how often the act, found by its id, took effect on its VM, such as how often the VM rebooted.
 
-        Count from outside of the hypervisor: it is called while none is open.
+        Count from outside of the hypervisor: it is called while none is open. Only effects in the present test count.
         """
 
     async def wait_until(self, at: float) -> float:
@@ -58,7 +61,8 @@ class HypervisorConformance(ABC):
     def act(self, verb: Verb, event_id: str = "6D9F3C1A-0000-4000-8000-000000000001") -> Act:
         """Return an act with this verb for the hypervisor to perform, on VM `vm-1` of host `host-1`.
 
-        Each event id gives another act id; a migration or redeploy goes to `host-2`. Override it to name a VM of yours.
+        Each event id gives another act id, and the verb does not change it; a migration or redeploy goes to `host-2`.
+        Override it to name a VM of yours.
         """
         to_host = "host-2" if verb in _MOVING_VERBS else ""
         return Act(
@@ -100,7 +104,11 @@ class HypervisorConformance(ABC):
         raise AssertionError(f"act {act.id!r} was not done after {_MAX_PERFORM_CALLS} calls of perform")
 
     def test_every_verb_can_be_performed(self) -> None:
-        """Performs an act of each verb until it is done: each succeeds, and takes effect exactly once."""
+        """Performs an act of each verb until it is done: each succeeds, and takes effect exactly once.
+
+        The acts are all on one VM, in the order of `Verb`, also after it was deleted; the hypervisor is opened anew for
+        each.
+        """
 
         async def scenario(verb: Verb) -> None:
             async with self.opened() as hypervisor:
@@ -114,7 +122,7 @@ class HypervisorConformance(ABC):
     def test_performing_an_act_again_before_it_is_done_changes_nothing(self) -> None:
         """Calls `perform` four times in a row with the same `now`, then until the act is done: one effect.
 
-        Each ActUnderWay must name a time in the future.
+        Each ActUnderWay must name a time in the future. Unavailable at one of the four calls fails the test.
         """
         act = self.act(Verb.REBOOT)
 
@@ -142,7 +150,10 @@ class HypervisorConformance(ABC):
         assert self.effects(act) == 1
 
     def test_concurrent_calls_for_one_act_take_effect_once(self) -> None:
-        """Calls `perform` five times concurrently, then until the act is done: it takes effect once."""
+        """Calls `perform` five times concurrently, then until the act is done: it takes effect once.
+
+        Unavailable at one of the five calls fails the test.
+        """
         act = self.act(Verb.REBOOT)
 
         async def scenario() -> None:
@@ -166,7 +177,10 @@ class HypervisorConformance(ABC):
         assert [self.effects(act) for act in acts] == [1, 1]
 
     def test_an_act_under_way_survives_reopening(self) -> None:
-        """Begins an act, opens the hypervisor again and completes it there: it succeeds and takes effect once."""
+        """Begins an act, opens the hypervisor again and completes it there: it succeeds and takes effect once.
+
+        It begins with one call of `perform`, which may also complete the act, but must not raise Unavailable.
+        """
         act = self.act(Verb.REDEPLOY)
 
         async def scenario() -> None:

@@ -59,7 +59,8 @@ class RecordConformance(ABC):
     def open(self) -> SharedRecord:
         """Return a connection to the record under test, which is empty at the first call in a test.
 
-        Later calls in a test return further connections to the same record.
+        Later calls in a test return further connections to the same record. The suite closes hardly any of them: do
+        that after the test.
         """
 
     @abstractmethod
@@ -236,7 +237,10 @@ class RecordConformance(ABC):
         assert self.rows(record) == []
 
     def test_a_value_that_cannot_be_stored_leaves_the_record_as_it_was(self) -> None:
-        """A text with NUL raises RowsRejected and writes nothing of its group; its number stays free."""
+        """A text with NUL raises RowsRejected and writes nothing of its group; its number stays free.
+
+        The message says NUL.
+        """
         record = self.open()
         lease = self.take(record)
         with pytest.raises(RowsRejected, match="NUL"):
@@ -285,7 +289,8 @@ class RecordConformance(ABC):
     def test_pruning_keeps_the_last_thousand_groups(self) -> None:
         """`prune_log` deletes only groups that are old and not among the last 1000; returns how many.
 
-        `log_after` then raises LogPruned for numbers whose next group is gone.
+        Old is what is older than the given seconds. `log_after` then raises LogPruned for numbers whose next group is
+        gone.
         """
         record = self.open()
         lease = self.take(record)

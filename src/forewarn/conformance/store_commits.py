@@ -37,7 +37,8 @@ class StoreCommitTests(StoreSuite):
     def test_a_commit_on_an_outdated_version_is_a_conflict_that_names_the_row(self, kind: str) -> None:
         """A commit of a row of this kind must carry its current version, 0 for a new row; else Conflict.
 
-        The message names the row, its version and the expected one. Each commit raises the version by one.
+        The message names the row, its version and the expected one, in words that the test prescribes. Each commit
+        raises the version by one.
         """
 
         async def scenario(store: Store) -> None:
@@ -160,7 +161,8 @@ class StoreCommitTests(StoreSuite):
     def test_a_closed_store_rejects_writes_and_has_lost_none(self) -> None:
         """`close` completes the commits that wait; later writes raise Unavailable.
 
-        The store may be closed twice. Reopened, it has all commits from before and none from after.
+        The message of that says `closed`. The store may be closed twice. Reopened, it has all commits from before and
+        none from after.
         """
 
         async def write(store: Store) -> None:

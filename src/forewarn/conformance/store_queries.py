@@ -127,7 +127,7 @@ class StoreQueryTests(StoreSuite):
     def test_a_change_of_a_host_conflicts_with_one_decided_on_an_earlier_version(self) -> None:
         """A commit that adds an existing host, or uses an outdated or unknown one, raises Conflict.
 
-        It changes nothing. Names that differ only in case are the same host.
+        It changes nothing, and the message says `host`. Names that differ only in case are the same host.
         """
 
         async def scenario(store: Store) -> None:
@@ -152,7 +152,8 @@ class StoreQueryTests(StoreSuite):
     def test_a_move_to_a_host_conflicts_with_its_change_but_not_with_other_moves(self) -> None:
         """Spec §6.4: a VM must not be sent to a host that fails or is removed in the meantime.
 
-        Each host in `destinations` raises its `arrivals`; a change decided on earlier ones raises Conflict.
+        Each host in `destinations` raises its `arrivals`; a change or removal decided on earlier ones raises Conflict,
+        with the words `VMs have come to host`.
         """
 
         async def scenario(store: Store) -> None:
