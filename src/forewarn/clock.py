@@ -23,12 +23,17 @@ class Clock(Protocol):
     """
 
     def now(self) -> float:
-        """Return the current lab time in POSIX seconds."""
+        """Return the current lab time in POSIX seconds.
+
+        `LabClock` and `FlooredClock` never go back; `SystemClock` does if the system's time is set back.
+        """
 
     async def sleep_until(self, at: float | None) -> None:
         """Return once `now()` has reached the lab time `at`, at once if it has passed.
 
-        With None, sleep until the task is cancelled.
+        With None, sleep until the task is cancelled. While a lab's clock is paused, the sleep goes on. If the system's
+        time is set meanwhile, `SystemClock` notices that within 30 s, `LabClock` perhaps only at the end planned
+        before.
         """
 
 
@@ -171,7 +176,7 @@ class LabClock:
         """Return once the lab time has reached `at`, at once if it has passed.
 
         With None, sleep until the task is cancelled. Follows every new setting: a pause prolongs the sleep, a jump
-        beyond `at` ends it.
+        beyond `at` ends it. A wall clock that is set meanwhile is noticed only at the end that was planned before.
         """
         while at is None or self.now() < at:
             changed, speed = self._setting_changed, self._setting.speed

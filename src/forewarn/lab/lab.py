@@ -47,11 +47,11 @@ class Lab:
     """A lab for tests of handlers: a whole service in this process, on loopback, in virtual time.
 
     Use it in a `with` block, or call `open` and `close`; any thread may call it. Time stands still except in `advance`
-    and `run_until`, and acts on VMs take lab time. A VM is given as NAME or RESOURCE_GROUP/NAME, an event as the
-    LabEvent that a request returned. `notice` replaces the usual notice, and may be below the platform's minimum; None
-    and 0 mean the usual one. Calls return when everything that is due has happened. They raise NotFound, Rejected or
-    Refused for what the service would refuse, and Refused if the lab is not open; only reading also works after
-    `close`.
+    and `run_until`, and acts on VMs take lab time. A VM is given as NAME, RESOURCE_GROUP/NAME or its key, ignoring
+    letter case, an event as the LabEvent that a request returned. `notice` replaces the usual notice, and may be below
+    the platform's minimum; None and 0 mean the usual one. Calls return when everything that is due has happened. They
+    raise NotFound, Rejected or Refused for what the service would refuse, Refused if the lab is not open, and
+    Unavailable if it does not answer within 60 s of real time; only reading also works after `close`.
 
     The fleet has `vms`, in `availability_set` if that is not "", and the Spot VMs `spot`, each on its own host; or it
     is that of the fleet file `fleet` (a path); with neither, it is the VM `vm-0`. The clock starts `at` this time (with
@@ -118,7 +118,7 @@ class Lab:
         """Start the service on loopback, in a thread of its own, and return this lab; a lab opens only once.
 
         Raises Refused if the lab was opened before, also if it is closed; and the error with which the service could
-        not start.
+        not start, TimeoutError after 60 s.
         """
         if self._loop_thread is not None:
             raise Refused("the lab was opened before and cannot be reopened: create another")
@@ -164,7 +164,8 @@ class Lab:
 
         The lines are as in `history`, oldest first. VMs that polled within the last 330 seconds count as polling
         throughout, unless `without_polls`: then, with the enablement "on-request", their scopes are disabled after a
-        day. Raises Rejected unless `by` ("15m", seconds or a timedelta) is above 0 and at most 366 days.
+        day. Raises Rejected unless `by` ("15m", seconds or a timedelta) is above 0 and at most 366 days; Unavailable if
+        it takes over 60 s of real time: the clock may have moved by a part then.
         """
         return self._advance(duration_seconds(by), without_polls=without_polls)
 
@@ -172,7 +173,8 @@ class Lab:
         """Move the clock ahead, from one due time to the next, until `condition` holds; return its value.
 
         Calls `condition` in this thread, first before the clock moves; any true value holds. Raises AssertionError with
-        `story`, the report of the lab, if it does not hold within `within` of lab time.
+        `story`, the report of the lab, if it does not hold within `within` of lab time, or after 100,000 due times;
+        Rejected if `within` is no duration.
         """
         end = self.read(LabService.now) + duration_seconds(within)
         for _ in range(_MAX_STEPS):
@@ -188,7 +190,8 @@ class Lab:
         """Wait in real time, with the lab's clock stopped, until `condition` holds; return its value.
 
         For a handler that runs beside the test. Calls `condition` every 10 ms in this thread; any true value holds.
-        Raises AssertionError with `story`, the report of the lab, after `within` of real time.
+        Raises AssertionError with `story`, the report of the lab, after `within` of real time; Rejected if that is no
+        duration.
         """
         deadline = time.monotonic() + duration_seconds(within)
         while not (value := condition()):
@@ -200,18 +203,21 @@ class Lab:
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a restart by the VM's user, and return its event: a Reboot with 15 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter. Raises
-        NotFound for an unknown VM, Rejected for a bad notice, Refused if the VM is not running or another operation of
-        its user is pending.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter. It
+        starts at once if the VM's policy approves restarts. Raises NotFound for an unknown VM, Rejected for a bad
+        notice, Refused if several VMs have the name, it is not running, another operation of its user is pending, or
+        its scope has 100 scheduled.
         """
         return self._request(RequestedOperation.RESTART, vm, notice)
 
     def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a redeploy by the VM's user, and return its event: a Redeploy with 10 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 10 minutes. A pending restart is
-        replaced. Raises NotFound for an unknown VM, Refused if no other healthy host can take it, if it is deallocated,
-        or if another operation of its user is pending.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 10 minutes, and may be shorter; Rejected
+        if it is no duration. It starts at once, without notice, if the VM's policy approves redeploys. A scheduled
+        restart is replaced. Raises NotFound for an unknown VM; Refused if several VMs have the name, no other healthy
+        host can take it, it is deallocated, another operation of its user is pending or has started, or its scope has
+        100 of these scheduled.
         """
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 

@@ -48,8 +48,8 @@ class LoopThread(Generic[S]):
     def run(self, work: Callable[[S], Coroutine[Any, Any, T]], timeout_s: float = TIMEOUT_S) -> T:
         """Run `work(service)` on the loop, wait for it, and return its result or raise its error.
 
-        Raises Unavailable, and cancels the work, after `timeout_s` of real time. Raises Refused if the service is not
-        open, or is closed meanwhile.
+        Not for the thread of the loop itself, which would wait for itself. Raises Unavailable, and cancels the work,
+        after `timeout_s` of real time. Raises Refused if the service is not open, or is closed meanwhile.
         """
         future = self._submit(work)
         try:

@@ -58,8 +58,8 @@ async def request_for_vm(service: LabService, what: RequestedOperation, name: st
     """Request an operation on the VM `name`, and return its event, which may have started already.
 
     `name` is NAME, RESOURCE_GROUP/NAME or a key. Everything due is done when this returns. Raises NotFound for an
-    unknown VM, Rejected for a bad notice, Refused if several VMs have the name, or if the state of the VM or another
-    pending operation forbids it.
+    unknown VM, Rejected for a bad notice (one above 0 may be below the minimum), Refused if several VMs have the name,
+    or if the state of the VM or another pending operation forbids it.
     """
     vm = find_vm(service, name)
     receipt = await service.control.requests.request_for_vms(

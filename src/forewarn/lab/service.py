@@ -47,7 +47,8 @@ class LabService:
     async def settle(self) -> None:
         """Store the observed polls and fault hits, then do everything that is due; does not move the clock.
 
-        Adds the hits, the requests that faults affected, to `requests_touched`.
+        Acts that take lab time go on. Takes `reconciler.pass_lock`, so do not hold it. Adds the hits, the requests that
+        faults affected, to `requests_touched`.
         """
         await write_observation_batches(self.publisher.frontend.observations, self.store)
         hits = self.publisher.frontend.faults.take_hits()

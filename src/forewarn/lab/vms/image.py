@@ -69,8 +69,9 @@ def check_programs() -> None:
 def build_image(directory: Path) -> GuestImage:
     """Build the guest in `directory`, unless it is there and up to date, and return it.
 
-    Downloads Debian's kernel, about 10 MB; nothing is installed. Creates the directory. Blocks, for five minutes at
-    most. Raises Rejected, with the last line of its output, if the build fails, and if it takes longer.
+    Call `check_programs` first. Downloads Debian's kernel, about 10 MB; nothing is installed. Creates the directory.
+    Blocks, for five minutes at most. Raises Rejected, with the last line of its output, if the build fails, and if it
+    takes longer.
     """
     image = GuestImage(directory)
     if image.is_built:
