@@ -42,11 +42,11 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
     """Create a client, and show its secret once. Without an ID the client gets a GUID.
 
     \f
-    `client_id` None: the service makes a GUID; ids are stored in lower case. `called` is the display name. The secret
-    is printed (also with --json), or instead written to `secret_file`; it cannot be shown again. The client has no role
-    yet. Raises Refused if the id is taken; Rejected for an invalid one and, before a client is created, if
-    `secret_file` exists or its directory does not. If the file cannot be written then, the client exists and its secret
-    is lost: renew it.
+    `client_id` None: the service makes a GUID; ids have ASCII letters, digits, `.`, `_` and `-`, 100 at most, and are
+    stored in lower case. `called` is the display name. The secret is printed (also with --json), or instead written to
+    `secret_file`; it cannot be shown again. The client has no role yet. Raises Refused if the id is taken; Rejected for
+    an invalid one and, before a client is created, if `secret_file` exists or its directory does not. If the file
+    cannot be written then, the client exists and its secret is lost: renew it.
     """
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")
@@ -200,10 +200,11 @@ def grant(
 
     \f
     The options name the grantee and the resource. `to_vm` and `over_vm` are a name, `group/name` or key; `over_vm` may
-    also name a scale set; `resource` is a resource id or such a name; `to_external` is the id at the issuer, in exact
-    letter case; the case of all others, and of `role`, is ignored. None: not given. Prints the grant; one that exists
-    stays as it is. Raises Rejected unless exactly one grantee (`client_id`, `to_vm`, `to_external`) and exactly one
-    resource (the other options) is given; NotFound for an unknown name, Refused for an ambiguous one.
+    also name a uniform scale set or cloud service; `resource` is a resource id or such a name; `to_external` is the id
+    at the issuer, in exact letter case; the case of all others, and of `role`, is ignored. None: not given. Prints the
+    grant; one that exists stays as it is. Raises Rejected unless exactly one grantee (`client_id`, `to_vm`,
+    `to_external`) and exactly one resource (the other options) is given, and for an availability set or flexible scale
+    set, where it would apply to no VM; NotFound for an unknown name, Refused for an ambiguous one.
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,

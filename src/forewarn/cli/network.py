@@ -102,11 +102,13 @@ def apply(call: Invocation, replace_earlier: bool, follow: bool, **options: Any)
     It changes only what differs, and keeps a record, so that `forewarn network remove` restores this host.
 
     \f
-    `options` has taps, ports, uris, file and state. Prints what it changed. With `follow` it runs until SIGINT or
-    SIGTERM, devices may be missing, VMs that are no longer named are dropped, and later errors are printed and tried
-    again. Raises Rejected without root, for wrong sources, and for devices that do not fit or, without `follow`, are
-    missing; Refused if VMs of an earlier plan would be dropped without `replace_earlier`, while rules of the
-    documentation are loaded by hand, and while another command is at work.
+    `options` has taps, ports, uris, file and state. Prints what it changed. After an error, run it again: it continues.
+    With `follow` it runs until SIGINT or SIGTERM, which leave the host as it is, devices may be missing, VMs that are
+    no longer named are dropped, and later errors are printed and tried again. Raises Rejected without root, for wrong
+    sources or VMs that the fleet of a service that answers does not have, and for devices that do not fit or, without
+    `follow`, are missing; Refused if VMs of an earlier plan, which options or a source not given now had named, would
+    be dropped without `replace_earlier`, while rules of the documentation are loaded by hand, and while another command
+    is at work.
     """
     from forewarn.guest_network.apply import apply_plan
     from forewarn.guest_network.follow import follow_devices

@@ -66,8 +66,8 @@ def replays(call: Invocation, stop: str | None) -> None:
 
     \f
     `stop` is the id, or a unique beginning, of the replay to stop, whose scope shows its own events again; None prints
-    a table of the running replays and recent ones, oldest first. Raises NotFound, or Refused if it is over or several
-    ids begin so.
+    a table of the running replays and recent ones, oldest first. Raises NotFound, Refused if it is over or several ids
+    begin so, Conflict if it goes on at that moment: try again.
     """
     if stop is not None:
         _print_replay(call, call.api.delete("replays", stop))

@@ -83,8 +83,8 @@ def add_webhook(
     receiver answers the handshake; with `from_start` it gets the whole history first. The same URL may be added again.
     Prints the webhook, and its secret once if the service made it (with --json always). Raises Rejected if both
     `resource` and `over_group` are given (with neither all VMs count), if one is given with `rollouts`, or for a bad
-    URL, resource or secret; NotFound for an unknown name, group or file; Refused if a name is ambiguous, or if the
-    receiver does not answer the handshake.
+    URL (it is http or https, ASCII, without user, password and #), resource or secret; NotFound for an unknown name,
+    group or file; Refused if a name is ambiguous, or if the receiver does not answer the handshake.
     """
     body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(resource, over_group)}
     body |= {"happenings": list(happenings)}
