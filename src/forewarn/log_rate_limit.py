@@ -46,7 +46,9 @@ class LogRateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is to be logged, and count it.
 
-        Changes the text (`msg`) of a record that passes if some were left out before it: adds their number.
+        A message passes once in 60 s of real time for each place in the code, and 20 different ones of a place. Changes
+        the text (`msg`) of a record that passes if some were left out before it: adds their number. Raises TypeError,
+        to the caller of the log, if the arguments of the record do not fit its text.
         """
         message = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None

@@ -57,7 +57,9 @@ def crash_test(
     cases that run at the same time (None or 0: six per core). A test waits for its case, and passes if that does, also
     if it was slow; it fails with what was demanded and seen, or if the run cannot start, and is skipped with the reason
     if the outcome is unknown or the case is not applicable. Raises Rejected for an unknown profile, case or area, for a
-    wrong file, and for an `endpoint_env` that cannot be the name of a variable.
+    wrong file, and for an `endpoint_env` that cannot be the name of a variable, ValueError for open quotes in
+    `handler`. Whether the handler can be run is only checked by the tests. In a worker of pytest-xdist, each case runs
+    alone, when its test does.
     """
     run = _CrashTestRun(
         _make_plan(

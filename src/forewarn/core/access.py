@@ -20,7 +20,8 @@ class Right(StrEnum):
 
     READ shows VMs and their events. OPERATE requests maintenance of VMs and changes their settings. APPROVE approves
     events. PLATFORM is for hosts, the fleet, rollouts, faults, the clock and the service. ADMINISTER is for clients,
-    grants, webhooks, backups, and programs on the service's machine, which could read its secrets.
+    grants, webhooks, backups, and programs on the service's machine, which could read its secrets. No right includes
+    another: roles combine them.
     """
 
     READ = "read"  # see VMs and their events
@@ -102,11 +103,14 @@ def vm_principal(vm_id: str) -> str:
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The authenticated caller of an operation, and all grants to it."""
+    """The authenticated caller of an operation, with all grants to it as they were when it was authenticated.
+
+    Made anew for each request, so that a changed grant counts from the next request on.
+    """
 
     id: str  # as `Grant.to` names it: `client:…`, `vm:…`, `oidc:…` or `owner`
     name: str  # as history entries show it
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[Grant, ...] = ()  # of an external issuer's caller, also those to its other ids, such as groups
 
     def may(self, right: Right, over: str) -> bool:
         """Return whether a grant to this principal includes the right over the resource with the id `over`.

@@ -34,7 +34,8 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version. Changed and
     removed hosts must also have the `arrivals` they were decided on; each host in `destinations` must have its version
     and gets one arrival more, so commits that only bring VMs to a host do not conflict with each other. Everything else
-    is written or deleted by its id or key, without a check of its version.
+    is written or deleted by its id or key, without a check of its version. The same scope, host, gate or request twice
+    is a Conflict; of other things that are in it twice, the last one counts.
     """
 
     scopes: tuple[Scope, ...] = ()  # only their rows; changed VMs and events are in `vms` and `events`
@@ -74,7 +75,8 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
     """Return the commit that changes the stored scope from `old` (None: it did not exist) to `new`.
 
     It has the row of `new`, also if that is unchanged, the VMs and events that differ, and `new.new_entries`. It
-    wakes the gates of all events of `new` that are scheduled or over. Hosts in `destinations` are left to the caller.
+    wakes the gates of all events of `new` that are scheduled or over. VMs and events that only `old` has stay stored.
+    Hosts in `destinations` are left to the caller.
     """
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
@@ -120,6 +122,10 @@ def _arrivals(before: Event, after: Event) -> tuple[Act, ...]:
 
 
 def merge_commits(*commits: Commit) -> Commit:
-    """Return one commit with the contents of all of these, each field in their order; duplicates stay."""
+    """Return one commit with the contents of all of these, each field in their order; duplicates stay.
+
+    So `Store.commit` raises Conflict if two of them write the same scope, host, gate or request. Of things without a
+    version, the last one counts.
+    """
     fields = {name: tuple(x for c in commits for x in getattr(c, name)) for name in Commit.__struct_fields__}
     return Commit(**fields)

@@ -70,7 +70,8 @@ class Act(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Maintenance of VMs of one scope and one update domain, from publication to its end. Stored as JSON.
 
-    Times are lab time. Only a fault makes an event whose VMs are in several update domains.
+    Times are lab time. Only a fault makes an event whose VMs are in several update domains. The value never changes:
+    the functions of `lifecycle` return a scope with a changed copy, and alone change `status`.
     """
 
     id: str  # GUID, upper case
@@ -161,7 +162,7 @@ class Gate(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
     Rollouts that work on whole hosts make gates, and events name theirs in `gate_id`. The release is final once an
     event behind it has started; if none starts, for example because the service ended at that moment, the release is
-    void. Stored. Times are lab time.
+    taken back (`released_at` is None again). Stored. Times are lab time.
     """
 
     id: str  # GUID, upper case

@@ -82,9 +82,10 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
     """Return one planned Freeze per event id, each of one running VM of the scope in turn.
 
-    The first is of the fault's VM, or of the scope's first VM for a fault on a scope; after the last VM the first is
-    next, so a VM may get several. Each has the usual notice of a host update, and the fault's id as its request id.
-    Raises Refused if no VM of the scope is running. Nothing is published: the caller applies the planned events.
+    The first is of the fault's VM, or of the scope's first VM for a fault on a scope; if that does not run, of the next
+    one that does. After the last VM the first is next, so a VM may get several. Each has the usual notice of a host
+    update, and the fault's id as its request id. Raises Refused if no VM of the scope is running. Nothing is published:
+    the caller applies the planned events.
     """
     vms = _vms_from_target(fault, scope)
     if not vms:

@@ -133,7 +133,8 @@ def diff_fleet(
     """Return what applying the declared fleet would do to the running one. Stores nothing.
 
     `hosts` and `vms` are all of the running fleet, `vms` with the removed ones; `live_events` are the events that are
-    not over, which may forbid changes. `resurrect` adds deleted VMs again, which otherwise stay deleted.
+    not over, which may forbid changes. A VM in both keeps its host and power state, also if the file names another
+    host, and the fields that the file leaves open. `resurrect` adds deleted VMs again, which otherwise stay deleted.
     `remove_missing` removes what the file lacks, which otherwise is kept. Raises nothing: what forbids the change is in
     `problems` of the result.
     """

@@ -77,10 +77,11 @@ class CheckOutcome(StrEnum):
 class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One health check of a rollout. Stored as part of it; `make_check` makes a valid one.
 
-    Only the fields of its kind are set. Limits are numbers of measurements at which an outcome takes effect.
+    Only the fields of its kind are set. Limits are numbers of measurements at which an outcome takes effect, from 1 to
+    1,000.
     """
 
-    name: str  # unique within the rollout
+    name: str  # unique within the rollout, ignoring letter case; at most 60 characters
     kind: CheckKind
     url: str = ""  # of the Prometheus server, or of the HTTP call
     query: str = ""  # PromQL
@@ -90,8 +91,8 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     command: tuple[str, ...] = ()  # program and arguments
     exit_status: int = 0  # that the command must end with; 75 is unclear, others are bad
     figure: OwnFigure | None = None  # the figure of this service to read; None: the check is of another kind
-    interval_s: float = 60  # lab time from one measurement to the next
-    timeout_s: float = 10  # real seconds for a command, or until a response begins, and as many for its body
+    interval_s: float = 60  # lab time from one measurement to the next: 1 s (a figure 10 s) to 24 h
+    timeout_s: float = 10  # up to 300 real seconds for a command, or until a response begins, and as many for its body
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
     unclear_limit: int = 1  # unclear ones in a row (leaving out errors), from which on it publishes nothing
     error_limit: int = 3  # errors in a row, from which on they count as unclear
@@ -154,8 +155,10 @@ def make_check(fields: HealthCheck) -> HealthCheck:
     """Return the check if it can be used, else raise InvalidCheck with a sentence for people.
 
     A figure without a condition gets `== 0`; nothing else is changed. The check is invalid if a field that its kind
-    needs is missing or one of another kind is set, or if its name, condition, address, status, interval, timeout or a
-    limit is not allowed. Addresses are not called, and commands are not run.
+    needs is missing or one of another kind differs from its default. A name has 1 to 60 printable characters, an
+    address begins with http:// or https://, a status is 100 to 599, an exit status 0 to 255, the interval 1 s (a figure
+    10 s) to 24 h, the timeout above 0 up to 300 s, a limit 1 to 1,000. Addresses are not called, and commands are not
+    run.
     """
     title = f"check {fields.name!r}"
     if not fields.name.strip() or len(fields.name) > 60 or not fields.name.isprintable():

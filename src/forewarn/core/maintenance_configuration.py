@@ -56,7 +56,7 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
 class AssignmentFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Which VMs of a group or subscription an assignment is for; an empty field allows all. Stored.
 
-    Names of types, groups, locations and tags are compared ignoring letter case, values of tags exactly.
+    Names of types, groups, OS types, locations and tags are compared ignoring letter case, values of tags exactly.
     """
 
     resource_types: tuple[str, ...] = ()  # `Microsoft.Compute/virtualMachines` or `…/virtualMachineScaleSets`
@@ -216,7 +216,8 @@ class TargetWindows:
 
         `own` is the calendar of the rollout; None: at any time. A VM with configurations has the windows of those that
         open after the end of the notice, if any, instead of the rollout's; blackout dates and the deadline of the
-        rollout hold for it too. Windows of several VMs must be open at the same time.
+        rollout hold for it too. Windows of several VMs must be open at the same time, which may never be so:
+        `can_start` says whether it is.
         """
         sets: set[tuple[MaintenanceWindow, ...]] = set()
         names: defaultdict[str, dict[str, str]] = defaultdict(dict)

@@ -134,7 +134,7 @@ class HostOccupancy(Protocol):
         """Return (update domain, fault domain) of the scope's VMs on the host or moving to it, each pair once.
 
         Empty if the host is unknown. A scope of a single VM may be left out, because no other VM of it can be on a
-        host.
+        host. The collection may be live: later commits may change it.
         """
 
     def arriving_vms(self, host: str) -> Iterable[tuple[str, str]]:

@@ -63,7 +63,7 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     The VM stays as it is if it has been removed, or deallocated so that the verb is no longer possible; the outcome is
     recorded all the same, with a history entry. After a failure only the VM's `seen`, if it has one, is marked as
     uncertain. A second outcome of the same act, or one for an event that the scope does not have, returns the same
-    scope.
+    scope. Whether the act's destination has failed meanwhile is not checked: see `outcome_on_failed_host`.
     """
     event = scope.event(act.event_id)
     if event is None or all(unfinished.id != act.id for unfinished in event.unfinished_acts):

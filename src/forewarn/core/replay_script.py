@@ -91,8 +91,9 @@ def build_replay_script(recording: UploadedRecording, *, name: str, names: Mappi
     The last step lists no events, and is at least one second after the start. An answer that is not a usable document
     is replayed as it is, a broken connection as a reset. `names` maps recorded VM names, ignoring letter case, to those
     of the lab; without an entry the recorded VM itself becomes `name`, and others keep theirs. Raises Rejected if the
-    api-version is unknown, if an answer has a status or an event type or status that does not exist, or if a name in
-    `names` is neither the recorded VM nor occurs in a recorded event.
+    api-version is unknown, if an answer has a status below 200 or one that does not exist, if a document has an event
+    type or status that does not exist, or if a name in `names` is neither the recorded VM nor in a recorded event. That
+    the lab has these VMs is not checked.
     """
     if recording.api_version not in ALL_VERSIONS:
         raise Rejected(

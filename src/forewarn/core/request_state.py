@@ -16,9 +16,10 @@ _HOST_WORK = frozenset({RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, 
 
 
 class RequestState(StrEnum):
-    """The state of a request: in progress, succeeded, failed or canceled (spec §9).
+    """The state of a request (spec §9). `request_state` computes it, and says when which applies.
 
-    `request_state` computes it, and says when which applies. Our API shows the values.
+    IN_PROGRESS (`in progress`), SUCCEEDED (`succeeded`), FAILED (`failed`) and CANCELED (`canceled`). Our API shows
+    these values; Azure's API has words of its own.
     """
 
     IN_PROGRESS = "in progress"  # an event of it is planned or not over (or one that it approved), or it is open

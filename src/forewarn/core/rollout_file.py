@@ -94,7 +94,8 @@ class RolloutFile:
     def located(self, *path: str | int) -> Iterator[None]:
         """Return a context manager that adds the line of `path` to the message of a Rejected from its block.
 
-        `path` leads to a table or key of the file, such as `"checks", 0, "query"`. The error goes on to the caller. An
+        `path` leads to a table or key of the file, such as `"checks", 0, "query"`; for one that the file does not have,
+        it is the line of the nearest table above it. The error goes on to the caller. Other errors pass unchanged. An
         InvalidRollout has a path of its own, and becomes a plain Rejected with the line of that. A remedy that allows a
         short notice is changed to the one for files.
         """

@@ -51,16 +51,17 @@ class HostVisit(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 class StandingOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """An order to visit every host of the fleet at least once within a time, again and again.
 
-    A visit is a rollout over one host. There is at most one order; it is stored. Times are lab time.
+    A visit is a rollout over one host. There is at most one order; it is stored. Times are lab time. Nothing is checked
+    here: `require_valid_order` checks the interval and `at_once`.
     """
 
-    within_s: float  # seconds; each host is visited at least once in this time
+    within_s: float  # seconds, 1 hour to 366 days; each host is visited at least once in this time
     impact: RolloutImpact  # what a visit does to the VMs of the host
     who: str  # the name of who gave it
     at: float  # when it was given
     notice_s: float = 0  # of its events, in seconds; 0: the minimum
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
-    at_once: int = 1  # how many hosts may be visited at the same time
+    at_once: int = 1  # how many hosts may be visited at the same time, 1 to 1,000
     visits: dict[str, HostVisit] = {}  # by host name; a host that is missing was never visited
     is_removed: bool = False  # it only remembers its visits, for the next order
     held_until: float = 0  # when the last hold on all rollouts was lifted: until then, a visit could publish nothing
@@ -189,7 +190,7 @@ def next_visits(order: StandingOrder, hosts: Iterable[str], now: float) -> list[
     `hosts` are the names of all hosts of the fleet. Only hosts that are due (`due_at`) and have no visit, not even a
     paused one, are returned, and only as many as `at_once` allows beside the visits under way. Hosts whose last visit
     did not succeed come after the others, so that those which cannot be maintained do not keep the others waiting. The
-    caller requests the visits.
+    caller requests the visits. Whether the order is removed, or rollouts are on hold, is not checked.
     """
     names = list(hosts)
     free = order.at_once - sum(order.visit(host).is_under_way for host in names)

@@ -52,7 +52,7 @@ class PlacedVm(Protocol):
 
     @property
     def host(self) -> str:
-        """The name of the VM's host in the fleet; "" if it is on none."""
+        """The name of the VM's host, spelled as in the fleet and in `VmReports.found`; "" if it is on none."""
 
     @property
     def power(self) -> PowerState:
@@ -115,6 +115,9 @@ def compare_vm(vm: PlacedVm, reports: VmReports) -> tuple[VmFinding, ...]:
 
     Nobody is blamed for what is found by the first comparison of a VM, or after an act on it has failed: such findings
     have no kind (only DUPLICATED keeps its own), and the fleet follows the hosts.
+
+    Leave out VMs with an act in progress, and reports from before the last change of the VM in the fleet: an act would
+    be taken for the work of somebody else. Nothing is stored.
     """
     is_adopted = vm.seen is None or vm.seen.is_uncertain
     facts = VmFacts(name=vm.name, host=vm.host, power=vm.power, seen=vm.seen)

@@ -25,6 +25,7 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """A change of VM settings: those that an owner may change on existing VMs.
 
     None leaves a setting unchanged; a notice of 0 switches it off. `untagged` names tags to remove; () removes none.
+    Approval and publishing can only be changed for all VMs of a scope together (`apply_settings_in_scope`).
     """
 
     terminate_notice_min: int | None = None  # minutes: 0, or 5 to 15 (not checked here)
@@ -34,7 +35,7 @@ class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     approve_all_down: bool | None = None  # whether policy approves what stops the last running VM of the scope too
     publish_outside: bool | None = None  # whether webhooks for opted-in VMs receive its events
     publish_version: str | None = None  # the api-version whose form webhooks receive its events in; "": the newest
-    tags: dict[str, str] | None = None  # to add or replace
+    tags: dict[str, str] | None = None  # to add or replace, by exact name
     untagged: tuple[str, ...] = ()  # exact names of tags to remove; a VM need not have them
 
     @property

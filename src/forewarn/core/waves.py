@@ -267,8 +267,8 @@ def require_valid_waves(rollout: Rollout, vms: Sequence[Vm]) -> None:
     """Raise InvalidRollout unless the waves and settling time of a rollout over these VMs make sense.
 
     There are at most 100 waves. Each has a name of its own (1 to 100 characters, ignoring letter case) and at most one
-    of a number, a share and a tag, which one of `vms` must have; the shares add up to at most 100 %, and only the last
-    wave may be the rest. The settling time is 0 to 30 days.
+    of a number (of at most nine digits), a share and a tag, which one of `vms` must have; the shares add up to at most
+    100 %, and only the last wave may be the rest. The settling time is 0 to 30 days.
     """
     if not 0 <= rollout.settle_s <= MAX_SETTLE_S:
         raise InvalidRollout(
@@ -340,8 +340,9 @@ def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
     """Return the waves of a rollout: a canary, one per share (in percent), and the rest.
 
     `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. Without a canary and shares
-    the result is (). Raises InvalidRollout for another text, a number with more than 9 digits, a canary of 0 VMs and a
-    share of 0. `require_valid_waves` checks everything else.
+    the result is (). The waves are called `canary`, such as `25 %` (a second one `25 % (2)`), and `rest`. Raises
+    InvalidRollout for another text, a number with more than 9 digits, a canary of 0 VMs and a share of 0.
+    `require_valid_waves` checks everything else.
     """
     waves: list[WaveSpec] = []
     if canary.startswith("tag=") and canary != "tag=":

@@ -44,7 +44,7 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     over: str = ROOT_RESOURCE  # only events of VMs within this resource
     happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # statuses to notify about; by default all
     opted_in_only: bool = False  # only events of VMs with `publish_outside`
-    rollouts: bool = False  # also what happens to rollouts themselves, such as a pause, their end, or a hold
+    rollouts: bool = False  # also what happens to rollouts, such as a pause, their end, or a hold; only over everything
     by: str = ""  # the name of who added it
     at: float = 0  # when, in lab time
     cursor: int = 0  # all history entries up to this number were delivered or did not concern it

@@ -44,8 +44,8 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     `week_of_month` it opens by month, else with `days` by week, else by day.
     """
 
-    start: str  # local time of day, such as `02:00`
-    length_s: float  # seconds for which it stays open, at least 60
+    start: str  # local time of day, such as `02:00`, always with two digits
+    length_s: float  # seconds for which it stays open, 60 to 7 days
     zone: str  # IANA name, such as `Europe/Berlin`
     days: tuple[int, ...] = ()  # weekdays on which it opens, from 0 (Monday), ascending; (): any
     on: str = ""  # opens only on this date, such as `2026-12-05`; "": it opens again and again
@@ -170,9 +170,9 @@ def openings(window: MaintenanceWindow, at: float) -> Iterator[Period]:
 
 
 def closing_times(windows: Iterable[MaintenanceWindow]) -> tuple[float, ...]:
-    """Return the times from which windows are closed for good, in their order.
+    """Return the times from which windows are closed for good: one per window with an end, in their order.
 
-    A window without an end has none. Blackout dates may close one earlier. Times are in seconds since 1970.
+    Blackout dates and skipped openings may close one earlier. Times are in seconds since 1970.
     """
     times = []
     for window in windows:
@@ -298,7 +298,8 @@ def parse_window(text: str) -> MaintenanceWindow:
     """Return the window that a text describes: days, start, length and time zone; or date and start once.
 
     Such as `sat,sun 02:00 4h Europe/Berlin` or `2026-12-05T22:00 6h`. Days are `mon` to `sun` with commas, a range such
-    as `mon-fri`, or nothing for every day; without a time zone it is UTC. Raises ValueError with a sentence for people.
+    as `mon-fri`, or nothing for every day; without a time zone (an IANA name, as spelled there) it is UTC. The length
+    is 1 minute to 7 days, the year 1970 to 8999. Raises ValueError with a sentence for people.
     """
     words = text.split()
     days: tuple[int, ...] = ()
@@ -422,8 +423,8 @@ def make_calendar(
 ) -> MaintenanceCalendar | None:
     """Return the calendar of these texts of windows and blackout dates; None if all three are missing.
 
-    `parse_window` and `parse_blackout` read them. `deadline` is lab time. Raises ValueError with a sentence, also for
-    blackouts or a deadline without a window, a deadline that is no time, and more than 100 windows or blackouts.
+    `parse_window` and `parse_blackout` read them. `deadline` is lab time, also a past one. Raises ValueError with a
+    sentence, also for blackouts or a deadline without a window, a deadline that is no time, and over 100 of either.
     """
     windows, blackouts = tuple(windows), tuple(blackouts)
     check_count(windows, "maintenance windows")
@@ -487,10 +488,7 @@ def _recurrence_text(window: MaintenanceWindow) -> str:
 
 
 def blackout_text(blackout: BlackoutDates) -> str:
-    """Return the blackout dates as `parse_blackout` reads them.
-
-    That is `2026-12-24` for one date, `2026-12-24..2026-12-26` for several.
-    """
+    """Return the dates as `parse_blackout` reads them: `2026-12-24`, or `2026-12-24..2026-12-26` for several."""
     return blackout.first if blackout.first == blackout.last else f"{blackout.first}..{blackout.last}"
 
 

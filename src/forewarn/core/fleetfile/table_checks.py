@@ -16,8 +16,9 @@ from forewarn.core.fleetfile.problems import ProblemCollector
 def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
     """Report subscriptions and resource groups with bad names, and those declared twice, to `problems`.
 
-    Names, and ids of subscriptions, are compared ignoring letter case. Two resource groups are the same if their tables
-    also give the same text as subscription.
+    A name has 1 to 90 characters and the form that `plain_name_error` demands. Names, and ids of subscriptions, are
+    compared ignoring letter case. Two resource groups are the same if their tables also give the same text as
+    subscription: its name in one and its id in the other is not noticed.
     """
     duplicates = _DuplicateCheck(problems)
     for subscription in file.subscriptions:
@@ -34,8 +35,10 @@ def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
 def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> None:
     """Report sets and services with bad names, zones or priorities, or declared twice, to `problems`.
 
-    Two of a kind are the same if their names in one resource group are, ignoring case. Reported too are a placement
-    group of a flexible scale set, and narrow delivery in a set with several fault domains.
+    A name has at most 56 characters (55 of a flexible scale set), without braces. Two of a kind are the same if their
+    names in one resource group are, ignoring case. Bad priorities are an eviction policy without Spot, and a terminate
+    notification with it. Reported too are both zone and zones, a placement group of a flexible scale set, and narrow
+    delivery in a set with several fault domains. Whether a set has VMs is not checked here.
     """
     duplicates = _DuplicateCheck(problems)
     for parent in parents:
@@ -102,8 +105,8 @@ def check_names(
 ) -> bool:
     """Return whether the names that a [[vms]] or [[hosts]] table makes are valid; if not, report that.
 
-    The report goes to `problems`. The pattern is checked, and the name with the highest number, which is the longest.
-    `thing` is `VM` or `host`, for the message.
+    The report goes to `problems`. The pattern may have no braces but {n}; the name with the highest number, which is
+    the longest, must have 1 to 64 printable characters without slashes. `thing` is `VM` or `host`, for the message.
     """
     content = table.content
     error = pattern_error(content.name)
@@ -142,9 +145,11 @@ def check_vms(
 ) -> None:
     """Report contradictions in a [[vms]] table to `problems`, as in zones, priority and domains.
 
-    Others are a placement group without a scale set or in a flexible one, and automatic approval of its own for a VM of
-    a set or service. `template` is a VM with the values of the table and the inherited ones; `parent` is the set or
-    service that the table names, None if it names none or no valid one. Names are not checked here.
+    These are zone with zones or with an availability set, an eviction policy without Spot, a terminate notification
+    with it, and a domain that the set does not have (in no set, other than 0). Others are a placement group without a
+    scale set or in a flexible one, and automatic approval of its own for a VM of a set or service. `template` is a VM
+    with the values of the table and the inherited ones; `parent` is the set or service that the table names, None if it
+    names none or no valid one. Names are not checked here.
     """
     thing = f"VM {table.content.name!r}"
     check_zone(table, thing, problems)

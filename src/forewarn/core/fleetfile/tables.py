@@ -122,8 +122,9 @@ class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that [[vms]], sets and cloud services have in common; VMs inherit them from their set.
 
     The name is required. Any other key that is left out is inherited from the set, else (only the location) from the
-    resource group, else from [defaults]; then the default here has no effect (`ParsedTable.has` says whether a key is
-    given). Tags are added to the inherited ones, and replace those of the same name.
+    resource group, else from [defaults], which has a value for each (DefaultsTable). So the defaults here never take
+    effect; `ParsedTable.has` says whether a key is given. Tags are added to the inherited ones, and replace those of
+    the same name.
     """
 
     name: Name  # of the set; or of the VM, with {n} in place of its number; without it, a count adds `-{n}`
@@ -136,9 +137,10 @@ class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
-    """[[availability_sets]]: an availability set; [[vms]] declares its VMs.
+    """[[availability_sets]]: an availability set; [[vms]] declares its VMs. It may have none.
 
-    Has the keys of CommonVmTable too, which its VMs inherit.
+    Has the keys of CommonVmTable too, which its VMs inherit. Its name has at most 56 characters. Its VMs are in no
+    zone, and [[vms]] may not give them an automatic approval of their own.
     """
 
     update_domains: DomainCount = 5  # how many, 1 to 1,000
@@ -151,20 +153,21 @@ class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     """[[scale_sets]]: a scale set, with `count` instances if that is given; [[vms]] may declare more VMs.
 
-    Has the keys of CommonVmTable too, which its VMs inherit.
+    A set without a count and without [[vms]] is a problem of the file. Has the keys of CommonVmTable too, which its VMs
+    inherit. Its name has at most 56 characters, of a flexible set 55. Not both zone and zones are given.
     """
 
-    count: Count = 1  # 1 to 1,000,000; of a flexible set, to 1,000
+    count: Count = 1  # 1 to 1,000,000; of a flexible set, to 1,000; if left out, it has no instances from here
     orchestration: SetOrchestration = Orchestration.UNIFORM
     zone: Zone = ""  # of all its VMs; "": in none
     zones: Zones = ()  # its VMs are in these in turn
-    placement_group: Text = AUTO_PLACEMENT_GROUP  # "auto": groups of 100 VMs each; a flexible set has none
+    placement_group: Text = AUTO_PLACEMENT_GROUP  # "auto": groups of 100 VMs; one has at most 100; flexible: none
     computer_name_prefix: Text = ""  # of the hostnames of instances; "": its name
     update_domains: DomainCount = 5  # how many, 1 to 1,000
     fault_domains: DomainCount = 5  # how many, 1 to 1,000
     priority: VmPriority = Priority.REGULAR
-    eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
-    terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none
+    eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE  # given only with priority Spot
+    terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none; not with priority Spot
     auto_approve: ApprovedOperations = ()  # operations of users that start without notice
     approve_all_down: Switch = True  # False: policy approves nothing that stops its last running VM
     narrow_delivery: Switch = False  # its VMs see only events that affect them; with one fault domain only
@@ -181,7 +184,7 @@ class RoleTable(msgspec.Struct, frozen=True, kw_only=True):
     (`ParsedTable.has` says whether a key is given).
     """
 
-    name: Name
+    name: Name  # at most 53 characters, without braces
     count: Count = 1  # 1 to 1,000,000
     size: Size = ""  # if left out, that of the service
     os_type: OsType = "Linux"  # if left out, that of the service
@@ -207,30 +210,30 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     """[[vms]]: one VM, or `count` numbered ones, on its own or in a set or service.
 
     Has the keys of CommonVmTable too. Values with {n} (name, computer_name, address, host) get the number of each VM. A
-    count is 1 to 1,000,000; if it is given, even 1, names get a number.
+    count is 1 to 1,000,000; if it is given, even 1, names get a number. A name has at most 64 characters then.
     """
 
     count: Count = 1  # 1 to 1,000,000
     first: FirstNumber = 0  # the number of the first one, at most 1,000,000
-    computer_name: Name = ""  # "": as the name
-    zone: Zone = ""  # "": that of its set, or none
-    zones: Zones = ()  # the VMs are in these in turn
+    computer_name: Name = ""  # "": as the name; with a count and without {n}, gets -{n}
+    zone: Zone = ""  # "": that of its set, or none; not in an availability set
+    zones: Zones = ()  # the VMs are in these in turn; not together with `zone`, nor in an availability set
     availability_set: Text = ""  # at most one of this, scale_set and cloud_service is given
     scale_set: Text = ""  # its name; "": in none
     placement_group: Text = ""  # "": as the scale set says
     cloud_service: Text = ""  # its name; "": in none
-    update_domain: DomainNumber = 0  # if left out, VMs of a set get domains in turn
-    fault_domain: DomainNumber = 0  # if left out, VMs of a set get domains in turn
+    update_domain: DomainNumber = 0  # below the number of its set, 0 in none; if left out, in turn in a set
+    fault_domain: DomainNumber = 0  # below the number of its set, 0 in none; if left out, in turn in a set
     priority: VmPriority = Priority.REGULAR
-    eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE
-    terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none
+    eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE  # given only with priority Spot
+    terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none; not with priority Spot
     auto_approve: ApprovedOperations = ()  # operations of users that start without notice; not for VMs of a set
     approve_all_down: Switch = True  # False: policy approves nothing that stops it; not for VMs of a set
     program: Program = ()  # run in a namespace VM; (): none
     environment: Variables = {}  # of the program
     directory: AbsolutePath = ""  # of the program; "": the service's
     address: Address = ""  # of the first VM, counted up from there, or with {n}; "": none
-    host: HostName = ""  # "": chosen when the VM is added
+    host: HostName = ""  # a declared one of its location and zone; "": chosen when the VM is added
 
 
 # The top-level keys of a file besides [defaults], with their tables.
