@@ -43,8 +43,8 @@ def scheduled_events(request: pytest.FixtureRequest, scheduled_events_factory: C
 def scheduled_events_factory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Lab]]:
     """Fixture: a function that opens a lab and returns it, with the arguments of `Lab`.
 
-    A test may call it several times; all labs close after the test. If the [server] extra is missing, the test fails
-    with a sentence that says so.
+    A test may call it several times; all labs close after the test, and the report of a failed test shows what happened
+    in each. If the [server] extra is missing, the test fails with a sentence that says so.
     """
     with ExitStack() as stack:
 

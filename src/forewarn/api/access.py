@@ -158,8 +158,8 @@ async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedCl
     """Remove a client and its grants.
 
     The path parameter `id` is the client's id, ignoring letter case. The client's tokens and sessions are invalid at
-    once. Returns what was removed. Raises NotFound, or Unavailable if the store cannot be written. The history gets an
-    entry.
+    once. Any client can be removed, also `admin` and the caller itself. Returns what was removed. Raises NotFound, or
+    Unavailable if the store cannot be written. The history gets an entry.
     """
     client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
     removed = tuple(_grant_view(grant, client_title(client)) for grant in grants)
@@ -169,8 +169,9 @@ async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedCl
 async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant) -> GrantView:
     """Grant a role to a client, a VM or a user of an external issuer; an existing grant stays as it is.
 
-    Returns the new or the existing grant. Raises NotFound for an unknown name, Refused for one that several things
-    have, Rejected for an invalid resource id or the name of an availability set or a flexible scale set, and
+    Returns the new or the existing grant. Whether a user (`oidc:ID`) or the resource of an id exists is not checked; a
+    resource group (`group:NAME`) must have a VM. Raises NotFound for an unknown name, Refused for one that several
+    things have, Rejected for an invalid resource id or the name of an availability set or a flexible scale set, and
     Unavailable if the store cannot be written. The history gets an entry if the grant is new.
     """
     to = _resolve_principal(context, body.to)
@@ -196,9 +197,10 @@ async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
 async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
     """Create a link that signs the caller in to the portal once, within 15 minutes.
 
-    For the owner of the service the link signs the client `admin` in, if `admin` is an administrator and clients sign
-    in at this service, else the owner. Raises Refused if the service has no portal, and for VMs and users of an
-    external issuer; Unauthenticated for a client that was removed meanwhile.
+    The minutes are real time. Links are kept in memory, at most 256: a restart of the service, and newer ones,
+    invalidate them. For the owner of the service the link signs the client `admin` in, if `admin` is an administrator
+    and clients sign in at this service, else the owner. Raises Refused if the service has no portal, and for VMs and
+    users of an external issuer; Unauthenticated for a client that was removed meanwhile.
     """
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:

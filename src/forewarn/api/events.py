@@ -80,8 +80,8 @@ class EventListQuery(StrictBody, frozen=True, kw_only=True):
     vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the three below
     scope: str = ""  # an id or name, or the name of a VM in it
     host: str = ""  # a name: events of work on the host or from or to it, and scheduled events of the VMs on it now
-    rollout: str = ""  # an id or unique id prefix
-    limit: ResultLimit = 1000
+    rollout: str = ""  # an id or unique id prefix; unknown to callers who do not see everything
+    limit: ResultLimit = 1000  # from 1 to 1,000,000
 
 
 async def list_events(context: RequestContext, call: HandlerCall, query: EventListQuery) -> EventsView:
@@ -137,8 +137,8 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
     The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
     Stores the deliveries observed so far first. Returns the event after the reconciler has done what is due, so it may
     have started. An event that was approved or started before, or that has no impact, stays as it is; else the history
-    gets an entry. Raises NotFound, Refused if it is over or several ids start with it, or Unavailable if the store
-    cannot be written.
+    gets an entry. Raises NotFound, Refused if it is over or several ids start with it, Conflict if its scope keeps
+    changing, or Unavailable if the store cannot be written.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()
@@ -150,12 +150,12 @@ async def approve_event(context: RequestContext, call: HandlerCall) -> EventView
 async def approve_events(context: RequestContext, call: HandlerCall, body: SelectedEventsBody) -> ChangedEventsView:
     """Approve several events, by their ids or all of a VM, host or rollout.
 
-    Names select events that await approval: scheduled ones that have an impact and are not approved. An event that
-    cannot be approved, or that the caller may not approve, is listed as refused; the others are approved, one after the
-    other, each with a history entry (one without impact that the caller names by its id stays as it is). Stores the
-    deliveries observed so far first, and returns after the reconciler has done what is due. Raises Rejected without ids
-    and names, or with both, NotFound or Refused for an unknown or ambiguous name, and Unavailable if the store cannot
-    be written: events before that stay approved.
+    Names select events that await approval: scheduled ones that have an impact and are not approved. An event that is
+    unknown, cannot be approved or keeps changing, or that the caller may not approve, is listed as refused; the others
+    are approved, one after the other, each with a history entry (one without impact that the caller names by its id
+    stays as it is). Stores the deliveries observed so far first, and returns after the reconciler has done what is due.
+    Raises Rejected without ids and names, or with both, NotFound or Refused for an unknown or ambiguous name, and
+    Unavailable if the store cannot be written: events before that stay approved.
     """
     ids = _selected_ids(context, body, awaits_approval)
 
@@ -171,10 +171,11 @@ async def approve_events(context: RequestContext, call: HandlerCall, body: Selec
 async def withdraw_events(context: RequestContext, call: HandlerCall, body: WithdrawEventsBody) -> ChangedEventsView:
     """Withdraw several events before they start, by their ids or all of a VM, host or rollout.
 
-    Names select scheduled events. An event that cannot be withdrawn is listed as refused; the others are withdrawn, one
-    after the other, each with a history entry. Stores the deliveries observed so far first, and returns after the
-    reconciler has done what is due. Raises Rejected without ids and names, or with both, NotFound or Refused for an
-    unknown or ambiguous name, and Unavailable if the store cannot be written: events before that stay withdrawn.
+    Names select scheduled events. An event that is unknown, cannot be withdrawn or keeps changing is listed as refused;
+    the others are withdrawn, one after the other, each with a history entry. Stores the deliveries observed so far
+    first, and returns after the reconciler has done what is due. Raises Rejected without ids and names, or with both,
+    NotFound or Refused for an unknown or ambiguous name, and Unavailable if the store cannot be written: events before
+    that stay withdrawn.
     """
     ids = _selected_ids(context, body, lambda event: True)
 
@@ -222,9 +223,9 @@ async def withdraw_event(context: RequestContext, call: HandlerCall, body: Withd
     """Withdraw an event before it starts.
 
     The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    Stores the deliveries observed so far first. Returns the event, which is over. Raises NotFound, Refused if it has
-    started or is over or several ids start with it, or Unavailable if the store cannot be written. The history gets an
-    entry.
+    Stores the deliveries observed so far first. Returns the event, which is over. Other events of the scope that waited
+    for it may start. Raises NotFound, Refused if it has started or is over or several ids start with it, Conflict if
+    its scope keeps changing, or Unavailable if the store cannot be written. The history gets an entry.
     """
     event = context.find_event(call.path_params["id"])
     await context.dependencies.flush_observations()

@@ -28,7 +28,8 @@ async def set_fault(context: RequestContext, call: HandlerCall, body: NewFault) 
     Returns the fault as it was set. A fault that happens at once has happened on return, in each scope of its target
     whose state allows it, and is not active; Refused if no scope allows it. Raises NotFound for an unknown name,
     Rejected for a bad target, kind, limit or parameter, Refused if 1,000 faults are active or a name is ambiguous,
-    Unavailable if the store cannot be written. The history gets an entry.
+    Unavailable if the store cannot be written: a fault that happens at once may have happened in some scopes then. The
+    history gets an entry.
     """
     spec = FaultSpec(
         kind=parse_fault_kind(body.kind),
@@ -48,7 +49,9 @@ async def clear_faults(context: RequestContext, call: HandlerCall, body: ClearFa
     `vm` and `scope` match only faults that were set for exactly that VM or scope. Storms with the given ids are cleared
     too, or all storms with `all`, unless a kind, VM or scope is given. Returns what was cleared, which is empty if
     nothing matches. Raises Rejected if no field is given or for an unknown kind, NotFound for an unknown name or an id
-    that is not active (then nothing is cleared), Refused for an ambiguous name. The history gets an entry for each.
+    that is not active (then nothing is cleared), Refused for an ambiguous name, Unavailable if the store cannot be
+    written: storms may be cleared then. What faults did, and faults that a storm has set, stay. The history gets an
+    entry for each.
     """
     if not (body.ids or body.kind or body.vm or body.scope or body.all):
         raise Rejected("no faults are named: give their ids, a kind, a VM, a scope, or all")

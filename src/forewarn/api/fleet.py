@@ -285,7 +285,8 @@ def _change_view(change: HostChange | VmChange) -> ObjectChangeView:
 async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmSupervisorsView:
     """List the namespace VMs whose supervisors are connected, with their states and programs.
 
-    Frozen and stopped VMs are listed too. Lists only VMs that the caller may read, sorted by VM key.
+    States are running, frozen, down (stopped), and ended: its program has ended by itself. Lists only VMs that the
+    caller may read, sorted by VM key.
     """
     supervisors = sorted(context.dependencies.vm_supervisors().items())
     with_vms = ((context.store.vm(key), supervisor) for key, supervisor in supervisors)

@@ -41,7 +41,8 @@ async def start_replay(context: RequestContext, call: HandlerCall, body: NewRepl
     The VMs of the scope get the recorded answers in place of the scope's own document; the first one is shown on
     return. Raises NotFound for an unknown VM; Rejected outside a lab, for a bad recording, speed or number of loops,
     and for a name in `map` that was not recorded; Refused if the scope has a live event or another replay, or several
-    VMs match; Unavailable if the store cannot be written. The history gets an entry.
+    VMs match; Conflict if the scope keeps changing; Unavailable if the store cannot be written. The history gets an
+    entry.
     """
     vm = context.directory.find(body.vm)
     request = await context.control.replays.start(

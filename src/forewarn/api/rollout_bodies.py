@@ -42,8 +42,9 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
 
     With `windows`, events start without an approval only in them, and not on the days of `blackouts`; from the
     `deadline` on they start at any time, as without `windows`. `waves`, or `canary` and `shares`, divide the VMs into
-    waves; without either, there is one wave. Instead of all other fields, `file` may have the text of a rollout file.
-    The letter case of names and ids is ignored.
+    waves; without either, there is one wave. At most 100 waves, with different names; the VMs that are left make the
+    last one. `blackouts` and a `deadline` need a window. Instead of all other fields, `file` may have the text of a
+    rollout file. The letter case of names and ids is ignored.
     """
 
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
@@ -51,7 +52,7 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     all_hosts: bool = False  # every host that the fleet has now
     scope: str = ""  # an id or name, or the name of a VM in it; "": none
     tag: str = ""  # VMs with this tag: `name`, or `name=value`
-    location: str = ""  # VMs in this location
+    location: str = ""  # VMs in this location, of which there must be one, as with the tag
     everything: bool = False  # all VMs, also those that are added later
     max_failures: Annotated[int, Meta(ge=0)] = 1  # failed VMs after which it stops; 0: never
     notice_s: DurationSeconds = 0  # lab time; 0: the minimum, 15 minutes
@@ -62,8 +63,8 @@ class NewRollout(StrictBody, frozen=True, kw_only=True):
     canary: str = ""  # the first wave: a number of VMs such as `2`, or `tag=NAME` or `tag=NAME=VALUE`
     shares: Annotated[tuple[float, ...], Meta(max_length=100)] = ()  # in percent of all VMs; the rest follows
     waves: Annotated[tuple[NewWave, ...], Meta(max_length=101)] = ()  # instead of `canary` and `shares`
-    settle_s: DurationSeconds = 0  # lab time that must pass between the end of a wave and the begin of the next
-    checks: Annotated[tuple[NewCheck, ...], Meta(max_length=MAX_CHECKS)] = ()  # health checks
+    settle_s: DurationSeconds = 0  # lab time between the end of a wave and the begin of the next; at most 30 days
+    checks: Annotated[tuple[NewCheck, ...], Meta(max_length=MAX_CHECKS)] = ()  # health checks, at most 20
     file: Annotated[str, Meta(max_length=_MAX_FILE_CHARACTERS)] = ""  # a rollout file, as TOML; "": none
 
 

@@ -22,21 +22,23 @@ class NewCheck(StrictBody, frozen=True, kw_only=True):
     """A health check: exactly one of `prometheus`, `http`, `command` and `figure`, and how it is judged.
 
     A `query` and a `condition` belong to `prometheus`, `status` and `body` to `http`, `exit` to `command`, and a
-    `condition` to `figure`, where it is `== 0` if it is not given. Limits are numbers of measurements.
+    `condition` to `figure`, where it is `== 0` if it is not given; a field of another kind is rejected. Limits are
+    numbers of measurements, from 1 to 1,000. Only administrators may give a `command`, and only if the service runs
+    commands.
     """
 
-    name: NonEmptyText  # unique within the rollout
-    prometheus: str = ""  # URL of a Prometheus server
+    name: NonEmptyText  # unique within the rollout, ignoring letter case; at most 60 characters
+    prometheus: str = ""  # URL of a Prometheus server, http or https; it needs a query and a condition
     query: str = ""  # PromQL
-    condition: str = ""  # that each value must meet, such as `< 0.01`
+    condition: str = ""  # that each value must meet: one of < <= > >= == != and a number, such as `< 0.01`
     http: str = ""  # URL that is called with GET
-    status: int = 200  # the HTTP status of a good answer
+    status: int = 200  # the HTTP status of a good answer, 100 to 599; redirects are not followed
     body: str = ""  # text that a good answer contains; "": any answer is good
     command: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # program and arguments, run by the service
     exit: int = 0  # the exit status of a good command
     figure: OwnFigure | None = None  # of the service itself; None: it asks another source
-    interval_s: float = 60  # seconds of lab time between two measurements
-    timeout_s: float = 10  # seconds of real time that one measurement may take
+    interval_s: float = 60  # seconds of lab time between two measurements: 1 (figure: 10) to 86,400
+    timeout_s: float = 10  # seconds of real time that one measurement may take, at most 300
     bad_limit: int = 1  # bad ones in all during a wave, from which on the rollout pauses
     unclear_limit: int = 1  # unclear ones in a row, from which on the rollout publishes nothing
     error_limit: int = 3  # errors in a row, from which on they count as unclear
@@ -133,8 +135,8 @@ def check_from_table(table: Mapping[str, Any]) -> HealthCheck:
     """Return the health check that a table `[[checks]]` of a rollout file describes.
 
     The values of the table must have the right types already, with durations in seconds. Raises Rejected for a missing
-    name, an unknown figure, or unless the table asks exactly one kind of source. Checks nothing else:
-    `HealthProber.require_usable` does that.
+    name, an unknown figure, or unless the table asks exactly one kind of source, msgspec.ValidationError for an unknown
+    key or a wrong type. Checks nothing else: `HealthProber.require_usable` does that.
     """
     fields = dict(table)
     for name in ("interval", "timeout"):

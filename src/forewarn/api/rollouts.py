@@ -113,8 +113,8 @@ async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsV
 async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWithEvents:
     """Show one rollout with its events.
 
-    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. Events are oldest first.
-    Raises NotFound, or Refused if several ids start with it.
+    The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. All events are shown,
+    also those that are over, oldest first. Raises NotFound, or Refused if several ids start with it.
     """
     request = context.find_rollout(call.path_params["id"])
     events = ViewBuilder(context).events(context.store.events(request_id=request.id))

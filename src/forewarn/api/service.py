@@ -128,7 +128,8 @@ async def create_backup(context: RequestContext, call: HandlerCall, body: Backup
     """Write a backup of the database to a new file on the service's machine.
 
     The history gets an entry about it, unless the store cannot be written. Raises Rejected for a path that is relative,
-    is not allowed or has a missing directory, Refused if the file exists, Unavailable if it cannot be written.
+    is not allowed or has a missing directory, Refused if the file exists, or the store is only in memory, Unavailable
+    if the file cannot be written: then there is none. Returns its path and size once the file is durable.
     """
     path = Path(body.path)
     if not path.is_absolute() or "\0" in str(path):

@@ -23,13 +23,13 @@ class NewWebhook(StrictBody, frozen=True, kw_only=True):
     A message is sent if it passes all filters: `over`, `happenings` and `opted_in_only`.
     """
 
-    url: NonEmptyText  # of the receiver, http or https
+    url: NonEmptyText  # http or https, at most 2,000 ASCII characters, without user, password and fragment
     schema: WebhookSchema = WebhookSchema.EVENT_GRID  # the format of its messages
     over: NonEmptyText = ROOT_RESOURCE  # a resource id, the name of a VM, set or cloud service, or group:NAME
     happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # statuses of events; empty: all
     opted_in_only: bool = False  # only events of VMs whose policy publishes outside
-    rollouts: bool | None = None  # also what happens to rollouts themselves; null: if no other field filters
-    secret: Annotated[str, Meta(max_length=500)] = ""  # signs messages; 16 characters or more; empty: one is generated
+    rollouts: bool | None = None  # also what happens to rollouts, for `over` `/` only; null: if no other field filters
+    secret: Annotated[str, Meta(max_length=500)] = ""  # signs messages; 16 printable characters or more; "": a new one
     from_start: bool = False  # send the history from its beginning, not from now on
     validate: bool = False  # send a validation request first, and add the webhook only if the receiver agrees
 
@@ -94,8 +94,9 @@ async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebho
 
     Messages are sent to it from now on, with `from_start` also about the history; the same URL may be added again.
     Raises NotFound or Refused for an unknown or ambiguous name in `over`; Rejected for a bad URL, resource or secret,
-    an address that the service may not call, or rollouts of a part of the fleet; Refused if the receiver does not
-    validate; and Unavailable if the store cannot be written. The history gets an entry.
+    an address that the service may not call (those of host names are only checked when it sends), or rollouts of a part
+    of the fleet; Refused if the receiver does not validate; and Unavailable if the store cannot be written. The history
+    gets an entry.
     """
     spec = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
     webhook = await context.control.webhooks.add(spec, who=context.caller_name)

@@ -73,8 +73,9 @@ def new_certificate_authority(
 ) -> CertificateAuthority:
     """Return a new self-signed CA with this key, valid for ten years from an hour before `now`.
 
-    `now` is real time in POSIX seconds. If all `names` are loopback names, it can sign only loopback names, so trusting
-    it carries little risk; otherwise it can sign any name. Writes no file.
+    `now` is real time in POSIX seconds. If all `names` are loopback names, or there are none, it can sign only loopback
+    names, so trusting it carries little risk; otherwise it can sign any name. `names` are as `certificate_names`
+    returns them. Writes no file.
     """
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     subject = _x509_name(f"forewarn local CA {identifier.digest.hex()[:8]}")  # unique, for bundles with several CAs
@@ -93,8 +94,9 @@ def issue_server_certificate(
 ) -> x509.Certificate:
     """Return a new server certificate, signed by the CA, for the public key of `key` and these names.
 
-    Valid for 397 days from an hour before `now` (real time, POSIX seconds), cut to the validity of the CA. Does not
-    check `may_sign`, adds no names, and writes no file.
+    Valid for 397 days from an hour before `now` (real time, POSIX seconds), cut to the validity of the CA; a CA that is
+    not valid then issues one all the same. `names` are as `certificate_names` returns them. Does not check `may_sign`,
+    adds no names, and writes no file.
     """
     issuer = authority.certificate
     begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)

@@ -45,11 +45,11 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
         """Load the CA and the server certificate; create missing files, and renew a server certificate.
 
         `directory` (`tls`) has the server certificate and is created if it is missing; `authority` is the directory of
-        the CA, None if it is the same. `now` is real time in POSIX seconds. The loopback names are added to `names`.
-        The server certificate is renewed, with a new key, if it is damaged or not of this CA, lacks one of the names,
-        is not valid yet or expires within 30 days. An existing CA is never changed: Rejected if it is not usable or may
-        not sign the names. While the CA is not valid, because the clock is wrong or its ten years are over, the dates
-        of the server certificate do not matter, and both have a `problem`.
+        the CA, which must exist, None if it is the same. `now` is real time in POSIX seconds. The loopback names are
+        added to `names`. The server certificate is renewed, with a new key, if it is damaged or not of this CA, lacks
+        one of the names, is not valid yet or expires within 30 days. An existing CA is never changed: Rejected if it is
+        not usable or may not sign the names. While the CA is not valid, because the clock is wrong or its ten years are
+        over, the dates of the server certificate do not matter, and both have a `problem`.
 
         Rejected also for a text that is neither a host name nor an address, for a directory that cannot be made, and if
         others can read a key; Unavailable if a file cannot be written.

@@ -110,8 +110,8 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
 def normalize_audience(audience: str) -> str:
     """Return an audience in the form in which audiences are compared.
 
-    Of a URL, scheme and host are put in lower case, and slashes at the end are removed. Text that is not a URL is
-    returned unchanged.
+    Of a URL, scheme and host are put in lower case, and slashes at the end are removed; path and port stay. Text that
+    is not a URL, such as an app's id, is returned unchanged, so its letter case counts.
     """
     try:
         parts = urlsplit(audience)

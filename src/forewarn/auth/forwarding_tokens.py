@@ -64,7 +64,8 @@ class ForwardingTokens:
         """Return the `ForwardedCall` in a forwarding token that another control node has signed.
 
         Raises InvalidToken if it is malformed, expired, not a forwarding token, or not signed with the key that the
-        control nodes share (reason UNKNOWN_KEY for another key).
+        control nodes share (reason UNKNOWN_KEY for another key). The clocks of the nodes must agree within a minute. A
+        token may be presented more than once.
         """
         header = jws.parse_header(token)
         if header.kid != self._key.kid:

@@ -109,7 +109,8 @@ def validity_problem(path: Path, facts: CertificateFacts, now: float, advice: st
 def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
     """Return the fingerprint, names and validity of a certificate, as they are compared and shown.
 
-    Checks nothing: the certificate may have expired.
+    The names are the subject alternative ones; a common name does not count. Checks nothing: the certificate may have
+    expired.
     """
     return CertificateFacts(
         fingerprint=certificate.fingerprint(SHA256()).hex(":").upper(),
