@@ -104,7 +104,7 @@ def _lock_exclusively(fd: int) -> None:
 
 
 def is_journal_locked(path: Path) -> bool:
-    """Return whether a process (an agent or a repair, this one too) holds the lock of the journal at `path`.
+    """Return whether a process (an agent or a repair, this one too) has locked the journal at `path`.
 
     It does not wait. False if the lock file is absent or not readable.
     """

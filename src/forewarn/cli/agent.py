@@ -205,7 +205,7 @@ def _repair_document(done: JournalRepair) -> JsonObject:
 
 
 def _print_repair(call: Invocation, journal: Path, done: JournalRepair) -> None:
-    """Print the answer of `agent repair` as text: what was kept, then each loss; or that nothing was damaged."""
+    """Print the answer of `agent repair` as text: what was kept, then each loss; or that it was undamaged."""
     if done.damaged_copy is None:
         call.output.print_line(f"{journal} is not damaged: nothing was changed.")
         return
