@@ -260,8 +260,8 @@ class Timeline(msgspec.Struct, frozen=True):
     def settled_samples(self, vm: str) -> list[list[ResourcesSampled]]:
         """Return the samples of each run of the program on this VM, from four seconds after its start.
 
-        `vm` is a name. Until then a program may still load. Runs whose samples then span less than eight seconds are left out: they say
-        nothing about growth or averages.
+        `vm` is a name. Until then a program may still load. Runs whose samples then span less than eight seconds are
+        left out: they say nothing about growth or averages.
         """
         starts = [item.at for item in self.of(ProgramStarted, vm)] or [0.0]
         samples = self.of(ResourcesSampled, vm)
