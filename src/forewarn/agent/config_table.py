@@ -161,8 +161,8 @@ class ConfigTable:
     def read_seconds(self, key: str, default: T, *, least: float = 0.0) -> float | T:
         """Return the duration under `key` in seconds, given as "20s" or "15m" or as a whole number of seconds.
 
-        Returns `default` if the key is absent. A wrong value, or one below `least`, is appended to the file's problems
-        and gives the default. Marks the key as known.
+        Returns `default` if the key is absent. A wrong value, one below `least` or over ten years, is appended to the
+        file's problems and gives the default. Marks the key as known.
         """
         self._known_keys.append(key)
         if not self.has(key):

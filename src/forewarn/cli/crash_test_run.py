@@ -54,7 +54,8 @@ class ReportFiles:
     def require_writable(self) -> None:
         """Raise Rejected unless every file that is given can be written, and all are different; writes none.
 
-        A `json` of `-` is not checked. The message names the option.
+        The directory of each must exist. A `json` of `-`, devices and pipes are not checked. The message names the
+        option.
         """
         from forewarn.crash_test.preflight import require_writable
 
@@ -85,9 +86,10 @@ def load_known_cases(files: Sequence[Path]) -> tuple[Case, ...]:
 def make_plan(handler: tuple[str, ...], known: Sequence[Case], options: Mapping[str, Any]) -> CrashTestPlan:
     """Check the options and return what to run; starts nothing.
 
-    `handler` is the command after `--`, () with --attach; `known` are all cases, of which the profile and --only select
-    some; `options` has the values of the command's options, by the names of its parameters. Raises Rejected for a
-    handler, case, name or claims file that cannot be used, and for options that exclude each other.
+    `handler` is the command after `--`, () with --attach; `known` are all cases, of which the profile and --only (exact
+    ids and areas) select some; `options` has the values of the command's options, by the names of its parameters.
+    Raises Rejected for a handler, case, name or claims file that cannot be used, and for options that exclude each
+    other.
     """
     from forewarn.crash_test.claims import DEFAULT_CLAIMS, HandlerProfile, load_claims
     from forewarn.crash_test.preflight import require_handler, require_variable_name, select_cases
@@ -137,8 +139,9 @@ def run_plan(call: Invocation, plan: CrashTestPlan) -> CrashTestResult:
 
     Blocks until all have ended, or for a handler that runs elsewhere first prints the address for it and waits for its
     first poll. Writes no report. Raises Refused if this machine allows no namespaces and the plan needs them, or if an
-    attached handler never polls; Rejected if it cannot listen on the address for that handler. SIGINT and SIGTERM end
-    everything that runs; then a sentence says so, and click's Exit ends the command with 128 + the signal's number.
+    attached handler does not poll within 5 minutes; Rejected if it cannot listen on the address for that handler.
+    SIGINT and SIGTERM end everything that runs; then a sentence says so, and click's Exit ends the command with 128 +
+    the signal's number.
     """
     from forewarn.crash_test.preflight import require_namespaces
     from forewarn.crash_test.result import build_result

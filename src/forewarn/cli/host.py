@@ -27,11 +27,12 @@ def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_ru
     """Predict a host's failure: each of its VMs gets a Redeploy event.
 
     \f
-    `host` is its name, ignoring letter case; `in_s` is the notice in seconds of lab time; 0: the minimum, or none with
-    `short_notice`. Marks the host as degraded and schedules the events; deallocated VMs get none. With `dry_run` only
-    prints a preview. Returns the exit code: with `wait`, which follows the request to its end, 1 unless it succeeded,
-    else 0. Raises NotFound, Refused if the host is not healthy or a VM has no other host, Rejected if the notice is
-    below the minimum without `short_notice`.
+    `host` is its name, ignoring letter case; `in_s` is the notice in seconds of lab time; 0: the minimum (10 minutes),
+    or none with `short_notice`. Marks the host as degraded and schedules the events; deallocated VMs get none, VMs that
+    are being moved to it get one. With `dry_run` only prints a preview. Returns the exit code: with `wait`, which
+    follows the request to its end, 1 unless it succeeded, else 0. Raises NotFound, Refused if the host is not healthy,
+    a VM has no other host or the hypervisor cannot redeploy, Rejected if the notice is below the minimum without
+    `short_notice`.
     """
     body: dict[str, object] = {"in_s": in_s}
     if short_notice:

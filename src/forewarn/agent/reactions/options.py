@@ -95,7 +95,8 @@ def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
 def read_seconds(raw: RawOptions, key: str, default: float) -> float:
     """Return the duration under `key` in seconds: a number, or a string such as "20s", "1h30m" or "500ms".
 
-    The default if the key is absent. Raises BadOption if it is not a duration, negative or infinite.
+    The default if the key is absent. Raises BadOption if it is not a duration, negative or infinite, or a text of over
+    ten years.
     """
     value = raw.get(key, default)
     if isinstance(value, str):
