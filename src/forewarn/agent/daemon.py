@@ -127,10 +127,11 @@ class AgentDaemon:
         """Watch for events and act on them until `stop` is called, then close the journal.
 
         It begins by ending commands that an earlier agent left running, pruning the journal and removing step folders
-        that no record needs (with an empty journal it moves them all aside). At the end running steps get the grace
-        period; unfinished ones stay journalled as begun. It waits out outages of the endpoint, and later of the disk; a
-        step that fails raises nothing. Raises Rejected if journal or cursor file cannot be used at the start,
-        Unavailable if the journal cannot be written then.
+        that no record needs (with an empty journal it moves them all aside). It acts on nothing, also no undo, before
+        the first answer of the endpoint. At the end running steps get the grace period; unfinished ones stay journalled
+        as begun. It waits out outages of the endpoint, and later of the disk; a step that fails raises nothing. Raises
+        Rejected if journal or cursor file cannot be used at the start, Unavailable if the journal cannot be written
+        then.
         """
         try:
             async with asyncio.TaskGroup() as group:

@@ -148,9 +148,8 @@ class Reaction(Protocol):
         """Prepare for the event, and return the outcome; it must be safe to run again.
 
         It may run again, in the same folder: to resume it after the agent was interrupted, or for another event that
-        needs the step. It fails if the outcome is not `ok`, if it raises, or if its budget ends. It is cancelled at
-        that end, and when the event is gone. Then it is not tried again for this event, but undone when the event is
-        gone.
+        needs the step. It fails if the outcome is not `ok`, if it raises, or if it is cancelled, because its budget has
+        ended or the event is gone. A failed `do` is not tried again for this event, but undone when the event is gone.
         """
 
     async def undo(self, context: StepContext) -> StepOutcome:

@@ -133,13 +133,12 @@ def run_service_command(call: Invocation, command: str, options: dict[str, Any],
     `command` is the command that was typed, for messages; `lab` says whether the service is a lab. `options` are the
     command's options by name, with `config`, `listen` (() for none) and `new_store`, which is removed from `options`;
     those that are None do not override settings. With the setting `store`, runs a control node of a cluster instead,
-    ignores `new_store`, and prints its name and URLs; the process then ends at once with exit code 4, without any
-    cleanup, when another node has taken the lease or its copy may differ from the record. Configures the log of this
-    process. On a terminal the banner has a link that signs in to the portal and, except for `lab vms`, a last line says
-    how many events are pending when it has stopped. SIGINT and SIGTERM stop it; SIGHUP replaces workers, and stops it
-    without workers or at a terminal. Raises Rejected for wrong settings or a port that cannot be used, Refused if a
-    service runs in the data directory or its store must not be opened, Unavailable if a worker fails to start or the
-    store cannot be written.
+    and ignores `new_store`; that ends the process at once (exit code 4, no cleanup) when another node has taken its
+    lease or its copy may differ from the record. Configures the log of this process. On a terminal the banner has a
+    link that signs in to the portal and, except for `lab vms`, a last line names the pending events. SIGHUP replaces
+    workers; without any, or at a terminal, it stops the service as SIGINT and SIGTERM do. Raises Rejected for wrong
+    settings or a port that cannot be used, Refused if a service runs in the data directory or its store must not be
+    opened, Unavailable if a worker fails to start or the store cannot be written.
     """
     with require_server_extra(command):
         from forewarn.service.data_directory import live_supervisor_pids
