@@ -82,8 +82,8 @@ def load_claims(path: Path, profile: HandlerProfile) -> HandlerClaims:
 def parse_claims(text: str, profile: HandlerProfile, *, source: str) -> HandlerClaims:
     """Return the claims of a TOML text, with the keys of `load_claims`; `source` names it in messages.
 
-    Claims that the text lacks are the defaults of the profile. Raises Rejected if it is not TOML or has a wrong key or
-    value.
+    The keys are approves, prepares, recovers, survives-restart, one-shot and polls-every. Claims that the text lacks
+    are the defaults of the profile. Raises Rejected if it is not TOML or has a wrong key or value.
     """
     try:
         table = tomllib.loads(text)

@@ -23,8 +23,8 @@ _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # the
 class HandlerSpec:
     """Which handler program runs on which VM, and where its files are; the machines of handlers take it.
 
-    Files over 256 KiB, all beyond 8 MiB, and directories of `user_directory` are no copies but links to the user's own,
-    so that what the handler writes there reaches the user.
+    The handler starts with copies of the files of `user_directory`. Only directories, and files over 256 KiB or beyond
+    8 MiB in all, are links to the user's own, which the handler can change.
     """
 
     vm: str  # the VM's name

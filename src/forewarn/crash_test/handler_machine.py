@@ -71,8 +71,8 @@ class HandlerMachine(Protocol):
     async def end_processes(self, number: int) -> None:
         """Send signal `number` to all processes of the handler, and return when none is left.
 
-        Frozen ones get it too. Kills with SIGKILL those that are left after two seconds (real time). Does nothing if
-        the program runs elsewhere.
+        Frozen ones get it too. Kills with SIGKILL those that are left after two seconds (real time); a plain child
+        waits ten seconds for that at most. Does nothing if the program runs elsewhere.
         """
 
     async def freeze(self) -> None:
@@ -93,13 +93,15 @@ class HandlerMachine(Protocol):
     def list_pids(self) -> list[int]:
         """Return the pids of all processes of the handler, as this process sees them.
 
-        They are in no particular order; [] if the handler does not run, or runs elsewhere.
+        A VM of namespaces counts commands of `run` too; of a plain child, processes that have left its tree (daemons)
+        are missing. They are in no particular order; [] if the handler does not run, or runs elsewhere.
         """
 
     def close(self) -> None:
         """End every process of the handler and release everything; may be called twice.
 
-        Call it after the event loop has ended. A handler that runs elsewhere goes on.
+        Call it after the event loop has ended. Does not wait for the end of a plain child. A handler that runs
+        elsewhere goes on.
         """
 
 

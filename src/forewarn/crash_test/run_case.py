@@ -41,7 +41,8 @@ SHARED_DIRECTORY_ENV = "FOREWARN_SHARED_DIRECTORY"
 class CaseTask(msgspec.Struct, frozen=True, kw_only=True):
     """The task of one process: which case to run, with which handler; JSON on its stdin.
 
-    The handler starts with the files of the process's current directory, and with its environment.
+    The handler starts with the files of the process's current directory, and with its environment;
+    FOREWARN_SHARED_DIRECTORY names a directory that all VMs of the case share.
     """
 
     case: str  # the id

@@ -88,7 +88,8 @@ class SharedFaultQuota:
 
     A counter is the number of requests that the fault has affected, over all processes. `file` is a descriptor of the
     file, which other processes inherit from the one that created it. That process assigns the offsets of the counters;
-    the others get them in messages and set `offsets` (by fault id).
+    the others get them in messages and set `offsets` (by fault id). A limited fault without an offset raises KeyError;
+    faults without a limit are not counted.
     """
 
     def __init__(self, file: int) -> None:

@@ -46,7 +46,8 @@ class IdentityStrategy(Protocol):
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Return the attachment of an accepted connection; "" if it cannot be determined.
 
-        `sock` is the accepted socket, `peer` the address that `accept` returned with it.
+        `sock` is the accepted socket, `peer` the address that `accept` returned with it. By kind it is ADDRESS or
+        NETWORK/ADDRESS, a port, `within:VM`, `device:NAMESPACE/DEVICE` or `mark:NAMESPACE/DEVICE/MARK`.
         """
 
 

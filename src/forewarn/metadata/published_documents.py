@@ -78,9 +78,9 @@ class PublishedDocuments:
     def publish(self, scope: PublishedScope) -> None:
         """Replace what the scope's VMs see, or add the scope; calls the subscribers. Needs a running loop.
 
-        An error of a subscriber passes through; then no long poll is woken. If its epoch, document, override,
-        `is_narrow` or set of VMs changes, its long polls are woken soon after. A VM that the scope no longer has is
-        unknown from now on, unless another scope has it.
+        If its epoch, document, override, `is_narrow` or set of VMs changes, its long polls are woken soon after. A VM
+        that the scope no longer has is unknown from now on, unless another scope has it. An error of a subscriber
+        passes through; then no long poll is woken.
         """
         before = self._entries.get(scope.scope_id)
         entry = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))

@@ -65,8 +65,8 @@ class MetricsServer:
     """Serves the metrics of one process on a listening socket, from `start` to `close`.
 
     `render` makes the Prometheus text, and is called for each GET or HEAD of `/metrics`; other paths get a 404, other
-    methods a 405. Callers are not authenticated. A connection has 10 s, and at most 64 are open; more are reset. If
-    `render` fails, that is logged, and the caller gets no response.
+    methods a 405. Callers are not authenticated. A connection has 10 s and 8 KiB for its request, and at most 64 are
+    open; more are reset. If `render` fails, that is logged, and the caller gets no response.
     """
 
     def __init__(self, render: RenderMetrics) -> None:

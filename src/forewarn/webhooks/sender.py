@@ -93,7 +93,7 @@ class WebhookSender:
         """Deliver the webhook's messages until it is cancelled; failures are logged and retried, never raised.
 
         It saves the webhook's cursor in the store after each delivered message; if that fails, which is only logged, a
-        restart repeats messages. Run it once at a time.
+        restart repeats messages. Run it once at a time. A retry follows after 1 s to 5 min, longer after each failure.
         """
         while True:
             self._new_entries.clear()
