@@ -46,13 +46,16 @@ class AttentionLink(BaseView, frozen=True, kw_only=True):
 
 
 class AttentionItem(BaseView, frozen=True, kw_only=True):
-    """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys."""
+    """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys.
+
+    If more than 200 events are scheduled, `count` may be too low for unprepared and approval: only 200 were checked.
+    """
 
     what: str  # store, unprepared, failed, stopped, host-failed, approval, stalled, paused or host-degraded
     is_urgent: bool  # True for store, unprepared, failed, stopped and host-failed, False for the others
     count: int  # VMs (unprepared), acts (failed), events (approval) or hosts; 1 for a rollout or the store
     text: str  # a sentence for people
-    until: float | None = None  # lab time until which somebody can act; None: no matter when
+    until: float | None = None  # lab time until which to act, the NotBefore of unprepared and approval; None: others
     links: tuple[AttentionLink, ...] = ()  # actions first
 
 
@@ -86,10 +89,11 @@ async def find_attention(context: PortalContext) -> AttentionReport:
     That is: a store in trouble; VMs with a scheduled event of which no VM of their scope knows or will soon (unprepared
     VMs); failed acts; failed and degraded hosts; listed events whose notice ends within five minutes without an
     approval; and stopped, stalled or paused rollouts. There is one item per kind, but one for each rollout, of stopped
-    ones the last five. An event that an unprepared VM waits for is not among those without an approval, and a failed
-    act counts until one succeeds on its VM. Unprepared VMs and missing approvals are searched in the 200 soonest
-    scheduled events only, failed acts and stopped rollouts in the last 24 hours of lab time. Only users who may see
-    everything are shown rollouts. The indexes of the context, `overview` and `events`, must be built.
+    ones the last five; a paused rollout that is stalled counts as stalled only. An event that an unprepared VM waits
+    for is not among those without an approval, and a failed act counts until one succeeds on its VM. Unprepared VMs and
+    missing approvals are searched in the 200 soonest scheduled events only, failed acts and stopped rollouts in the
+    last 24 hours of lab time. Only users who may see everything are shown rollouts. The indexes of the context,
+    `overview` and `events`, must be built.
     """
     soonest = list(islice(context.events.scheduled(context.visible_scopes()), _MAX_EVENTS_CHECKED + 1))
     checked, is_cut = soonest[:_MAX_EVENTS_CHECKED], len(soonest) > _MAX_EVENTS_CHECKED

@@ -44,7 +44,8 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
         """Return the CSV export: one row per group in the `rows` of each budget, at most 1,000 of each.
 
         Columns are budget, group ("" for all its VMs), limit, vms, in_use (VMs that are out of service or reserved),
-        reserved (those of them that still run) and rollouts, the ids of at most 20, separated by blanks.
+        reserved (those of them that still run) and rollouts, the ids of at most 20, separated by blanks. A page that is
+        not made for export has 15 rows per budget. No note says that groups are missing.
         """
         rows = [
             (

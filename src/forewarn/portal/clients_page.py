@@ -234,11 +234,12 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
         return f"{vms} unprepared: {names}"
 
     def table(self) -> ExportTable:
-        """Return the CSV export: one row per VM of `clients`; times are lab time, in POSIX seconds.
+        """Return the CSV export: one row per VM of `clients`.
 
         Columns are the fields of PollingClientView except `pending`, then event (the id of the pending event),
-        event_kind, not_before and told, which are empty without a pending event. A note as the last line says if VMs
-        are missing.
+        event_kind, not_before and told, which are empty without a pending event. `told` is nobody, soon, neighbour or
+        given; only with given the VM itself has received the event. Points in time are lab time, in POSIX seconds;
+        `silent_s` and `gap_s` are real seconds. Only an export that was cut (over 100,000 VMs) has a note as last line.
         """
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)

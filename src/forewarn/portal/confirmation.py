@@ -63,8 +63,8 @@ class IdempotencyKeys:
         """Run `action` for the first call with this key; later calls wait for it and return its result.
 
         The same key of another user (`principal_id`) is another key. If the action raises, the first call and all that
-        wait raise the same error, and the key is dropped, so that the user may try again; if the first call is
-        cancelled, so are all that wait. An unknown key counts as a new one: check `is_known` first.
+        wait raise the same error, and the key becomes unknown, so that a later call runs an action again; if the first
+        call is cancelled, so are all that wait. An unknown key counts as a new one: check `is_known` first.
         """
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:

@@ -98,7 +98,7 @@ class EventIndex:
         """Build the index from the store on the first call; later calls wait for that, or return at once.
 
         From then on the index follows the store's commits. Raises the error of a failed build, such as Unavailable; the
-        next call builds again.
+        next call builds again. A call that is cancelled does not stop the build.
         """
         task = self._build_task
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -197,7 +197,7 @@ class EventIndex:
     def count_scheduled(self, scopes: VisibleScopes | None = None) -> int:
         """Return how many events are scheduled and have not started, whether documents list them or not.
 
-        Counts only events of `scopes`; None: all.
+        Counts only events of `scopes`; None: all. Await `ensure_built` before: until then it returns 0.
         """
         return sum(
             len(live.scheduled) if wanted is None else sum(1 for _ in self._select(live.scheduled_ids(), wanted))
@@ -207,7 +207,7 @@ class EventIndex:
     def count_started(self, scopes: VisibleScopes | None = None) -> int:
         """Return how many events have started and are not over.
 
-        Counts only events of `scopes`; None: all.
+        Counts only events of `scopes`; None: all. Await `ensure_built` before: until then it returns 0.
         """
         return sum(
             len(live.started) if wanted is None else sum(1 for _ in self._select(live.started, wanted))
@@ -217,7 +217,8 @@ class EventIndex:
     def scheduled(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
         """Return an iterator over the scheduled events, those with the earliest NotBefore first.
 
-        Yields only events of `scopes`; None: all. It reads the live index: do not await while you iterate.
+        Yields only events of `scopes`; None: all. It reads the live index: do not await while you iterate. Await
+        `ensure_built` before: until then it yields none.
         """
         parts = [self._select(live.scheduled_ids(), wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: (event.not_before, event.id))
@@ -225,7 +226,8 @@ class EventIndex:
     def started(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
         """Return an iterator over the events that have started and are not over, the oldest start first.
 
-        Yields only events of `scopes`; None: all. It reads the live index: do not await while you iterate.
+        Yields only events of `scopes`; None: all. It reads the live index: do not await while you iterate. Await
+        `ensure_built` before: until then it yields none.
         """
         parts = [self._select(live.started, wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: event.started_at or 0.0)
@@ -233,7 +235,7 @@ class EventIndex:
     def scheduled_after(self, at: float, scopes: VisibleScopes | None = None) -> float | None:
         """Return the earliest NotBefore of a scheduled event that is later than lab time `at`; None: none is.
 
-        Only events of `scopes` count; None: all.
+        Only events of `scopes` count; None: all. Await `ensure_built` before: until then it returns None.
         """
         found: list[float] = []
         for live, wanted in self._parts(scopes):
@@ -259,6 +261,7 @@ class EventIndex:
         """Return the acts that failed at or after lab time `since`, the most recently learned first.
 
         There is at most one per VM: that of the last event with a failed act on it. VMs on which an act has succeeded
-        since, and removed VMs, are left out. At most the last 1,000 are known.
+        since, and removed VMs, are left out. At most the last 1,000 are known; after a start of the service, acts that
+        failed more than a day ago (RECENT_S) may be missing. Await `ensure_built` before: until then it returns [].
         """
         return [failed for failed in reversed(self._failures.values()) if failed.at >= since]

@@ -160,10 +160,10 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     key: str  # of the VM
     is_hit: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page
-    given_at: float | None  # first delivery as Scheduled, in lab time; None: there was none
-    version: str  # api-version of the first delivery; "": there was none
-    given_started_at: float | None  # first delivery as Started, in lab time; None: there was none
-    verb: str  # of its act, what is done to it; "": it has none, as before the event starts
+    given_at: float | None  # first delivery as Scheduled; None: there was none
+    version: str  # api-version of the first delivery of either; "": there was none
+    given_started_at: float | None  # first delivery as Started; None: there was none
+    verb: str  # of its act, a Verb such as reboot; "": it has none, as before the event starts
     ok: bool | None  # whether the act succeeded; None until its outcome is known
     performed_at: float | None  # lab time of the outcome; None: it is not known yet
     note: str  # while the act is under way: its progress; then of the outcome, such as why it failed

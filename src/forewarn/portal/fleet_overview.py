@@ -178,7 +178,8 @@ class VisibleScopes:
     def has(self, scope_id: str) -> bool:
         """Return whether the user may read a present VM of the scope with this id. Reads no store.
 
-        In a group that is visible as a whole every id counts, also one of no scope.
+        In a group that is visible as a whole every id counts, also one of no scope. `scope_id` must be in lower case;
+        raises ValueError if it has not the form of a scope id (`kind:subscription/group/…`).
         """
         group = resource_group_of_scope(scope_id)
         return group in self.by_group and ((scopes := self.by_group[group]) is None or scope_id in scopes)
@@ -340,7 +341,8 @@ class FleetOverview:
         """Return the keys of at most `limit` VMs that a user may see whose name contains `text`, best first.
 
         First come VMs of exactly that name, then names that begin with it, then the others; each in the order of the
-        fleet. `text` must be in lower case; "" finds none. `directory` is the user's.
+        fleet. `text` must be in lower case; "" finds none. `directory` is the user's. Await `ensure_built` before:
+        until then it returns [].
         """
         if not text:
             return []

@@ -91,8 +91,8 @@ def preview_withdraw(context: RequestContext, call: HandlerCall) -> list[str]:
     """Return one text, in a list: what withdrawing an event would do, and how many VMs received it.
 
     The path parameter `id` of the call is the event's id or a unique start of it of four characters or more, ignoring
-    letter case. Withdraws nothing. Raises NotFound, or Refused if the event can no longer be withdrawn or several ids
-    match.
+    letter case. Withdraws nothing; counts the deliveries stored so far. Raises NotFound, or Refused if the event can no
+    longer be withdrawn or several ids match.
     """
     event = context.find_event(call.path_params["id"])
     scope = context.control.transactions.load(event.scope_id)

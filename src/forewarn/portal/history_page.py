@@ -55,7 +55,7 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
     `after` and `before` are sequence numbers, both excluded; with neither (None) it shows the newest entries.
     """
 
-    vm: str = ""  # a name, `group/name` or key; "": any, as in the next three
+    vm: str = ""  # a name, `group/name` or key, also of a removed VM; "": any, as in the next three
     event: str = ""  # an id or its beginning, of four characters or more
     request: str = ""  # a full id
     scope: str = ""  # a name or id

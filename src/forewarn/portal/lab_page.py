@@ -71,7 +71,7 @@ class LabPage(BaseView, frozen=True, kw_only=True):
     faults: tuple[FaultView, ...]  # active ones
     storms: tuple[StormView, ...]  # active ones
     replays: tuple[ReplayView, ...]  # that have not ended
-    lately: tuple[HistoryEntryView, ...]  # changes of the clock and of faults, newest first, at most 15
+    lately: tuple[HistoryEntryView, ...]  # of clock and faults, among the last 1,000 entries; newest first, at most 15
     done: str  # the done message of the form that led here; "": none
     jump: ClockJump | None = None  # what happened during the advance of the clock that led here; None: none did
 

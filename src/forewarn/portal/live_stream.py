@@ -141,8 +141,9 @@ def live_routes(authenticate: PageAuthenticator, hub: LiveUpdateHub) -> list[Bas
     Last-Event-ID, else the query's `after`, is the last history entry that the page knows (without both, the newest
     one); `age` is how many seconds ago the page was up to date, without which changes of polling since then are not
     sent. A stream first sends what the page missed, checks the user's rights again while it is open, and ends when the
-    user is signed out or the service stops. An error before a stream, such as too many open streams, is answered as
-    plain text with its status.
+    user is signed out or the service stops. Its messages are change, reset, asking, clock, counts, health, hold, nodes,
+    alive (after 15 s without others) and over (signed out). An error before a stream, such as too many open streams, is
+    answered as plain text with its status.
     """
 
     async def endpoint(request: Request) -> Response:

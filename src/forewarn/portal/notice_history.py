@@ -27,7 +27,7 @@ class NoticeSample(NamedTuple):
     started_at: float  # lab time
     promised_s: float | None  # seconds from publication to NotBefore, rounded down; None: without notice
     given_s: float  # seconds from publication to the start
-    reason: str  # why it started: approved, due (its notice ended), without_notice, or early
+    reason: str  # why it started: without_notice, approved (also after its notice ended), due (it ended) or early
 
 
 def notice_sample(event: Event) -> NoticeSample | None:

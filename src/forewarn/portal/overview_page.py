@@ -59,7 +59,7 @@ class UpcomingEvent(BaseView, frozen=True, kw_only=True):
     not_before: float  # lab time
     waits_for: str  # in words; "": nothing, it starts now
     request_id: str  # of its request, or the id of the fault that made it
-    more: int  # events of the same request among the next ones that are left out after this one
+    more: int  # events of the same request among the next 2,000 that are left out after this one
     more_path: str  # where they are listed; "": there are none, or the user may not see it
     may_approve: bool  # it awaits approval, and the user has the right
     may_withdraw: bool  # the user has the right
@@ -77,7 +77,7 @@ class CurrentEvent(BaseView, frozen=True, kw_only=True):
     vms: int  # how many acts it has, one per VM
     done: int  # acts that ended, in success or failure
     failed: int  # acts that failed
-    more: int  # events of the same request among the first ones that are left out after this one
+    more: int  # events of the same request among the first 2,000 that are left out after this one
     more_path: str  # where they are listed; "": there are none, or the user may not see it
 
 

@@ -46,7 +46,8 @@ class PollingMonitor:
     def start(self) -> None:
         """Start to check, in a task, or continue within the grace period. Call it when the first page opens.
 
-        Drops the changes that `take_changes` has not returned; `changes_within` still has them.
+        Do not call it again before `stop`. Drops the changes that `take_changes` has not returned; `changes_within`
+        still has them.
         """
         if self._reset_timer is not None:
             self._reset_timer.cancel()

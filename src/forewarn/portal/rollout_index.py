@@ -330,7 +330,8 @@ class RolloutIndex:
     def on_commit(self, commit: Commit, now: float) -> None:
         """Take in a commit: new, changed and closed rollouts, their events and VMs; `now` is lab time.
 
-        The VMs of a new rollout are counted in a task that this starts, so call it on the event loop.
+        The VMs of a new rollout are counted in a task that this starts, so call it on the event loop. If the store
+        cannot be read there, that is only logged, and VMs of the rollout are missing in its tally.
         """
         for request in commit.requests:
             self._on_request(request, now)

@@ -125,7 +125,7 @@ class ScopeProgress(BaseView, frozen=True, kw_only=True):
 
 
 class RolloutBatchView(BaseView, frozen=True, kw_only=True):
-    """A batch of a rollout: the events that were published together, within 5 seconds of each other.
+    """A batch of a rollout: events that were published together, each at most 5 s after the one before.
 
     Field names are JSON keys; times are lab time.
     """

@@ -74,7 +74,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past events, newest first, at most 20
     api_version: str  # of `document`
-    document: str  # JSON that its VMs receive now, indented; with all events, also if `is_narrow`
+    document: str  # JSON that VMs receive now or, if not `enabled`, with a first poll; all events, also if `is_narrow`
     is_narrow: bool  # each VM receives only the events that affect it
 
     @property

@@ -125,8 +125,8 @@ class SessionManager:
     async def end_session(self, request: Request, response: Response) -> None:
         """Sign out: clear the cookie, and store that the session ended, so that a copy of it is worthless.
 
-        Raises Unauthenticated if the request has no valid session, Unavailable if the end cannot be stored; then the
-        session goes on.
+        Other sessions of the user go on. Raises Unauthenticated if the request has no valid session, Unavailable if the
+        end cannot be stored; then this session goes on, too.
         """
         session = self._read_session(self._cookie.read(request))
         async with self._ended_sessions_lock:

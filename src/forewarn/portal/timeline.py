@@ -59,7 +59,7 @@ class TimelineQuery(StrictBody, frozen=True, kw_only=True):
     span: str = ""  # the length of the window, from 1m to 31d; "": 1h
     at: str = ""  # the centre, in ISO 8601 or POSIX seconds; "": the current time, which the page then follows
     scope: str = ""  # a name or id; "": all, as in the next three
-    vm: str = ""  # a name, `group/name` or key
+    vm: str = ""  # a name, `group/name` or key, also of a removed VM
     rollout: str = ""  # an id or its beginning
     kind: str = ""  # a key of KIND_LABELS; unlisted: events that no document shows
     state: str = ""  # a key of STATE_LABELS; "" is the same as all
@@ -222,8 +222,9 @@ async def show_timeline_page(context: PortalContext, call: HandlerCall, query: T
     """Show the visible events that match the filters and overlap a time window, newest first.
 
     At most 200 events are shown: of more, the live ones and then the newest; `more` of the page says how many are left
-    out. The search is bounded, and `is_cut` says that older events may be missing. Raises UnknownFilter for a span,
-    time, kind or state that is not valid, and for a name that matches nothing or several things.
+    out. Each read of the store is bounded to 2,000 events (20,000 with a scope, VM or kind, and for users who may not
+    see everything), and `is_cut` says that older events may be missing. Raises UnknownFilter for a span, time, kind or
+    state that is not valid, and for a name that matches nothing or several things.
     """
     now = context.now()
     centre = resolve("at", query.at, parse_instant)
