@@ -120,7 +120,7 @@ def verify_client_secret(client_id: str, secret: str, store: Store) -> Registere
     """Return the registered client with this id, ignoring letter case, if `secret` is its secret.
 
     Raises Unauthenticated with the same message, after the same time, for an unknown id and for a wrong secret; both
-    are logged.
+    are logged. Blanks around the texts count.
     """
     client = store.client(client_id.casefold())
     expected_hash = client.secret_hash if client is not None else _UNKNOWN_CLIENT_HASH

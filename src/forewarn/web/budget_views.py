@@ -18,12 +18,12 @@ class NewBudget(StrictBody, frozen=True, kw_only=True):
 
     It is `max_vms` VMs or `max_percent` % of them: exactly one of the two is above 0. `per` says which VMs are counted
     together as a group: everything, location, fault-domain, scope or `tag:NAME`. `location` and `tag` select the VMs
-    that it counts at all.
+    that it counts at all. Each location, tag and value must be that of a present VM. At most 100 budgets can be set.
     """
 
-    name: NonEmptyText  # letters, digits, `-`, `_` and `.`; letter case does not matter
+    name: NonEmptyText  # up to 60 letters, digits, `-`, `_` and `.`; letter case does not matter
     max_vms: int = 0  # 0: not given
-    max_percent: int = 0  # of the group's VMs, rounded down, but at least one VM; 0: not given
+    max_percent: int = 0  # up to 100, of the group's VMs, rounded down, but at least one VM; 0: not given
     per: str = "everything"  # everything, location, fault-domain, scope or `tag:NAME`
     location: str = ""  # "": VMs of all locations
     tag: str = ""  # such as `team=platform`; "": VMs with any tags or none

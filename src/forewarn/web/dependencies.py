@@ -35,7 +35,11 @@ class CallerLocks:
 
 
 class VmSupervisorInfo(Protocol):
-    """What the connected supervisor process of a namespace VM knows about its VM."""
+    """The supervisor process of a namespace VM, while it is connected, and what it knows about its VM.
+
+    It has `pid` (of the supervisor), and of the VM `state` (`running`, `frozen`, `down` or `ended`), `boot_id` (another
+    one after each start) and `program` (its command line; None: it has none).
+    """
 
     @property
     def pid(self) -> int:
@@ -55,7 +59,11 @@ class VmSupervisorInfo(Protocol):
 
 
 class ControlNodeView(Protocol):
-    """The control node of a cluster that this service runs on, for the API and the portal."""
+    """The control node of a cluster that this service runs on, for the API and the portal.
+
+    It has its `name`, which node is active (`active_name`, `active_term`), what is wrong with this one (`problem`,
+    `clock_difference_s`), all `nodes`, and `resign`. Its properties are read from memory, and raise nothing.
+    """
 
     @property
     def name(self) -> str:
@@ -65,7 +73,8 @@ class ControlNodeView(Protocol):
     def active_name(self) -> str:
         """The name of the control node that has the lease, this or another one; "" if none has it.
 
-        It is this node also while it starts or is suspended. Another node is the one that this node knew last.
+        It is this node also while it starts, is suspended or stops. Another node is the one that this node knew last,
+        which may be old while the record (PostgreSQL) does not answer.
         """
 
     @property
@@ -83,20 +92,22 @@ class ControlNodeView(Protocol):
     def clock_difference_s(self) -> float:
         """How many seconds this machine's clock is ahead of PostgreSQL's; negative if it is behind.
 
-        It is as last measured; an active node does not measure it.
+        It is as last measured, 0 before that; an active node does not measure it.
         """
 
     @property
     def nodes(self) -> Sequence[NodeRow]:
         """All control nodes, sorted by name: this one as it is, the others as they described themselves last.
 
-        The others are as of the last reading of the record; empty before the first one.
+        The others are as of the last reading of the record, about every second; nodes that ended within the last week
+        are among them. Empty before the first reading.
         """
 
     def resign(self) -> None:
         """Let this active control node give control to another one; returns at once, before that is done.
 
-        Raises Refused if this node is not active, or no other node can take over.
+        For 10 s this node then leaves the lease to others. Raises Refused if this node is neither active nor suspended,
+        or if no other node that was seen lately can take over.
         """
 
 

@@ -326,7 +326,8 @@ class FleetDirectory:
     def find_group(self, name: str) -> str:
         """Return the Azure resource id of the group with this name, ignoring letter case.
 
-        The group must have a present VM. Raises NotFound, or Refused if several subscriptions have such a group.
+        The group must have a present VM; `name` is not a resource id. Raises NotFound, or Refused if several
+        subscriptions have such a group. Checks no rights.
         """
         wanted, groups = name.strip().casefold(), self.groups()
         found = [group for group in groups if group.rpartition("/")[2].casefold() == wanted]

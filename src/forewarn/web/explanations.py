@@ -55,8 +55,8 @@ def explain_host(context: RequestContext, host: Host) -> Explanation:
     """Explain a host: its VMs, its live events, its ten latest past ones, and its own history entries.
 
     Of the live events it shows the first eight and counts the others; of the entries, the 20 newest about its health or
-    declaration. Past events are searched among the 10,000 newest. It checks and filters nothing, so it is only for
-    users who see everything.
+    declaration. Past events are searched among the 10,000 newest. Deliveries and polls are those that are stored. It
+    checks and filters nothing, so it is only for users who see everything.
     """
     recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
@@ -89,7 +89,8 @@ def explain_request(context: RequestContext, request: MaintenanceRequest) -> Exp
     """Explain a request or rollout: its state, its events, its history, and the progress of a rollout.
 
     Shows the first eight live events, counts the others, and shows the ten latest past ones; of the history entries,
-    those about the request as a whole. Does not check whether the user may see the request: check that before.
+    those about the request as a whole. Deliveries and polls are those that are stored: call `flush_observations` first.
+    Does not check whether the user may see the request: check that before.
     """
     events = request_events(context, request)
     entries = list(map(context.visibility.shown_entry, context.store.history(request_id=request.id)))

@@ -95,9 +95,10 @@ class ForwardingApp:
         """Forward one HTTP call and send the response; raises NodeUnreachable if the call can be sent again.
 
         It can if the active node cannot be connected to. If `can_repeat()` says that the same messages can be received
-        again, it also can if the node answers that it is not active, or a call that only reads fails. Any other failure
-        is answered with an error, as is a call while no node is active, and one that was forwarded already. If the
-        response breaks off after its beginning, that error is raised.
+        again, it also can if the node answers that it is not active, or a call that only reads fails. Any other
+        failure, also that another node becomes active meanwhile, is answered with an error: then the call may have had
+        an effect. So is a call while no node is active, and one that was forwarded already. If the response breaks off
+        after its beginning, that error is raised. Returns, without a response, if the client leaves.
         """
         if is_forwarded(scope):
             await _not_active_response(scope, self._node)(scope, receive, send)

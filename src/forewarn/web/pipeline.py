@@ -37,7 +37,11 @@ class GuardedRoute(Protocol):
 
     @property
     def resources(self) -> ResourceSelector:
-        """The function that returns the resource ids of a call; the caller needs `right` over each of them."""
+        """The function that returns the resource ids of a call; the caller needs `right` over each of them.
+
+        It takes the context and the call. If it returns no ids, `right` is not checked. It raises NotFound or Refused
+        for names in the call that match nothing or several things, and Forbidden for a caller without any role.
+        """
 
     @property
     def signature(self) -> HandlerSignature:
@@ -55,8 +59,8 @@ async def run_request(
 
     `authenticate` returns the caller, or raises. Every error of both becomes the response of `render_error(error,
     caller)`, whose caller is None if authentication failed; if the client has gone, the response is an empty 400. So it
-    raises nothing. Authentication comes before everything else: an unknown caller learns nothing, not even that a body
-    is too long.
+    raises nothing, except what `render_error` raises. Authentication comes before everything else: an unknown caller
+    learns nothing, not even that a body is too long.
     """
     caller: Caller | None = None
     try:

@@ -65,8 +65,8 @@ async def expected_events(
     """Return, by VM key, the pending event that each VM knows least of; VMs without one are left out.
 
     Pending events are those that are scheduled and that documents list. They are taken from `live`, if given, else read
-    from the store. A VM may be one that was removed. `pace` returns how a VM polls, by its key. Lets other tasks run
-    between batches.
+    from the store. A VM may be one that was removed. `pace` returns how a VM polls, by its key. Deliveries and polls
+    are those that are stored: call `flush_observations` first. Lets other tasks run between batches.
     """
     found: dict[str, ExpectedEvent] = {}
     known = store.events(statuses=[EventState.SCHEDULED]) if live is None else live
@@ -87,7 +87,7 @@ async def polling_report(
     """Count the VMs and scopes of the whole fleet by how they poll; not filtered for a caller.
 
     `pace` returns how a VM polls, by its key; `paces` returns scope id and pace of each VM that ever polled; `live` are
-    the events that are not over. Lets other tasks run between batches.
+    the events that are not over. Deliveries count as far as they are stored. Lets other tasks run between batches.
     """
     store = directory.store
     counts: Counter[PollingState] = Counter()

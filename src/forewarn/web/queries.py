@@ -26,11 +26,11 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
     """
 
     after: HistorySeq | None = None  # exclusive; 0 is before the first entry
-    vm: str = ""  # a name, `group/name` or key; "": any, as for the three below
+    vm: str = ""  # a name, `group/name` or key, also of a removed VM; "": any, as for the three below
     event: str = ""  # an id or a unique prefix of four characters or more
     request: str = ""  # a full id
     scope: str = ""  # an id or name, or the name of a VM in it
-    limit: ResultLimit = 1000  # the most entries to return
+    limit: ResultLimit = 1000  # the most entries to return, up to 1,000,000
     wait_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0  # up to 60; 0: do not wait
 
 

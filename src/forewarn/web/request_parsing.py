@@ -51,12 +51,12 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
     """
 
     kind: NonEmptyText  # a value of FaultKind, such as `slow-body`
-    vm: str = ""  # a name, `group/name` or key; "": not for one VM
+    vm: str = ""  # a present VM: name, `group/name` or key; "": not for one VM
     scope: str = ""  # an id or name; "": not for one scope
     all: bool = False  # for the whole fleet
     count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # of requests or events; None: no limit
-    for_s: DurationSeconds | None = None  # seconds; None: the longest duration of its kind
-    parameters: dict[str, float] = {}  # by name, such as `delay_s`; the default of the kind for a missing one
+    for_s: DurationSeconds | None = None  # above 0; at most the longest duration of its kind, which None stands for
+    parameters: dict[str, float] = {}  # of its kind, by name, such as `delay_s`; a missing one has the kind's default
 
 
 class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):

@@ -401,9 +401,10 @@ class _UvicornServer(uvicorn.Server):
 async def serve_unix(app: ASGIApp, path: Path, state: ServingState | None = None) -> AsyncIterator[None]:
     """Serve the app on a new unix socket at `path` until the block is left; yields nothing.
 
-    Only the user of this process and root are served, others get a 403. At the end it sets `shutting_down` of `state`
-    (None: of the app's dependencies), waits up to five seconds for open requests and removes the socket. Raises Refused
-    if a process listens there or the path is another file, Rejected for a bad path.
+    The socket has mode 0600, and replaces one that no process listens on. Only the user of this process and root are
+    served, others get a 403. At the end it sets `shutting_down` of `state` (None: of the app's dependencies), waits up
+    to five seconds for open requests and removes the socket. Raises Refused if a process listens there or the path is
+    another file, Rejected for a bad path.
     """
     sock = bind_unix_socket(path)  # before the try: a file of another process must stay
     try:

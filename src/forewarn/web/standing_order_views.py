@@ -22,20 +22,22 @@ class NewStandingOrder(StrictBody, frozen=True, kw_only=True):
     """A standing order to set: visit every host within `within_s` seconds of lab time, again and again.
 
     Each visit is a rollout over one host, with this impact, notice and windows; `at_once` hosts are visited at the same
-    time.
+    time. Windows and blackouts limit only when events start without an approval; blackouts need a window. A notice
+    below the minimum is rejected.
     """
 
     within_s: DurationSeconds  # lab time, from an hour to 366 days
     impact: RolloutImpact = RolloutImpact.UPDATE  # update (freezes VMs), migrate or reboot
     notice_s: DurationSeconds = 0  # of its events, in lab time; 0: the minimum, 15 minutes
-    at_once: int = 1  # how many hosts at the same time, from 1
+    at_once: int = 1  # how many hosts at the same time, from 1 to 1,000
     windows: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # `sat,sun 02:00 4h Europe/Berlin`; (): any time
-    blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24` or `2026-12-24..2026-12-26`
+    blackouts: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # such as `2026-12-24..2026-12-26`; need windows
 
     def to_order(self, who: str, at: float) -> StandingOrder:
         """Return the standing order that this body describes, given by `who` at lab time `at`; sets nothing.
 
-        Raises Rejected for wrong windows or blackouts. The rest is checked when the order is set.
+        Raises Rejected for wrong windows or blackouts, and for blackouts without a window. The rest is checked when the
+        order is set.
         """
         try:
             calendar = make_calendar(self.windows, self.blackouts, None)

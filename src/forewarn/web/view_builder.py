@@ -235,8 +235,8 @@ class ViewBuilder:
     async def fleet(self, hosts: list[Host], vms: list[Vm], host_vms: list[Vm]) -> FleetView:
         """Return views of these hosts and VMs, and of the VMs' scopes; lets other tasks run in between.
 
-        Each host names those VMs of `host_vms` that are on it. Call it on a new builder: it adds every scope that the
-        builder has loaded.
+        Each host names those VMs of `host_vms` that are on it. Polls are those that are stored: call
+        `flush_observations` first. Call it on a new builder: it adds every scope that the builder has loaded.
         """
         self._polls = {polled.vm: polled for polled in self._store.last_polls()}
         by_host: dict[str, list[Vm]] = defaultdict(list)
