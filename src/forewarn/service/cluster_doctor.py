@@ -33,10 +33,10 @@ async def cluster_checks(
 ) -> list[DoctorCheck]:
     """Check the control nodes, the record (PostgreSQL) at the URL `store`, and the bus.
 
-    Returns, in this order: a failed check for each node with a problem (named like the node), one check of whether
-    another node can take over, one of the record and, unless `bus` is None, one of the bus. `node` is this control
-    node. A record that cannot be examined is a failed check, and no error. `examine` returns the record's problems; it
-    runs in a thread.
+    Returns, in this order: a failed check for each node with a problem (named like the node; also one that ended within
+    the last week), one check of whether another node can take over, one of the record and, unless `bus` is None, one of
+    the bus. `node` is this control node. A record that cannot be examined is a failed check, and no error. `examine`
+    returns the record's problems; it runs in a thread.
     """
     nodes = nodes_view(node).nodes
     checks = [*_check_nodes(node.name, nodes)]

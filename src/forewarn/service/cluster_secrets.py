@@ -29,7 +29,7 @@ def create_cluster_secrets(directory: Path, now: float) -> SecretFiles:
 
     Writes the CA with its key, the key that signs tokens, and the administrator's secret; all but the CA's certificate
     are readable for the owner only. `now` is real time, in POSIX seconds. Raises Refused if the directory has files,
-    Rejected or Unavailable if it cannot be written.
+    Rejected or Unavailable if it cannot be written; files that were written before stay, and a second call is Refused.
     """
     secure_files.make_directory(directory)
     if found := sorted(path.name for path in directory.iterdir()):
@@ -67,8 +67,9 @@ def load_cluster_secrets(settings: Settings) -> SecretFiles:
 def secrets_fingerprint(files: SecretFiles) -> str:
     """Return a fingerprint of the cluster's secrets: 32 hexadecimal digits, which do not reveal them.
 
-    It differs for other secrets; of the CA, only its certificate counts. Makes a missing key of tokens. Raises Rejected
-    if another file is missing, one cannot be read, or others may read a secret.
+    It differs for other secrets; of the CA, only its certificate counts. Makes a missing key of tokens (Unavailable if
+    that cannot be written). Raises Rejected if another file is missing, one cannot be read, or others may read a
+    secret.
     """
     try:
         authority = secure_files.read_public(ca_certificate_path(files.authority))

@@ -246,7 +246,8 @@ class ControlNode:
         """Follow the record, and be active whenever possible, until `stop`. Call it once, after `join`.
 
         A takeover that fails for now is logged, and the lease given up; `problem` says why, and it tries again later.
-        Raises Refused or Rejected if this node can never work as it is configured.
+        Raises Refused or Rejected if this node can never work as it is configured, CancelledError if `stop` comes
+        during a takeover.
         """
         background = [asyncio.create_task(self._describe_forever()), asyncio.create_task(self._beat_forever())]
         try:

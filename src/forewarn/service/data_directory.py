@@ -140,7 +140,8 @@ class DataDirectory:
 
         Raises Refused for a store of the other purpose, and for a missing or empty one beside files of an earlier
         service, unless `new_store` is True or `allow_new_store` was called; that permission ends once there is a store.
-        Raises Rejected if `new_store` is True and there is a store. Creates no store.
+        Raises Rejected if `new_store` is True and there is a store, ValueError for a purpose of a newer release.
+        Creates no store. A database that cannot be read passes: opening it says what is wrong.
         """
         if is_new_file(self.database):
             if not new_store and not (self.path / _NEW_STORE_FILE).exists():
@@ -170,8 +171,8 @@ class DataDirectory:
     def check_restore(self, backup: Path) -> None:
         """Check that the store here may be replaced by the one in the file `backup`. Changes nothing.
 
-        Raises Refused if they are for different purposes (a lab and production). Returns if one of them is missing or
-        of unknown purpose.
+        Raises Refused if they are for different purposes (a lab and production), ValueError for a purpose of a newer
+        release. Returns if one of them is missing, cannot be read, or has no purpose yet. Does not check the backup.
         """
         found, restored = read_purpose(self.database), read_purpose(backup)
         if found is not None and restored is not None and found is not restored:

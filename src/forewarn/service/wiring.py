@@ -93,9 +93,9 @@ async def running_service(settings: Settings, *, new_store: bool = False) -> Asy
 
     `new_store` starts with an empty store where the database of an earlier service is missing. Raises Rejected if the
     settings, the data directory or a port cannot be used, Refused if another service uses the directory or its store
-    must not be opened, Unavailable if a worker fails to start or the store cannot be written. Stopping answers the
-    requests in progress within DRAIN_TIMEOUT_S and writes all observations. The history gets an entry for the start,
-    and one for the stop unless the block raises.
+    must not be opened, Unavailable if a worker fails to start or the store cannot be written. Waits while the bus, if
+    any, is out of reach. Stopping answers the requests in progress within DRAIN_TIMEOUT_S and writes all observations.
+    The history gets an entry for the start, and one for the stop unless the block raises.
     """
     _ = settings.chosen_hypervisor  # refused before anything is opened
     async with AsyncExitStack() as stack:
@@ -190,8 +190,8 @@ async def start_service(
     Returns the service, and the index of its VM names, which the web surfaces share. The stack stops what this starts.
     `operator_server` issues the tokens of VMs; None: they get none. `worker_metrics_sockets` has one for each worker,
     or none. `cluster`: the host nodes that answer VMs and act; None: this machine does. Raises Rejected if a socket
-    cannot be bound, Refused if another process uses it or the bus does not permit it, Unavailable if a worker fails to
-    start.
+    cannot be bound, Refused if another process uses it or the bus does not permit it, OSError if a socket of a lab
+    cannot listen, Unavailable if a worker fails to start or the store cannot be written.
     """
     names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
     stack.callback(names.close)
