@@ -40,7 +40,7 @@ class FrontendConfig:
     """The settings that a `MetadataFrontend` needs: how VMs are answered, and on which listeners."""
 
     workers: int = 0  # worker processes; 0: this process answers the VMs
-    first_answer_delay_s: float = 0.0  # how long responses are delayed after a scope was enabled (spec §8.1)
+    first_answer_delay_s: float = 0.0  # for how long (real time) responses wait after a scope was enabled (spec §8.1)
     requests_per_s: int | None = None  # per VM, in each process that answers VMs; None: no limit
     rules: EndpointRules = field(default_factory=EndpointRules)  # what the endpoint accepts
     rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # only locations with their own

@@ -61,7 +61,7 @@ class BeginServing(_Message, frozen=True):
 
     rules: EndpointRules  # for all other locations
     rules_by_location: dict[str, EndpointRules]  # for locations that differ from `rules`
-    first_answer_delay_s: float  # how long responses are delayed after a scope was enabled (spec §8.1)
+    first_answer_delay_s: float  # for how long (real time) responses wait after a scope was enabled (spec §8.1)
     requests_per_s: float | None  # per VM, in each worker; None: no limit
     store_tag: str = ""  # part of every ETag (spec §4.3)
 
@@ -224,7 +224,8 @@ class EchoReply(_Message, frozen=True):
 class ObservationReport(_Message, frozen=True):
     """To the owner: polls, deliveries and fault hits that the worker has not reported before.
 
-    Workers send it about every second, at once when a fault takes effect, and in reply to a `ReportRequest`. The counts
+    Workers send it about every second if there is something new and the owner is not silent, at once when a fault takes
+    effect, and in reply to a `ReportRequest`; without a request, a VM's polls are in it at most every 10 s. The counts
     in `polls` and `hits` are increments since the worker's last report; those in `counted` are totals.
     """
 

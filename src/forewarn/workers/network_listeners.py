@@ -33,8 +33,8 @@ class ListenerHost(Protocol):
     async def start(self, listeners: Sequence[VmListener]) -> None:
         """Start accepting on these listeners, besides those already open, and own their sockets.
 
-        A `MetadataServer` raises OSError if a socket cannot listen, such as one whose device is gone; a `WorkerPool`
-        returns before its workers know of the listeners, and raises nothing.
+        A `MetadataServer` raises OSError if a socket cannot listen, such as one whose device is gone; listeners before
+        it are served. A `WorkerPool` returns before its workers know of the listeners, and raises nothing.
         """
 
     async def stop(self, listener: VmListener) -> None:
@@ -78,8 +78,9 @@ class NetworkListeners:
     def bind(self) -> None:
         """Bind the sockets that this process opens; does nothing with a helper.
 
-        A listener with `wait_until_available` whose device, address or namespace does not exist yet is opened later.
-        Raises Rejected if one cannot be bound for another reason, such as a port in use; then none is bound.
+        A listener with `wait_until_available` whose device, address or namespace does not exist yet, or for which no
+        socket is left, is opened later; without it, Rejected. Raises Rejected if one cannot be bound for another
+        reason, such as a port in use; then none is bound.
         """
         for change in self._manager.open_all() if self._manager else ():
             self._changes.put_nowait(change)

@@ -76,14 +76,22 @@ class ScopeSink(Protocol):
         """Show the VMs of `scope` (as stored) what `published` contains, in place of what they saw before.
 
         VMs that the scope no longer has become unknown, unless another scope has them. Called with all scopes at the
-        start, then with each scope that changed. Must return at once.
+        start, then with each scope that changed. Must return at once. Must raise nothing: an error only reaches the
+        event loop's handler, and keeps other scopes of the same commit from being published.
         """
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the active faults that affect requests of VMs; only transport faults count."""
+        """Replace the active faults that affect requests of VMs; ignore faults of other categories.
+
+        Called with all active faults, at the start and after each change. Must return at once. An error reaches the
+        caller of the change, which is saved by then.
+        """
 
     async def wait_until_published(self) -> None:
-        """Wait until all that was published has been handed over for sending, for at most a second."""
+        """Wait until all that was published has been handed over for sending, for at most a second.
+
+        Raises nothing if that was not enough. VMs may be shown it later: host nodes do not confirm it.
+        """
 
 
 class MetadataPublisher:
@@ -118,10 +126,11 @@ class MetadataPublisher:
     def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
         """Make a publisher and bind its sockets; it accepts no connection yet.
 
-        So a port in use stops the start before anything is served. Sockets that the helper passes, or whose device does
-        not exist yet, come later. Raises Rejected if a socket cannot be bound, or a listener names a VM that never
-        existed or has a name that several VMs have; Unavailable if the system has no socket left. Then none stays
-        bound.
+        So a port in use stops the start before anything is served. A listener of `[[listeners]]` whose device, address
+        or namespace does not exist yet, or for which the system has no socket left, is logged and opened later, as are
+        those that the helper passes; one of `--listen` is Rejected then. Raises Rejected too if a socket cannot be
+        bound for another reason, or a listener names a VM that never existed or has a name that several VMs have;
+        Unavailable if the system has no socket left for the lab. Then none stays bound.
         """
         frontend = MetadataFrontend(
             config, callers=CallerDirectory(), clock=control.clock, real_time=control.faults.real_time
@@ -152,7 +161,8 @@ class MetadataPublisher:
         The counts of polls continue from the store. `backend` carries out what VMs ask for. `metrics_sockets`: one per
         worker, or none. If host nodes answer the VMs, `make_sink` makes the sink that gets the scopes, from the store's
         tag (part of every ETag). Raises Unavailable if a worker fails to start or the store cannot be written, OSError
-        if a socket of the lab cannot listen. Call the other methods only after `start`, except `published`.
+        if a socket of the lab cannot listen; the sockets of `open` stay bound then. A network listener that cannot be
+        served is only logged. Call it once, and the other methods only after it, except `published`.
         """
         store_tag = await load_store_tag(self._store)
         await self.frontend.prepare(backend, store_tag=store_tag, metrics_sockets=metrics_sockets)

@@ -451,8 +451,8 @@ def main() -> None:
     """Run the worker process until it ends: `python -m forewarn.workers.worker CHANNEL_FD FAULT_QUOTA_FD`.
 
     The owner process starts it. Both arguments are inherited file descriptors: the channel's socket and the file of
-    fault counters. Ignores SIGINT, which the owner handles. Returns, for exit status 0, also if the channel failed,
-    which is logged.
+    fault counters. SIGTERM makes it answer the requests in progress and end, once it has the complete state. Ignores
+    SIGINT and SIGHUP, which the owner handles. Returns, for exit status 0, also if the channel failed, which is logged.
     """
     # Ctrl-C reaches every process of the terminal; the owner handles it and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
