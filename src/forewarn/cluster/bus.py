@@ -23,14 +23,16 @@ _NO_RESPONDERS_PAUSE_S = 0.05  # so that a missing service does not keep a core 
 class NoAnswer(Unavailable):
     """Raised by `Bus.request` if a request got no answer in time; it may have been carried out.
 
-    `Bus.flush` raises it too, if the bus does not confirm.
+    `request_repeatedly` raises it too, and `Bus.flush`, at once without a connection, else if the bus does not confirm.
+    Its subclass NoResponders comes at once, if nobody is subscribed or the bus is out of reach: pause before a retry.
     """
 
 
 class NoResponders(NoAnswer):
-    """Raised by `Bus.request` if nobody is subscribed to the subject, or the bus is out of reach.
+    """Raised at once by `Bus.request` if nobody is subscribed to the subject, or the bus is out of reach.
 
-    Usually the request was not carried out; it may have been if the connection was lost meanwhile.
+    Also for a payload that is too long. Usually the request was not carried out; it may have been if the connection was
+    lost meanwhile.
     """
 
 
@@ -50,8 +52,9 @@ DoubtHandler = Callable[[str], None]  # called with the reason, in words
 class Bus(Protocol):
     """A connection to the bus: publishes, requests and subscribes on subjects. Use it on one event loop.
 
-    Any message may be lost, repeated, late or out of order. Payloads have at most `max_payload_bytes`. `NatsBus`
-    implements it; `close` ends it.
+    Any message may be lost, repeated, late or out of order. Payloads have at most `max_payload_bytes`: a longer message
+    is lost, which is only logged, and a longer request raises NoResponders. `NatsBus` implements it, and connects again
+    by itself; `close` ends it.
     """
 
     max_payload_bytes: int  # the largest payload that the bus takes
@@ -59,27 +62,32 @@ class Bus(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages can be sent now, as far as this side knows; a dead connection is noticed later."""
+        """Whether messages can be sent now, as far as this side knows.
+
+        A dead connection is noticed later (by `NatsBus` after about six seconds); False after `close`.
+        """
 
     def publish(self, subject: str, payload: bytes) -> None:
         """Send a message to the subscribers of this subject; returns at once.
 
-        Without a connection the message is lost: nothing is kept to be sent later. `payload` is the encoded message.
+        Without a connection the message is lost: nothing is kept to be sent later. So is one that is longer than
+        `max_payload_bytes`, which is logged. Raises nothing. `payload` is the encoded message.
         """
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Send a request (`payload`) to a subject, once, and return the payload of the first answer.
 
-        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or the bus is
-        out of reach.
+        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed, the bus is out
+        of reach, or the payload is longer than `max_payload_bytes`.
         """
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
         """Call the handler with each message to this subject, in the order received, until unsubscribed.
 
-        The subscription survives reconnects. `subject` may end with the wildcard `*`. Errors of the handler are logged.
-        Returns a function that unsubscribes; calling it twice is harmless. Raises Refused if the server does not permit
-        it; without a connection, the server is asked once there is one.
+        The handler runs on the event loop, so it must not block; its errors are logged. The subscription survives
+        reconnects. `subject` may end with the wildcard `*`. Returns a function that unsubscribes; calling it twice is
+        harmless. Raises Refused if the server does not permit it; without a connection, the server is asked once there
+        is one, and then only `problem` tells of a refusal.
         """
 
     def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
@@ -92,11 +100,14 @@ class Bus(Protocol):
     async def flush(self) -> None:
         """Wait until the bus has taken everything that was published; raise NoAnswer if it does not.
 
-        It raises at once without a connection, and after a short time without a confirmation.
+        It raises at once without a connection, and after a short time (`NatsBus`: 2 s) without a confirmation.
         """
 
     async def close(self) -> None:
-        """Close the connection; may be called twice. Messages that were not sent yet are lost."""
+        """Close the connection; may be called twice. Messages that were not sent yet are lost.
+
+        Later messages are lost, too, and later requests raise NoResponders.
+        """
 
 
 async def request_repeatedly(
@@ -112,7 +123,8 @@ async def request_repeatedly(
 
     The request (`payload`) is sent every `every_s` seconds, and sooner if nobody received it; earlier attempts stay
     valid. Raises NoAnswer after `within_s` seconds, or as soon as `may_send`, which is called before each attempt,
-    returns False. Both times are real time. The receiver may carry the request out more than once.
+    returns False; any error of an attempt counts as no answer. Both times are real time. The receiver may carry the
+    request out more than once.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s

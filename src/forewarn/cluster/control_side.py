@@ -41,10 +41,11 @@ BOUND_ACTS_NAME = "bound-acts"  # of the saved value: act id → host, for acts 
 class ClusterControl:
     """The active control node's side of the bus: the streams to host nodes, and the remote hypervisor.
 
-    Create it inside a running event loop, and give its attribute `hypervisor` to the control plane. Then call `attach`,
-    pass `make_streams` to the publisher's start, and at last `start`; `close` ends it. All methods but `attach` need
-    `make_streams` before. `session` tells this process apart from others of the same term. `name` is that of this node,
-    `term` the lease that it holds (None: it has none, and is the only service), `subjects` are those of this cluster.
+    Create it inside a running event loop, and give its attribute `hypervisor` to the control plane, which may perform
+    acts with it only after `make_streams`. Then call `attach`, pass `make_streams` to the publisher's start, and at
+    last `start`; `close` ends it. All methods but `attach` need `make_streams` before, else they raise AttributeError.
+    `session` tells this process apart from others of the same term. `name` is that of this node, `term` the lease that
+    it holds (None: it has none, and is the only service), `subjects` are those of this cluster.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ClusterControl:
         """Make and return the streams to host nodes, to which the publisher then publishes. Sends nothing yet.
 
         They are also the attribute `streams`, which exists only from then on. Also lets the control plane's decisions
-        know which host nodes are silent. `store_tag` is the random tag of the store.
+        know which host nodes are silent. `store_tag` is the random tag of the store. Call it once, after `attach`.
         """
         config, control = self._config, self._control
         self._store_tag = store_tag

@@ -43,9 +43,10 @@ class TermMemory(Protocol):
         """Return the highest term that was stored for the store with this tag; 0 if none was."""
 
     def store_term(self, store_tag: str, term: int) -> None:
-        """Store this term for the store with this tag, durably; it must be higher than the one before.
+        """Store this term for the store with this tag, durably, before it returns.
 
-        Raises OSError if that fails.
+        The caller makes sure that it is higher than the one before: that need not be checked. It may block for a moment
+        on the disk. Raises OSError if it fails; then the old term stays.
         """
 
 
@@ -56,7 +57,8 @@ class HostActs:
     the acts. `terms` remembers the highest term that gave an order: orders of an older term are refused, and counted in
     `refused_for_term`. `show` gets the scopes that come with an order before it is carried out, so that a VM that
     arrives here never sees an older document than on its source. Repeated orders for an act or step that is still
-    running share its answer. `host` is the name of this host. `close` ends it.
+    running share its answer; later ones call the hypervisor again, which knows the act by its id. `host` is the name of
+    this host. `close` ends it.
     """
 
     def __init__(
@@ -71,10 +73,10 @@ class HostActs:
         """Carry out an order and answer it, after 1.5 s of real time at most; returns at once.
 
         An order that takes longer is answered as under way, and continues. An error of the hypervisor is answered as a
-        refusal. An order of an older term is refused, and counted in `refused_for_term`; one of a newer term that
-        cannot be stored is refused, too. It also answers requests to list the VMs of this host (with the reason if they
-        cannot be listed) and to compare CPUs (with whether each can run here). A message that cannot be decoded is
-        logged, and gets no answer.
+        refusal, which counts as an attempt at the act, unless it is ActNotTried. An order of an older term is refused,
+        and counted in `refused_for_term`; one of a newer term that cannot be stored is refused, too. It also answers
+        requests to list the VMs of this host (with the reason if they cannot be listed) and to compare CPUs (with
+        whether each can run here). A message that cannot be decoded is logged, and gets no answer.
         """
         try:
             order = decode_to_host(message.payload)

@@ -80,7 +80,7 @@ class HostBackend:
         """Let the active control node issue a token for a VM's identity and this resource (an audience).
 
         Returns WrongResource if there are no tokens for the resource. Raises Unavailable if the active node does not
-        answer for 5 s, or NotFound, Rejected or Unavailable as it replies.
+        answer for 5 s, or NotFound, Rejected or Unavailable as it replies: Rejected if the VM is not on this host.
         """
         reply = await self._call(WorkerTokenRequest(next(self._ids), identity, resource))
         if isinstance(reply, TokenGranted):

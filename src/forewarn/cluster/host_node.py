@@ -82,7 +82,7 @@ class HostNodeConfig:
     """The settings of a host node, besides those of the bus."""
 
     host: str  # the name in the fleet of the host that it serves
-    info: NodeInfo  # which process this node is, for the active control node
+    info: NodeInfo  # which process this node is, for the active control node; `NodeState` has its id and boot
     frontend: FrontendConfig  # only its listeners, helper and workers: the rest comes from the active control node
     subjects: Subjects = field(default_factory=Subjects)  # of the cluster's bus
     stale_s: float = 600.0  # after so long without the active control node, polls get 503; real time
@@ -139,9 +139,10 @@ class HostNode:
         """Bind the sockets, join the active control node, serve VMs, and return after `stop`. Call it once.
 
         Waits as long as the bus or the active node does not answer, or the fleet does not have this host, which is
-        logged. Raises Rejected if a socket cannot be bound; Refused if the bus does not permit what the node needs, or
-        the active node does not work with it (another node has this host, or the protocol differs); RulesChanged if the
-        node must be started again; and Unavailable if a worker fails to start.
+        logged. After `stop`, requests in progress have 5 s, and the last reports one. Raises Rejected if a socket
+        cannot be bound; Refused if the bus does not permit what the node needs, or the active node does not work with
+        it (another node has this host, or, at the first join, the protocol differs); RulesChanged if the node must be
+        started again; and Unavailable if a worker fails to start.
         """
         self._network_listeners.bind()
         bus, unsubscribe = self._bus, [self._heartbeats.close]

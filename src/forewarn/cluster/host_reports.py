@@ -87,7 +87,8 @@ async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareC
     """Answer the active control node's request whether this host can run the CPUs of VMs on other hosts.
 
     `request` is the decoded content of `message`, `host` the name of this host. The answer has a value for each CPU, in
-    order: None if that is not known now. A hypervisor that compares no CPUs is taken to run all of them.
+    order: None if that is not known now. A hypervisor that compares no CPUs is taken to run all of them. An error of
+    the hypervisor passes through, and there is no answer then.
     """
     fits: list[bool | None] = [True] * len(request.cpus)
     if isinstance(hypervisor, CpuHypervisor):
@@ -98,8 +99,8 @@ async def answer_comparison(hypervisor: Hypervisor, host: str, request: CompareC
 async def answer_listing(hypervisor: Hypervisor, host: str, message: BusMessage) -> None:
     """Answer the active control node's request to list the VMs of this host.
 
-    If they cannot be listed, the answer has the reason instead: an error of the hypervisor, or that it lists no VMs.
-    `host` is the name of this host, `message` the request.
+    If they cannot be listed, the answer has the reason instead: a ForewarnError of the hypervisor, or that it lists no
+    VMs. Any other error passes through, without an answer. `host` is the name of this host, `message` the request.
     """
     observing = _observing_hypervisor(hypervisor)
     folded = host.casefold()

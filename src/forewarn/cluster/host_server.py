@@ -19,7 +19,7 @@ class HostServer:
     """Keeps what a host node's frontend shows to VMs equal to the node's facts.
 
     Call `show_all` once the frontend is prepared, and `show` with every change of `facts` after that. `listeners` are
-    the configured ones, which may name the VM that calls on them.
+    the configured ones, which may name the VM that calls on them: by name, `group/name` or key, ignoring letter case.
     """
 
     def __init__(self, frontend: MetadataFrontend, facts: HostFacts, listeners: Iterable[ListenerSpec]) -> None:

@@ -77,7 +77,8 @@ class ActiveTerm(Protocol):
     def is_held(self) -> bool:
         """Whether this control node certainly holds the lease now.
 
-        While it does not, no order, state, refusal or heartbeat may be sent to host nodes.
+        While it does not, no order, complete state, refusal or heartbeat may be sent to host nodes; committed changes
+        may.
         """
 
     @property
@@ -91,15 +92,14 @@ class ActiveTerm(Protocol):
     def note_lost_commits(self, by: str, known: int) -> None:
         """Note that the record (PostgreSQL) has lost commits: a host node knows of a later one than it has.
 
-        `known` is the number of that commit, `by` says who knows it, for people.
+        `known` is the number of that commit, `by` says who knows it, for people. The loss is remembered, also in a file
+        if the disk permits it, and shown to operators until `forewarn store renew`; the term goes on. An earlier loss
+        stays. Does nothing without a record, or once the lease was given up. Raises nothing.
         """
 
 
 class OnlyService:
-    """The `ActiveTerm` of a service without a lease, which is the only one on its bus.
-
-    Its term is 1 and always held, and there is no record.
-    """
+    """The `ActiveTerm` of a service without a lease, alone on its bus: term 1, always held, no record."""
 
     number = 1
     is_held = True
@@ -193,7 +193,7 @@ class HostStreams:
 
         Sends one heartbeat at once. Works also while the bus is out of reach. While the lease is not certainly held, no
         heartbeats are sent, and nodes that join, report or ask for the state get no answer. Raises Refused if the bus
-        does not permit it.
+        does not permit it; then call `close`, too.
         """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),
@@ -222,7 +222,7 @@ class HostStreams:
         """Send the state of this scope to the hosts of its VMs, and to those that its VMs have just left.
 
         Each host gets only its own VMs; hosts whose node has not joined get nothing. Returns at once: the messages are
-        sent in the next turn of the event loop.
+        sent in the next turn of the event loop. Lost ones are not repeated: the node notices the gap, and joins again.
         """
         by_host = vms_by_host(scope)
         placements = frozenset((host, vm) for host, vms in by_host.items() for vm in vms)

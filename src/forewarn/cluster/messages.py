@@ -218,7 +218,10 @@ class SeenReply(_BusMessage, frozen=True):
 
 
 class ActOrder(_BusMessage, frozen=True):
-    """From the active control node to the node of a host: perform an act, or a step of a move. A request."""
+    """From the active control node to the node of a host: perform an act, or a step of a move.
+
+    A request, answered with `OrderReport` or `OrderRefused` after about 1.5 s at most; it may be repeated.
+    """
 
     term: int  # of the sender's lease; orders of an older term than the node knows are refused
     store_tag: str  # of the cluster's store, which the terms belong to

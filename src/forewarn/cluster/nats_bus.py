@@ -33,13 +33,16 @@ _SUBSCRIPTION_VIOLATION, _PUBLISH_VIOLATION = "violation for subscription to", "
 
 
 class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the NATS servers are, and how to sign in there. A path is "" if there is no such file."""
+    """Where the NATS servers are, and how to sign in there. A path is "" if there is no such file.
+
+    Nothing is checked here: `check_nats` does that.
+    """
 
     url: str  # `nats://HOST:PORT` or `tls://HOST:PORT`; several are separated by commas
     credentials: str = ""  # a file with USER:PASSWORD in its first line, or a credentials file of NATS
     ca: str = ""  # a PEM file with the CA of the servers; "": those of the system
     certificate: str = ""  # a PEM file with this client's certificate
-    key: str = ""  # a PEM file with the key of `certificate`
+    key: str = ""  # a PEM file with the key of `certificate`; given with it, or neither
 
     @property
     def servers(self) -> list[str]:
@@ -56,8 +59,8 @@ def check_nats(settings: NatsSettings, *, setting: str = "bus") -> None:
     """Check settings for NATS without connecting; raise Rejected if they cannot work.
 
     They cannot if there is no URL, a URL is not nats:// or tls:// with a host, or has a user or password in it, a named
-    file does not exist, or only one of certificate and key is given. `setting` is the name of the setting with the
-    URLs, for the message, and the prefix of the names of the others.
+    file does not exist, or only one of certificate and key is given. What is in the files is not checked. `setting` is
+    the name of the setting with the URLs, for the message, and the prefix of the names of the others.
     """
     if not settings.servers:
         raise Rejected(f"setting {setting!r} is empty: give the URL of a NATS server, such as nats://127.0.0.1:4222")
@@ -141,8 +144,8 @@ class NatsBus:
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Send a request (`payload`) to a subject, once, and return the payload of the first answer.
 
-        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed or there is no
-        connection.
+        Raises NoAnswer after `timeout_s` of real time, or NoResponders at once if nobody is subscribed, there is no
+        connection or it breaks, or the payload is longer than `max_payload_bytes`.
         """
         from nats import errors
 
@@ -161,9 +164,10 @@ class NatsBus:
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
         """Call the handler with each message to this subject, also after a reconnect, until unsubscribed.
 
-        Errors of the handler are logged. Returns a function that unsubscribes; calling it twice is harmless. Raises
-        Refused if the server does not permit this subscription; then there is none. Without a connection, the server is
-        asked once there is one again.
+        The handler runs on the event loop, so it must not block; its errors are logged. Returns a function that
+        unsubscribes; calling it twice is harmless. Raises Refused if the server does not permit this subscription; then
+        there is none. Without a connection, or a confirmation within 2 s, it returns, and only `problem` tells of a
+        later refusal.
         """
         refused_before = self._refusals.pop(subject.lower(), "")
         self._next_id += 1
@@ -201,7 +205,7 @@ class NatsBus:
         return unsubscribe
 
     async def flush(self) -> None:
-        """Wait until the server has taken everything that was published.
+        """Wait until the server has taken everything that was published; it may be lost later all the same.
 
         Raises NoAnswer at once without a connection, or if the server does not confirm within 2 s.
         """

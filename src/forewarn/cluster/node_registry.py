@@ -89,9 +89,9 @@ class NodeRegistry:
         """Let this node serve the host from now on and return None, or return why it must not.
 
         Denied are a node of another protocol (VERSION), an older process of the node that serves the host (REPLACED),
-        and another node while the present one was heard within 3 s and has not left (OCCUPIED). A node that is admitted
-        counts as heard, and replaces another. `host_key` is the host's name in lower case, `host` its name in the
-        fleet, `now` the time of a monotonic clock.
+        and another node while the present one was heard within 3 s and has not left (OCCUPIED). A later process of the
+        same node (its id) takes over at once. A node that is admitted counts as heard, and replaces another. `host_key`
+        is the host's name in lower case, `host` its name in the fleet, `now` the time of a monotonic clock.
         """
         info, current = join.node, self._nodes.get(host_key)
         if info.protocol != PROTOCOL:
@@ -124,8 +124,9 @@ class NodeRegistry:
     def check(self, host_key: str, node_id: str, now: float) -> NodeDenied | None:
         """Record that this host's node was heard and return None, or return why this is not its node.
 
-        Denied if no node of the host has joined (NOT_JOINED), or another one has (REPLACED). `node_id` is that of the
-        node that sent something, `host_key` the host's name in lower case, `now` the time of a monotonic clock.
+        Denied if no node of the host has joined (NOT_JOINED), or another one has (REPLACED). Which process of the node
+        it is, is not checked. `node_id` is that of the node that sent something, `host_key` the host's name in lower
+        case, `now` the time of a monotonic clock.
         """
         current = self._nodes.get(host_key)
         if current is None:
@@ -185,7 +186,8 @@ class NodeRegistry:
     def wait_text(self, host_key: str, host: str, now: float) -> str:
         """Return a text for people that says that something waits for the node of this host, and why.
 
-        It says that the node has not joined, was stopped, or for how long it is silent. `host_key` is the host's name
+        It says that the node has not joined, was stopped, or for how long it is silent, also if that is a moment: it
+        does not check that the node is silent. `host_key` is the host's name
         in lower case, `host` its name for the text, `now` the time of a monotonic clock.
         """
         node = self._nodes.get(host_key)

@@ -22,8 +22,9 @@ class _StoredState(msgspec.Struct, kw_only=True):
 class NodeState:
     """The state file of a host node: its id, how often it was started, and the highest terms it obeyed.
 
-    Make it with `load`; only one process may use the file at a time. A node that has lost its file is another node: it
-    takes its host over only when the first one is silent, and obeys any term. Implements `TermMemory`.
+    Make it with `load`; only one process may use the file at a time, which is not checked here. A node that has lost
+    its file is another node: it takes its host over only when the first one is silent, and obeys any term. Implements
+    `TermMemory`.
     """
 
     def __init__(self, path: Path, stored: _StoredState) -> None:
@@ -33,7 +34,8 @@ class NodeState:
     def load(cls, path: Path) -> NodeState:
         """Read the file, or create it with a new random id, and count this start in it, durably.
 
-        Raises Rejected if it cannot be read or written. Its directory must exist.
+        Raises Rejected if it cannot be read or written, or is damaged: it is never replaced by a new one then. Its
+        directory must exist.
         """
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=_StoredState)

@@ -91,12 +91,13 @@ class RemoteHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Order the act from its host's node, or the next steps of a move from the nodes of its two hosts.
 
-        Returns how the act ended, or ActUnderWay: then call it again. A node that does not answer within 3 s makes the
-        act wait (ActUnderWay), and so does a lease that is not certainly held. Before a move, earlier moves of the VM
-        that failed are undone or completed, so that none can end later; if they brought the VM to the destination, the
-        act is done, else it continues from where the VM is. Raises Unavailable if the node says that the attempt failed
-        with an unknown outcome, if the VM is on no host and no host can perform the act, or if the store cannot be
-        written. `now` is lab time.
+        Returns how the act ended, or ActUnderWay: then call it again, one call per act at a time. A node that does not
+        answer within 3 s of real time makes the act wait (ActUnderWay), and so do a refusal that is no attempt, and a
+        lease that is not certainly held. A move may take several such orders in one call. Before a move, earlier moves
+        of the VM that failed are undone or completed, so that none can end later; if they brought the VM to the
+        destination, the act is done, else it continues from where the VM is. Raises Unavailable if the node says that
+        the attempt failed with an unknown outcome, if the VM is on no host and no host can perform the act, or if the
+        store cannot be written. `now` is lab time.
         """
         host = act.from_host or act.to_host
         try:

@@ -135,8 +135,8 @@ class ReportedHosts:
         """Ask the node of this host (its name in the fleet) for its VMs, and return its listing.
 
         The listing has a `problem` instead if the host's platform does not answer its node. Waits, without a time
-        limit, for a node that is silent, has not joined, or cannot list VMs. Raises Unavailable if the node says that
-        it cannot list them now.
+        limit, for a node that is silent, has not joined, or cannot list VMs, so for ever for an unknown host. Raises
+        Unavailable if the node says that it cannot list them now.
         """
         while True:
             listing = await self._ask(host) if self._can_list(host) else None

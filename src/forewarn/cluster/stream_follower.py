@@ -242,7 +242,8 @@ class StreamFollower:
         """Repeat requests that were not answered, and join again if the stream stays ahead; return what to do.
 
         Call it often. Returns [] if nothing is to be sent. A join request is repeated after 0.25 s, then at growing
-        intervals of up to 2 s. `now` is the time of a monotonic clock.
+        intervals of up to 2 s, and a state whose parts do not come for 5 s is asked for anew. `now` is the time of a
+        monotonic clock.
         """
         if not self.is_joining:
             if self._behind is None or self.position is None:

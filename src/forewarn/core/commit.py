@@ -35,7 +35,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     removed hosts must also have the `arrivals` they were decided on; each host in `destinations` must have its version
     and gets one arrival more, so commits that only bring VMs to a host do not conflict with each other. Everything else
     is written or deleted by its id or key, without a check of its version. The same scope, host, gate or request twice
-    is a Conflict; of other things that are in it twice, the last one counts.
+    at one version is a Conflict; of other things that are in it twice, the last one counts.
     """
 
     scopes: tuple[Scope, ...] = ()  # only their rows; changed VMs and events are in `vms` and `events`
