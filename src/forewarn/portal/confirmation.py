@@ -138,7 +138,7 @@ async def confirmation_page(
     `call` is the API call that the form makes, `values` the entered texts, `key` a new idempotency key, `note` why the
     user has to confirm again ("": this is the first time). Raises the errors of submitting the form, as far as they are
     known beforehand. For a request too large for a preview the page says so. Changes nothing, except that a preview by
-    the API first stores the polls observed so far.
+    the API first stores the polls observed so far; it waits while another preview of this user runs.
     """
     preview = await _preview(context, form, call)
     warnings = confirmation_warnings(context, form, preview.events)

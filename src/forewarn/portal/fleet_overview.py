@@ -231,14 +231,15 @@ class FleetOverview:
         return self._last_changes
 
     def state_of(self, key: str) -> VmState:
-        """Return the state of the VM with this key; GONE if no present VM has it."""
+        """Return the state of the VM with this key; GONE if no present VM has it, or before `ensure_built`."""
         group = self._groups.get(_group_id_of(key))
         return group.state_of(key) if group is not None else VmState.GONE
 
     def count_states(self, directory: VisibleDirectory) -> dict[VmState, int]:
         """Return how many of the VMs that a user may see are in each state.
 
-        The result has a key for each state except GONE, also for states of no VM. `directory` is the user's.
+        The result has a key for each state except GONE, also for states of no VM. `directory` is the user's. Await
+        `ensure_built` before: until then all are 0.
         """
         counts: Counter[VmState] = Counter()
         for group, visible in self.visible_groups(directory):
@@ -252,7 +253,7 @@ class FleetOverview:
 
         `directory` is the user's; users with equal grants share a result, and so do all who see everything. Of users
         who do not see everything, the 16 results used last are kept. `derive` must be a module-level function, because
-        it is part of the cache's key, and its result must not depend on states of VMs.
+        it is part of the cache's key, and its result must not depend on states of VMs. Await `ensure_built` before.
         """
         key = (derive, None if directory.sees_everything else directory.grants)
         derived: Derived = self._derived.pop(key) if key in self._derived else derive(self, directory)
@@ -265,7 +266,7 @@ class FleetOverview:
     def all_groups(self) -> list[GroupOverview]:
         """Return all resource groups that have a present VM, in the order in which the fleet got them.
 
-        The list is new, the groups are live. Nothing is filtered for a user.
+        The list is new, the groups are live. Nothing is filtered for a user. Await `ensure_built` before.
         """
         return list(self._groups.values())
 
@@ -273,7 +274,7 @@ class FleetOverview:
         """Yield the groups in which a user may see a VM, each with the keys of these VMs.
 
         The keys are None if the user may see all VMs of the group. `directory` is the user's. Groups are in the order
-        in which the fleet got them.
+        in which the fleet got them; they are live, so do not await while you iterate. Await `ensure_built` before.
         """
         for group in self._groups.values():
             visible = self._visible_keys_in(group, directory)
@@ -283,7 +284,8 @@ class FleetOverview:
     def visible_keys(self, directory: VisibleDirectory) -> Iterator[str]:
         """Yield the keys of all VMs that a user may see; `directory` is the user's.
 
-        They are in the order of the fleet: group by group, and in a group block by block.
+        They are in the order of the fleet: group by group, and in a group block by block. They are read from the live
+        overview: do not await while you iterate. Await `ensure_built` before.
         """
         for group, visible in self.visible_groups(directory):
             for block in group.blocks.values():
@@ -292,7 +294,8 @@ class FleetOverview:
     def visible_hosts(self, directory: VisibleDirectory) -> VisibleNames:
         """Return the names of the hosts with a VM that the user may see; None if they may see everything.
 
-        `directory` is the user's. A VM that moves counts for the host that it leaves. Reads no store.
+        `directory` is the user's. A VM that moves counts for the host that it leaves. Reads no store. Await
+        `ensure_built` before.
         """
         if directory.sees_everything:
             return None
@@ -302,6 +305,7 @@ class FleetOverview:
         """Return the ids of the scopes with a present VM that the user may see; None: they may see everything.
 
         `directory` is the user's. Reads no store. `Visibility.can_see_scope`, which reads it, counts removed VMs too.
+        Await `ensure_built` before.
         """
         if directory.sees_everything:
             return None
@@ -311,7 +315,7 @@ class FleetOverview:
         """Return the scopes with a present VM that the user may see, by resource group.
 
         `directory` is the user's. A group that the user may read as a whole has None in place of the ids of its scopes.
-        The result itself is never None, also not for a user who sees everything.
+        The result itself is never None, also not for a user who sees everything. Await `ensure_built` before.
         """
         return VisibleScopes(
             {

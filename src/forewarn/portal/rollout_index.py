@@ -386,14 +386,14 @@ class RolloutIndex:
         return next((entry.at for entry in reversed(entries) if entry.what is EntryKind.STOPPED), request.at)
 
     def open_rollouts(self) -> list[RolloutTracker]:
-        """Return the trackers of all open rollouts, oldest first: a new list of live trackers."""
+        """Return the live trackers of all open rollouts, oldest first, in a new list; [] before `build`."""
         return list(self._trackers.values())
 
     def stopped_since(self, since: float) -> Iterator[StoppedRollout]:
         """Yield the rollouts that stopped by themselves at or after lab time `since`.
 
         Those that were read by `build` come first, in the order of their requests, then those that stopped later. A
-        rollout whose target has a newer rollout is left out. At most the last 20 are known.
+        rollout whose target has a newer rollout is left out. At most the last 20 are known; none before `build`.
         """
         return (stopped for stopped in self._stopped.values() if stopped.at >= since)
 

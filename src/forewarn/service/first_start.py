@@ -80,7 +80,7 @@ async def apply_initial_fleet(
 
     To a store that has a fleet it applies nothing. It logs a warning if the file has VMs that the store has never
     known, or if only a part of an earlier file was applied. Raises Rejected if a file that is to be applied cannot be
-    used, and Unavailable if the store cannot be written.
+    used, and Unavailable if the store cannot be written; parts that were committed stay, and the next start continues.
     """
     store = control.store
     counts = store.counts()
