@@ -36,8 +36,8 @@ from forewarn.protocol.http_message import HttpResponse
 class AsyncConnection:
     """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
 
-    Use it as a context manager, or call `close`. `interrupt` is only kept here: when it is set, the client cancels
-    `send` and ends the watch with WatchInterrupted.
+    One request at a time. Use it as a context manager, or call `close`. `interrupt` is only kept here: when it is set,
+    the client cancels `send` and ends the watch with WatchInterrupted.
     """
 
     def __init__(self, interrupt: asyncio.Event | None = None) -> None:
@@ -256,7 +256,7 @@ class AsyncClient(ClientProperties):
         """Run a flow (a generator of effects, such as requests and pauses), and yield its items as they come.
 
         Raises what the flow raises. Closing the generator ends the flow and closes its connection; so does `interrupt`,
-        with WatchInterrupted.
+        with WatchInterrupted, once a blocking function that the flow calls has ended.
         """
         runner = FlowRunner(flow)
         try:

@@ -81,8 +81,8 @@ class WatchInterrupt:
 class BlockingConnection:
     """A connection to an endpoint, opened by `send` and kept for the next request to the same endpoint.
 
-    Use it as a context manager, or call `close`. Setting `interrupt` (None: there is none) ends a wait for a response
-    with WatchInterrupted.
+    One request at a time. Use it as a context manager, or call `close`. Setting `interrupt` (None: there is none) ends
+    a wait for a response with WatchInterrupted, but not an attempt to connect.
     """
 
     def __init__(self, interrupt: WatchInterrupt | None = None) -> None:
@@ -107,7 +107,8 @@ class BlockingConnection:
 
         Returns a response of any status. Raises Unreachable if it cannot connect, IncompleteResponse if the response
         does not come whole or in time, StaleConnection if the server had closed the kept connection, or
-        WatchInterrupted if the `interrupt` is set. An error closes the connection.
+        WatchInterrupted if the `interrupt` is set while it waits for the response. An error closes the connection. The
+        time to resolve a host name is not limited.
         """
         is_reused = self._socket is not None and self._endpoint == effect.endpoint
         response_reader = ResponseReader()
@@ -304,7 +305,7 @@ class Client(ClientProperties):
         """Run a flow (a generator of effects, such as requests and pauses), and yield its items as they come.
 
         Raises what the flow raises. Closing the generator ends the flow and closes its connection; so does `interrupt`,
-        with WatchInterrupted.
+        with WatchInterrupted, at the next wait for a response or pause.
         """
         runner = FlowRunner(flow)
         try:

@@ -153,7 +153,8 @@ def load_cursor(path: Path) -> WatchCursor:
 def save_cursor(path: Path, cursor: WatchCursor) -> None:
     """Write the cursor durably and atomically in place of the file, with a temporary file beside it.
 
-    Raises Rejected if the file cannot be written; its folder must exist.
+    Raises Rejected if the file cannot be written; the old one then stays, unless only the sync of its folder failed.
+    The folder must exist. It blocks until the disk has it.
     """
     new_file = path.with_name(f".{path.name}.{os.getpid()}")
     try:

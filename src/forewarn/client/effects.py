@@ -69,7 +69,8 @@ class SendRequest:
     """Effect: send the request and give its `HttpResponse`, of any status, back to the flow.
 
     A flow (a generator) yields effects, and the client that runs it performs them. Raises Unreachable or
-    IncompleteResponse into the flow. Times are in seconds.
+    IncompleteResponse into the flow; its subclass StaleConnection if a kept connection was closed, so that the request
+    should be sent once more (`request_flow` does). Times are in seconds.
     """
 
     endpoint: Endpoint

@@ -84,11 +84,20 @@ class Handler:
 
     @overload
     def gone(self, function: F, /) -> F:
-        """Decorator without parentheses: register a function for the Gone of events of any kind; returns it."""
+        """Decorator without parentheses: register a function for the Gone of events of any kind; returns it.
+
+        It is called when an event is no longer listed, and again until it returns; `change.outcome` says how the event
+        ended. Raises Rejected if it cannot be called with one argument.
+        """
 
     @overload
     def gone(self, *kinds: str) -> Callable[[F], F]:
-        """Decorator: register a function to be called with the Gone of events of these kinds (none: all)."""
+        """Decorator: register a function to be called with the Gone of events of these kinds (none: all).
+
+        Letter case of kinds is ignored. It is called when an event is no longer listed, and again until it returns;
+        `change.outcome` says how the event ended. Raises Rejected for a kind that is not a text, and the decorator for
+        a function that cannot be called with one argument.
+        """
 
     def gone(self, *kinds: Any) -> Any:
         """Decorator: register a function to be called with the Gone of an event, once it is not listed.
@@ -104,10 +113,11 @@ class Handler:
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
         """Watch for changes and call functions, each call in its own thread, until `stop`.
 
-        It blocks, and may be run again afterwards. `cursor` is the file that keeps the changes that are not handled;
-        None: no file. Waits out outages. Raises NotFound or Rejected if the endpoint refuses, Rejected also if the
-        cursor file cannot be used or one of the functions is async, and an exception of a function that is no Exception
-        (such as SystemExit). After any other exception of a function, it logs it and calls the function again.
+        It blocks, and may be run again afterwards; one run at a time. `cursor` is the file that keeps the changes that
+        are not handled; None: no file. Waits out outages. Raises NotFound or Rejected if the endpoint refuses, Rejected
+        also if the cursor file cannot be used or one of the functions is async, and an exception of a function that is
+        no Exception (such as SystemExit). After any other exception of a function, it logs it and calls the function
+        again. `stop` lets running functions end; after an error of the watch they are not waited for.
         """
         for rule in self._rules:
             if inspect.iscoroutinefunction(rule.function):
@@ -149,10 +159,12 @@ class Handler:
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
         """Watch for changes and call functions until `stop` or cancellation; async ones as tasks.
 
-        Functions that are not async are called in threads. `cursor` is the file that keeps the changes that are not
-        handled; None: no file. Waits out outages. Cancellation cancels the tasks; functions in threads run on, and are
-        not waited for. Raises NotFound or Rejected if the endpoint refuses, Rejected also if the cursor file cannot be
-        used. After an exception of a function, it logs it and calls the function again.
+        Functions that are not async are called in threads of the loop's default executor, which are few: many slow ones
+        delay each other and the watch. `cursor` is the file that keeps the changes that are not handled; None: no file.
+        Waits out outages. Cancellation, or an error of the watch, cancels the tasks; functions in threads run on, and
+        are not waited for. Raises NotFound or Rejected if the endpoint refuses, Rejected also if the cursor file cannot
+        be used. After an exception of a function, it logs it and calls the function again; SystemExit ends it. One run
+        at a time.
         """
         scheduler = self._make_scheduler()
         loop, interrupt = asyncio.get_running_loop(), asyncio.Event()

@@ -93,7 +93,8 @@ class HandlerScheduler:
 
     It does no I/O. Call `add_change` for each change and `release_unwanted` after each poll, run the jobs of
     `due_jobs`, and report each with `job_succeeded` or `job_failed`, all in one thread. It calls `done()` of a change
-    when all its functions are over; changes that none wants are marked as handled together, by `release_unwanted`.
+    when all its functions are over, which may write the cursor file in the calling thread; changes that none wants are
+    marked as handled together, by `release_unwanted`.
     """
 
     rules: Sequence[HandlerRule]  # one for each registered function

@@ -22,9 +22,9 @@ class EndpointRecorder:
     """Records what an endpoint answers to polls, once and in real time; `for_s` limits it in seconds.
 
     `for_s` None means until interrupted. It polls every `every_s` seconds with the api-version `version`, or at once
-    after a long poll that the endpoint held. `clock` gives monotonic seconds, `sleep` waits. The recording begins when
-    the recorder is created. It writes no file: the caller stores what `answers` yields and, at the end, the result of
-    `end`.
+    after a long poll that the endpoint held; the version is not negotiated, so a refusal is an answer like any other.
+    `clock` gives monotonic seconds, `sleep` waits. The recording begins when the recorder is created. It writes no
+    file: the caller stores what `answers` yields and, at the end, the result of `end`.
     """
 
     def __init__(

@@ -144,7 +144,7 @@ def raise_for_status(response: HttpResponse) -> None:
     """Raise the error that a status other than 200 means; return None for 200.
 
     TemporarilyUnavailable if the status is transient (`is_transient_status`), NotFound for 404, else Rejected, also for
-    a 304 or a redirect. The last two errors contain the service's reason.
+    a 304, a redirect or another 2xx. The last two errors contain the service's reason.
     """
     if response.status == 200:
         return

@@ -117,10 +117,10 @@ class ClientSession:
 
     Methods marked `Flow` are generators of effects: a client runs them, and does the I/O and sleeping. `endpoint` is an
     address, or None: then `environ` has it, else `discovery` finds it (None: with the default settings). `version`
-    fixes the api-version, None negotiates it. `boot_id` returns that of this boot, `clock` seconds of a monotonic
-    clock. Raises Rejected if the configured endpoint is not valid. Its attribute `endpoint` is None until it is known;
-    `answered_at`, `held_s` and `last_error` (of the watch flows) are what `ClientProperties` shows. `service_time`
-    estimates the service's clock.
+    fixes the api-version, which is not checked, None negotiates it. `boot_id` returns that of this boot, `clock`
+    seconds of a monotonic clock. Raises Rejected if the configured endpoint is not valid. Its attribute `endpoint` is
+    None until it is known; `answered_at`, `held_s` and `last_error` (of the watch flows) are what `ClientProperties`
+    shows. `service_time` estimates the service's clock.
     """
 
     def __init__(

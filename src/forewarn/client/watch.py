@@ -115,7 +115,8 @@ def mark_all_handled(changes: Iterable[Change]) -> None:
     """Call `done()` of these changes, but write the cursor file only once for all changes of a watch.
 
     A file with thousands of events takes a while to write, and a document can have as many new events. Changes of a
-    watch with `in_order` are written one by one.
+    watch with `in_order` are written one by one. A file that cannot be written is only logged: the changes may be
+    delivered again after a restart.
     """
     by_store: dict[_CursorStore, list[Change]] = {}
     for change in changes:
@@ -175,8 +176,8 @@ def changes_flow(session: ClientSession, path: Path | None, options: WatchOption
     Changes are written to the file before they are yielded. It first yields the unhandled changes of the file, once a
     poll has succeeded; with `options.max_poll_s` it also yields None after each poll. Retries Unavailable without end,
     and logs the third failure in a row. Raises NotFound and Rejected, the latter also if the file cannot be read, or
-    written at the start. Calling it only makes the generator of effects, which a client runs; changes are YieldItem
-    effects.
+    written at the start; later failures to write it are only logged, and a damaged file is replaced, with a warning.
+    Calling it only makes the generator of effects, which a client runs; changes are YieldItem effects.
     """
     boot_id = yield CallFunction(function=session.boot_id)
     store = _CursorStore(path, (yield from _load_or_create_cursor(path)))

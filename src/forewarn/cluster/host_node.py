@@ -139,7 +139,7 @@ class HostNode:
         """Bind the sockets, join the active control node, serve VMs, and return after `stop`. Call it once.
 
         Waits as long as the bus or the active node does not answer, or the fleet does not have this host, which is
-        logged. After `stop`, requests in progress have 5 s, and the last reports one. Raises Rejected if a socket
+        logged. After `stop`, requests in progress have 5 s, and the last reports 1 s. Raises Rejected if a socket
         cannot be bound; Refused if the bus does not permit what the node needs, or the active node does not work with
         it (another node has this host, or, at the first join, the protocol differs); RulesChanged if the node must be
         started again; and Unavailable if a worker fails to start.

@@ -186,9 +186,8 @@ class NodeRegistry:
     def wait_text(self, host_key: str, host: str, now: float) -> str:
         """Return a text for people that says that something waits for the node of this host, and why.
 
-        It says that the node has not joined, was stopped, or for how long it is silent, also if that is a moment: it
-        does not check that the node is silent. `host_key` is the host's name
-        in lower case, `host` its name for the text, `now` the time of a monotonic clock.
+        It says that the node has not joined, was stopped, or for how long it was not heard, however short that is.
+        `host_key` is the host's name in lower case, `host` its name for the text, `now` the time of a monotonic clock.
         """
         node = self._nodes.get(host_key)
         if node is None:

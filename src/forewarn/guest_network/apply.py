@@ -65,7 +65,7 @@ def apply_plan(
 
     Sets firewall, sysctls, the metadata address, rules and routes; only what differs is changed, and missing devices
     are no difference. Writes `state_file`, the record for `remove_plan`, before the first change and after the last.
-    Call it as root, within `exclusive_access`.
+    Call it as root, within `exclusive_access`. After an error some changes may be made: the next call continues.
 
     Raises Rejected if a device is missing, unless `wait_for_devices`, if a program fails, and if the plan is not
     possible. Raises Refused while firewall tables of the documentation are loaded by hand, and, unless
@@ -104,7 +104,8 @@ def remove_plan(state_file: Path) -> bool:
 
     Deletes `state_file` if it returns True. Without a record of this boot in that file, removes our tables, rules and
     routes, and leaves sysctls and the address as they are. Raises Rejected if the file cannot be read or is of another
-    network namespace, or if `ip` or `nft` fails. Call it as root, within `exclusive_access`.
+    network namespace, or if `ip` or `nft` fails; then a part may be done, and the next call continues. Sysctls of
+    devices that are gone or were created again are not restored. Call it as root, within `exclusive_access`.
     """
     record, machine = read_record(state_file), read_machine()
     if record is None and not (machine.tables or machine.rules or machine.routes):

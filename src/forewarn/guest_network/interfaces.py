@@ -87,8 +87,9 @@ def parse_interface_file(text: str, path: str) -> InterfaceFile:
     """Return the interfaces and libvirt URIs in the text of a TOML file, in its order; both may be empty.
 
     Reads no file: `path` only names it in messages and as the source of its interfaces. The text has `[[interfaces]]`
-    tables with vm, tap or port, and optionally mac, addresses and mark; and `libvirt`, a URI or a list of them. Raises
-    Rejected with the line if the text is not TOML, or a key or value is wrong.
+    tables with vm, tap or port, and optionally mac (of a port: required), addresses and mark (1 to 4294967295); and
+    `libvirt`, a URI or a list of them. Raises Rejected with the line if the text is not TOML, or a key or value is
+    wrong. Devices that are named twice are left to `combine_interfaces`.
     """
     try:
         data = tomllib.loads(text)

@@ -44,7 +44,7 @@ class HostState:
 
     links: Mapping[str, Link]  # by name
     address_devices: tuple[str, ...]  # the devices that have 169.254.169.254; mostly `lo` or none
-    sysctls: Mapping[str, int]  # the values of those that matter here, by path below /proc/sys
+    sysctls: Mapping[str, int]  # the values of those that matter here, of all devices, by path below /proc/sys
     rules: frozenset[tuple[int, int]] = frozenset()  # our own routing rules: mark and routing table
     routes: frozenset[tuple[int, str]] = frozenset()  # our own default routes: routing table and device
     tables: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)  # our own: family → listing of `nft -j`

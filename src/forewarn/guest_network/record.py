@@ -64,7 +64,7 @@ def read_record(path: Path) -> Record | None:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Replace the state file with this record, atomically, and sync it to disk.
+    """Replace the state file with this record, atomically, and sync it to disk. Call it in `exclusive_access`.
 
     Sets `boot` and `namespace` in the file to those of now, not in `record`. Creates the directory. Raises Rejected if
     the file cannot be written.
