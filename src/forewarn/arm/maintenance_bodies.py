@@ -62,7 +62,10 @@ class MaintenanceWindowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 class ConfigurationPropertiesBody(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """The member `properties` of a maintenance configuration. Unknown members are rejected."""
+    """The member `properties` of a maintenance configuration. Unknown members are rejected.
+
+    Only configurations of the scope Host have an effect; those of the other scopes are stored and shown.
+    """
 
     namespace: str | None = None  # stored and shown, without effect
     extension_properties: dict[str, str] | None = None  # stored and shown, without effect

@@ -46,7 +46,8 @@ _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A VM to add. Empty fields are filled in from its set, the rest of the fleet, and the defaults.
 
-    Sets, hosts and groups are given by name, ignoring letter case; a set that never had a VM is a new one.
+    Sets, hosts and groups are given by name, ignoring letter case; a set that never had a VM is a new one. Unknown
+    members are rejected.
     """
 
     name: Annotated[str, Meta(min_length=1)]  # unique in its resource group, ignoring case

@@ -132,8 +132,8 @@ class BudgetService:
         """Store a budget durably, in place of one of its name, and return it; later publications keep to it.
 
         Events that are published already stay. `who` is the caller's name. Raises Rejected for a name that is not up to
-        60 letters, digits, `-`, `_` and `.`, unless it has exactly one limit (of VMs or percent), for a location, tag
-        or tag value that no VM has, and beside 100 others; or Unavailable. The history gets an entry.
+        60 letters, digits, `-`, `_` and `.`, for no limit or two (VMs and percent), for a location, tag or tag value
+        that no VM has, and if there are 100 others; or Unavailable. The history gets an entry.
         """
         async with self.lock:
             others = [other for other in self.budgets() if other.key != budget.key]

@@ -116,7 +116,8 @@ async def dry_run_rollout(
     `who` is the caller's name; `notice_s` is in seconds of lab time. 0 means the minimum, or none with `short_notice`,
     without which it may not be below the minimum. Changes nothing. Waits for an earlier dry run, unless the rollout has
     more than 2,000 VMs. Raises Rejected, NotFound and Refused as the start of the rollout would, DryRunTooLarge, and
-    Unavailable. Health checks and a hold on rollouts are left out.
+    Unavailable. Health checks and a hold on rollouts are left out; a simulation is cut (`is_cut`) after 10 seconds of
+    real time.
     """
     request = control.rollout_requests.plan(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None

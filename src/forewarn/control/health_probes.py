@@ -79,10 +79,10 @@ class HealthProber:
         A command must end within the timeout of the check, or is killed; a response must begin within it, and its body
         may take as long again. Failures are in the result, not raised: its outcome is good, bad, unclear or error.
         Another HTTP status than the expected one is bad, also a redirect, which is not followed. No response, a
-        timeout, a command that a signal ended, that cannot be started or is not allowed is an error; no data, a body
-        that broke off, or exit status 75 is unclear. A command gets only PATH and FOREWARN_CHECK (the check's name) as
-        environment. Raises ValueError for a figure, which only the service itself knows. If the task is cancelled, it
-        kills the command.
+        timeout, a refused query, a command that a signal ended, that cannot be started or is not allowed is an error;
+        no samples, a body to be searched that broke off, or an unexpected exit status 75 is unclear. A command gets
+        only PATH and FOREWARN_CHECK (the check's name) as environment. Raises ValueError for a figure, which only the
+        service itself knows. If the task is cancelled, it kills the command.
         """
         match check.kind:
             case CheckKind.PROMETHEUS:

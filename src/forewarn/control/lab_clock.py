@@ -65,9 +65,9 @@ class LabClockService:
         Everything due by then is done on return, acts included, except for those that the hypervisor has not answered
         for ten seconds. VMs that polled within the last 330 seconds, of lab time if the clock is slower than real time,
         else of real time, count as polling throughout (spec §12); with `without_polls` none does, so scopes become idle
-        (spec §8.2). `who` "" writes no history entry. Raises Rejected unless `by_s` is above 0 and at most 366 days,
-        and if this is not a lab. Waits for a pass of the reconciler under way. After an error on the way, such as
-        Unavailable, the clock stays where it was then: it may have moved by a part.
+        (spec §8.2). The history entry is written first; `who` "" writes none. Raises Rejected unless `by_s` is above 0
+        and at most 366 days, and if this is not a lab. Waits for a pass of the reconciler under way. After an error on
+        the way, such as Unavailable, the clock stays where it was then: it may have moved by a part.
         """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:

@@ -88,13 +88,14 @@ class RequestService:
 
         Also a rebalance recommendation; requests for hosts, ROLLOUT, REPLAY and PERFORM_MAINTENANCE have methods of
         their own. `notice_s` is in seconds of lab time, 0 means the minimum notice; `short_notice` allows any, even 0.
-        An operation that the VM's policy approves starts without notice. If all VMs are in one scope, their events are
-        published or started on return and in the receipt, otherwise the reconciler publishes them. Raises Rejected
-        without VMs, for too short a notice, and for a notice or `short_notice` if the operation is performed at once;
-        Refused if the hypervisor cannot do it, if the state of a VM or another operation on it forbids it, if its scope
-        has as many user operations scheduled as it may, if no host can take a VM that must move, and for a notice or
-        `short_notice` if a VM to delete has no terminate notification. Conflict; Unavailable. A `key` gives the request
-        its id; whether a request with it exists, the caller has checked before (`RequestKeys`).
+        It starts without notice if the VM's policy approves it, or if scheduled events are disabled for the scope of a
+        user operation. If all VMs are in one scope, their events are published or started on return and in the receipt,
+        otherwise the reconciler publishes them. Raises Rejected without VMs, for too short a notice, and for a notice
+        or `short_notice` if the operation is performed at once; Refused if the hypervisor cannot do it, if the state of
+        a VM or another operation on it forbids it, if its scope has as many user operations scheduled as it may, if no
+        host can take a VM that must move, and for a notice or `short_notice` if a VM to delete has no terminate
+        notification. Conflict if the scope keeps changing; Unavailable. A `key` gives the request its id; whether a
+        request with it exists, the caller has checked before (`RequestKeys`).
         """
         if not vms:
             raise Rejected(f"{operation} needs at least one VM: name it")

@@ -97,8 +97,8 @@ class StandingOrderService:
         """Return how many hosts a valid order would visit, which is all of the fleet; changes nothing.
 
         Raises Rejected for an interval that is not an hour to 366 days, hosts at once that are not 1 to 1,000, a notice
-        below the minimum, or windows that never open, Refused if the fleet has no host, the hypervisor cannot do it, or
-        VMs of the first host must move and cannot.
+        below the minimum, or windows of which none follows the notice, Refused if the fleet has no host, the hypervisor
+        cannot do it, or VMs of the first host must move and cannot.
         """
         require_valid_order(order)
         hosts = self._host_names()

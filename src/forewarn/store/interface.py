@@ -120,7 +120,7 @@ class Store(Protocol):
         """Return how many writes have failed with Unavailable since the store was opened; never raises.
 
         Writes that end with a Conflict do not count, nor do writes after `close`, nor those of which it is only unknown
-        whether they were saved in time.
+        whether they were saved in time. A `MemoryStore` counts those that its `fail_next` made fail, with any error.
         """
 
     def vm(self, key: str) -> Vm | None:
@@ -146,7 +146,10 @@ class Store(Protocol):
         """Return all hosts, of any state, sorted by name ignoring letter case. Raises Unavailable."""
 
     def event(self, event_id: str) -> Event | None:
-        """Return an event by its id, live or over; None if there is none or it was pruned. Raises Unavailable."""
+        """Return an event by its id, live or over; None if there is none or it was pruned. Raises Unavailable.
+
+        Ids of events are in upper case.
+        """
 
     def events(
         self,
@@ -180,7 +183,7 @@ class Store(Protocol):
     def request(self, request_id: str) -> MaintenanceRequest | None:
         """Return a maintenance request by its id, open or ended; None if there is none or it was pruned.
 
-        Raises Unavailable.
+        Ids of requests are in lower case. Raises Unavailable.
         """
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
@@ -284,7 +287,7 @@ class Store(Protocol):
     def grants(self, *, to: str | None = None) -> list[Grant]:
         """Return the grants of roles to this principal (its id; None: to all), in the order they were added.
 
-        Raises Unavailable.
+        The id must be spelled as in `Grant.to`, such as `client:ID` in lower case. Raises Unavailable.
         """
 
     def webhooks(self) -> list[WebhookSubscription]:
@@ -360,7 +363,8 @@ class Store(Protocol):
     async def back_up(self, path: Path) -> None:
         """Write a consistent copy to the new file `path` while the store is in use; durable on return.
 
-        Raises Refused if the file exists or the store cannot be backed up, Unavailable if it cannot be written.
+        Raises Refused if the file exists, and always for a `MemoryStore`; Unavailable if it cannot be written, such as
+        into a missing directory. Then there is no file `path`, unless there was one.
         """
 
     def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:

@@ -117,7 +117,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
 
     `postgres_connection.connect` makes it. Its user sets `deadline` before each call (by default there is none);
     another thread may set `is_aborted`. A call that is ended raises CallAborted, whether the server is silent or sends
-    an answer without end; close the connection then; the statement is never cancelled on the server, not even on
+    an answer without end. Close the connection then. The statement is never cancelled on the server, not even on
     Ctrl-C. `is_pooled` says whether a connection pooler is between this process and the server.
     """
 

@@ -206,7 +206,7 @@ class PostgresRecord(SharedRecord):
         self._write_count(_RELEASE_LEASE, (term,))
 
     def commit(self, group: RecordGroup) -> None:
-        """Write a group, all of it or nothing, and renew the lease; durable on return.
+        """Write a group, all of it or nothing, and renew the lease, also an expired one; durable on return.
 
         Raises Deposed under a later term, RecordMismatch if `group.number` does not follow or a row contradicts
         another, RowsRejected for a value that cannot be stored, RecordUnavailable: nothing was written. NotReplicated:

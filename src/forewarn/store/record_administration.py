@@ -54,8 +54,8 @@ def migrate_record(url: str) -> str | None:
     That is None if there were no tables. The tables are at the newest revision afterwards; does nothing if they were.
     Blocks; durable on return. Control nodes of the release before may be active: a migration only adds. Raises Refused
     for a database of a newer release, with unsuitable settings or without its standby, Rejected for a wrong URL,
-    password or database, RecordUnavailable if the server cannot be reached; then nothing has changed. `url` is that of
-    the PostgreSQL database.
+    password or database: then nothing has changed. RecordUnavailable if the server cannot be reached or has not
+    confirmed it: try again. `url` is that of the PostgreSQL database.
     """
     from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 

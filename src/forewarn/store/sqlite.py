@@ -387,7 +387,7 @@ class SqliteStore(Store):
 
         Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
         returns. Raises Conflict if one of them is no longer at the version in the commit, or a host not as `Commit`
-        demands; the same one twice, at one version, conflicts too. Or Unavailable. Nothing was written then, unless
+        demands; the same one twice, at one version, conflicts too. Raises Unavailable. Nothing was written then, unless
         Unavailable says that it may have been. A write whose caller is cancelled goes on.
         """
         try:

@@ -20,7 +20,7 @@ class VersionedRow(Protocol):
 
     @property
     def id(self) -> str:
-        """The id of the scope, host, gate or request, under which it is stored."""
+        """The id under which a scope, host (its name in lower case), gate or request is stored."""
 
     @property
     def version(self) -> int:

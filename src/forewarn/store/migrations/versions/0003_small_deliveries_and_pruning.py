@@ -11,7 +11,7 @@ def upgrade() -> None:
     """Replace the table of sightings with deliveries, and add what pruning needs.
 
     Adds the request to gates, and indexes of removed VMs and of requests by time. In SQLite, sightings become
-    deliveries.
+    deliveries, and gates stay; in PostgreSQL, which was not in use then, both are dropped.
     """
     _create_deliveries()
     if _is_sqlite():
