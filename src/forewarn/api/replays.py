@@ -19,7 +19,8 @@ class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A recording to replay to the scope of a VM.
 
     `speed` 2 takes half the time of the recording. `map` gives recorded VMs other names; without it, the VM that was
-    recorded is shown under the name of `vm`, and other VMs as recorded. The letter case of `vm` is ignored.
+    recorded is shown under the name of `vm`, and other VMs as recorded. The letter case of `vm`, and of recorded names,
+    is ignored; a name in `map` that was not recorded is rejected.
     """
 
     vm: NonEmptyText  # a name, `group/name` or key

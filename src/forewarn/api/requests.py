@@ -65,11 +65,11 @@ async def create_request(context: RequestContext, call: HandlerCall, body: NewMa
     """Request an operation on VMs: it is accepted for all of them or for none.
 
     Returns the request with the events that it has published after the reconciler has done what is due; an operation
-    that a VM's policy approves has started without notice by then. Raises NotFound for an unknown VM; Rejected for one
-    named twice, too short a notice, or a notice for what is performed at once; Refused for a notice if a VM to delete
-    has no terminate notification, if the hypervisor cannot do it, the state of a VM or another operation on it forbids
-    it, its scope has too many user operations scheduled, no host can take a VM that moves, or a name is ambiguous;
-    Conflict if a scope keeps changing; Unavailable if the store cannot be written. The history gets an entry.
+    that a VM's policy approves starts without notice. Raises NotFound for an unknown VM; Rejected for one named twice,
+    too short a notice, or a notice for what is performed at once; Refused for a notice if a VM to delete has no
+    terminate notification, if the hypervisor cannot do it, the state of a VM or another operation on it forbids it, its
+    scope has too many user operations scheduled, no host can take a VM that moves, or a name is ambiguous; Conflict if
+    a scope keeps changing; Unavailable if the store cannot be written. The history gets an entry.
     """
     receipt = await context.control.requests.request_for_vms(
         RequestedOperation(body.ask),

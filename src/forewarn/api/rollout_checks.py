@@ -104,7 +104,7 @@ def check_of(body: NewCheck) -> HealthCheck:
     """Return the health check that a body describes.
 
     Raises Rejected unless the body asks exactly one kind of source. Checks nothing else: `HealthProber.require_usable`
-    does that, and fills in defaults.
+    does that, and gives a figure without a condition `== 0`.
     """
     kinds = [kind for kind in CheckKind if getattr(body, kind)]
     if len(kinds) != 1:

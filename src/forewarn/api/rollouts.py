@@ -75,10 +75,11 @@ async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRol
 
     Returns the rollout after the reconciler has done what is due, so its first events may be published. Raises NotFound
     for an unknown host or scope, Rejected unless exactly one kind of target is given, for a host named twice, a tag or
-    location without VMs, wrong waves, too short a notice, or windows that are wrong or over (with the line of the
-    file), Refused if a VM has no host to move to, the hypervisor cannot do it, the fleet has no host or a scope's name
-    is ambiguous, Forbidden for a health check that runs a command if the caller is not an administrator, Unavailable if
-    the store cannot be written. The history gets an entry.
+    location without VMs, wrong waves, too short a notice, windows that are wrong or over, or health checks that cannot
+    be used (with the line of the file), Refused if a VM has no host to move to, the hypervisor cannot do it, the fleet
+    has no host, a scope's name is ambiguous or a check is a command and the service runs none, Forbidden for a health
+    check that runs a command if the caller is not an administrator, Unavailable if the store cannot be written. The
+    history gets an entry.
     """
     wanted = read_new_rollout(context, body)
     with wanted.located():

@@ -216,7 +216,8 @@ class CommandHypervisor:
     async def close(self) -> None:
         """Stop waiting for commands and close the journal; may be called twice.
 
-        Running commands continue, and the next service finds them in the journal.
+        Running commands continue, and the next service finds them in the journal. Call nothing else afterwards: the
+        other methods raise ActNotTried.
         """
         if self._is_closed:
             return

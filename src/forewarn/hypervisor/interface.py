@@ -66,7 +66,8 @@ class Hypervisor(Protocol):
     async def close(self) -> None:
         """Release connections, files and tasks; may be called twice. Call nothing else afterwards.
 
-        Acts under way continue or not, as the implementation says; a hypervisor opened later finds them by their ids.
+        Of acts under way, operators' commands, those of supervisors and migrations that hosts run themselves go on;
+        others stay as they are. A hypervisor opened later finds them by their ids.
         """
 
 
@@ -90,13 +91,14 @@ class ObservingHypervisor(Protocol):
     async def observe(self, host: str) -> HostObservation:
         """Return what a host reports about all its VMs, or why it does not answer. Changes nothing.
 
-        A host that does not answer raises nothing: the result's `problem` says why. Raises Unavailable if the
-        hypervisor cannot tell which VMs it is acting on itself, or cannot ask the host now; it may also wait until it
-        can.
+        A host that does not answer, refuses, or is not in the settings raises nothing: the result's `problem` says why.
+        Raises Unavailable if the hypervisor cannot tell which VMs it is acting on itself, or cannot ask the host now;
+        in a cluster it waits without a limit while the host's node is silent.
         """
 
     def changed_hosts(self) -> AsyncGenerator[str, None]:
         """Yield the name of a host whenever its VMs may have changed, as a reason to observe it at once.
 
-        Changes that happen while nobody iterates, or while the host does not answer, may not be yielded.
+        It goes on until it is closed. Several changes may be yielded as one. Changes that happen while nobody iterates,
+        or while the host does not answer, may not be yielded.
         """

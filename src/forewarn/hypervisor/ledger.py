@@ -67,7 +67,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False  # whether a perform at `ends_at` or later has seen its end
     from_host: str = ""  # where the VM was when it began; "": on no host
     to_host: str = ""  # where it brings the VM; "": it does not move
-    performs: int = 0  # how often `perform` was called for this act id; for a release, how often that step was
+    performs: int = 0  # how often `perform` was called for this act id, or a release performed; 0: of an activation
 
 
 class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +80,10 @@ class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
 class EffectLedger:
     """The simulated hypervisor's record of effects on VMs, at most one per act id.
 
-    It is durable in a SQLite file, or in memory. It also has the outcomes of acts that ended without an effect. Open it
-    with `EffectLedger.open`; its user must close it. Calls without `await` block, and are safe from any thread. Reads
-    and writes raise ActNotTried if the ledger cannot be used now. `connection` is the open database, `name` its file or
-    `:memory:` for messages.
+    It is durable in a SQLite file, or in memory. It also has the outcomes of acts that ended without an effect. Of what
+    has ended, it keeps at least the newest 100,000 and the last day of lab time. Open it with `EffectLedger.open`; its
+    user must close it. Calls without `await` block, and are safe from any thread. Reads and writes raise ActNotTried if
+    the ledger cannot be used now. `connection` is the open database, `name` its file or `:memory:` for messages.
     """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:

@@ -99,9 +99,10 @@ class SteppedHypervisor(Protocol):
 
         A step, known by the act's id and `step`, takes effect at most once, with the exception that
         `Hypervisor.perform` names. A RELEASE fails after WITHDRAW or RETURN, an ACTIVATE after UNDO; a step that a
-        hypervisor does not need succeeds at once, and a FENCE that it does not have fails. `given` is what the hosts of
-        the move have handed over so far. `now` is lab time. A step that failed is a report whose `done` has `ok` False.
-        Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if the attempt does not count.
+        hypervisor does not need succeeds at once, but a FENCE or, with commands, a RETURN that it does not have fails.
+        `given` is what the hosts of the move have handed over so far. `now` is lab time. A step that failed is a report
+        whose `done` has `ok` False. Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if
+        the attempt does not count.
         """
 
 

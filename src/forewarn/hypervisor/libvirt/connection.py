@@ -147,8 +147,9 @@ class LibvirtConnection:
     async def session(self) -> LibvirtSession:
         """Return the open connection; opens it if there is none, within `timeout_s` of the host.
 
-        Raises HostUnreachable if that fails or after `close`, Refused without permission, Rejected if libvirt's Python
-        module is not installed, and other errors of `on_open`.
+        Concurrent calls share one attempt, which goes on after a timeout. Do not close the session. Raises
+        HostUnreachable if that fails or after `close`, Refused without permission, Rejected if libvirt's Python module
+        is not installed, and other errors of `on_open`.
         """
         if self._is_closed:
             raise HostUnreachable(f"the connection to host {self.name} is closed")

@@ -91,6 +91,7 @@ def parse_domain(xml: str) -> DomainDefinition:
     """Return what this domain XML says about the VM. Raises Rejected if it is not the XML of a domain.
 
     Disks and interfaces are in the XML's order. What it does not say is "" or 0; without a number of CPUs it is 1.
+    ValueError if its memory or CPUs are not a whole number, which libvirt never writes.
     """
     root = parse_xml(xml)
     ephemeral = _ephemeral_targets(root)
@@ -228,8 +229,8 @@ def backing_image(volume: str) -> str:
 def new_volume(volume: str, *, keep_backing: bool) -> str:
     """Return the XML that creates a volume like this one, empty or as a new copy of its image.
 
-    `volume` is the XML of the present volume. With `keep_backing` the new one is a copy of the image, else it is empty.
-    Raises Rejected for other XML.
+    `volume` is the XML of the present volume, whose name, capacity and format stay. With `keep_backing` the new one is
+    a copy of the image, else it is empty. Raises Rejected for other XML.
     """
     root = parse_xml(volume, root_tag="volume")
     for tag in ("key", "allocation", "physical", "source", *(() if keep_backing else ("backingStore",))):

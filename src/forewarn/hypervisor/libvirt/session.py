@@ -482,7 +482,7 @@ class LibvirtSession:
 
 
 def open_session(uri: str) -> LibvirtSession:
-    """Connect to the libvirt at this URI; blocks. LibvirtFailure if that fails, Rejected without libvirt."""
+    """Open a session at this URI; blocks; its user closes it. LibvirtFailure, or Rejected without libvirt."""
     libvirt = load_libvirt()
     try:
         connection = libvirt.open(uri)

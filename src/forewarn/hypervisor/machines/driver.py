@@ -124,7 +124,7 @@ class MachineDriver(Protocol):
     async def stop_reason(self, host: str, vm: str) -> str:
         """Return for people why the VM is HALTED, such as `no space is left for disk vda`.
 
-        "" if it is not HALTED. Raises HostUnreachable or Refused.
+        "" if it is not HALTED; if it is ABSENT, libvirt refuses. Raises HostUnreachable or Refused.
         """
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
@@ -181,7 +181,9 @@ class MachineDriver(Protocol):
 
         With `delete_disks`, the disks are deleted before the host forgets the VM, so that a repeated call finishes it.
         For a VM that is on no host, because it was removed with its disks kept, `host` is "": only the disks are left.
-        Raises HostUnreachable, or Refused in any other state.
+        Without `delete_disks`, a copy of the definition is kept, but QEMU deletes an ephemeral disk with a relative
+        path. Raises HostUnreachable, or Refused in any other state, and if a disk cannot be deleted: libvirt needs an
+        active storage pool, QEMU a file.
         """
 
     async def reimage(self, host: str, vm: str) -> None:
@@ -218,8 +220,10 @@ class MachineDriver(Protocol):
         """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
 
         b"" stands for a lost description: the copies of this driver are used. Needs the disks to be reachable from both
-        hosts; with `fresh_ephemeral_disk`, Refused if a new ephemeral disk is certainly not possible there. Finishes
-        what an earlier call left unfinished. Raises HostUnreachable or Refused.
+        hosts; with `fresh_ephemeral_disk`, Refused if a new ephemeral disk is certainly not possible there. Keeps what
+        it was given as its copy. Finishes what an earlier call left unfinished. Raises HostUnreachable, or Refused if
+        there is no copy, if `host` runs a VM of this name, or has too little memory free. QEMU has one copy per VM, so
+        it ignores `from_host`.
         """
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
@@ -295,7 +299,11 @@ class MachineDriver(Protocol):
         """
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what the host can still take, and what its VMs need. Raises HostUnreachable or Refused."""
+        """Return what the host can still take, and what its VMs need. Raises HostUnreachable or Refused.
+
+        Free memory is what libvirt reports, page cache included; with QEMU, the setting less that of VMs with a
+        process.
+        """
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
         """Return whether a VM with this CPU (a text from `VmNeeds.cpu`) can be migrated live to the host.
@@ -311,4 +319,7 @@ class MachineDriver(Protocol):
         """
 
     async def close(self) -> None:
-        """Release connections; may be called twice. VMs and acts under way are left as they are."""
+        """Release connections; may be called twice. VMs and acts under way are left as they are.
+
+        Migrations that libvirt runs through this process (without `peer_uri`) end with the process.
+        """

@@ -66,7 +66,7 @@ class DiskLocks:
 
         Writes a record durably if it does, and deletes an earlier one if not. A process that is on record already is
         not looked at again. Does nothing without directories or a known process id. Raises Refused if the definition is
-        wrong, or the record cannot be written or deleted.
+        wrong, or the record cannot be written or deleted, HostUnreachable if the host's directory does not exist.
         """
         record, pid = self._read(instance.vm), instance.pid()
         if pid is None or not self.is_used:

@@ -124,7 +124,7 @@ class QemuDriver:
             return await self._state(self._instance(host, vm))
 
     async def stop_reason(self, host: str, vm: str) -> str:
-        """Return for people why the VM is halted, with the disks that fail; "" if it is not halted, or off."""
+        """Return for people why the VM is halted, and its bad disks; "" if it is not. Raises HostUnreachable."""
         async with self._lock(host, vm):
             try:
                 return await self._processes.ask(self._instance(host, vm), stop_reason)
@@ -132,7 +132,7 @@ class QemuDriver:
                 return ""
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Return True at an event since the VM's state was read, False after `within_s` s or without QEMU."""
+        """Return True at an event since the state was read; False after `within_s` real s, or without QEMU."""
         async with self._lock(host, vm):
             try:
                 async with self._processes.monitor(self._instance(host, vm)) as monitor:
@@ -141,7 +141,7 @@ class QemuDriver:
                 return False
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop the VM's CPUs; does nothing unless it is running. Refused if it has no QEMU process."""
+        """Stop a running VM's CPUs; nothing in other states. Refused without a QEMU process; HostUnreachable."""
         async with self._running(host, vm, "paused") as (instance, monitor):
             if await read_state(monitor, instance) is MachineState.RUNNING:
                 await monitor.execute("stop")
@@ -160,7 +160,7 @@ class QemuDriver:
             delete_file(instance.incoming_file)
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a VM that is paused or halted: its next resume boots it. Refused in any other state."""
+        """Reset a paused or halted VM: its next resume boots it. Else Refused; HostUnreachable if it fails."""
         async with self._running(host, vm, "reset") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state not in (MachineState.PAUSED, MachineState.HALTED):
@@ -183,7 +183,8 @@ class QemuDriver:
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is off, with a new ephemeral disk if asked; nothing if it is running or halted.
 
-        A missing ephemeral disk is made, too. Raises HostUnreachable, or Refused in other states or if QEMU fails.
+        A missing ephemeral disk is made, too. Raises HostUnreachable, or Refused in other states or if QEMU fails; its
+        ephemeral disk may be new and empty then.
         """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
@@ -202,7 +203,7 @@ class QemuDriver:
             await self._start(instance, definition)
 
     async def power_off(self, host: str, vm: str) -> None:
-        """End the VM's QEMU process; it is killed if it does not answer. Refused if the VM is not defined."""
+        """End the VM's QEMU, by SIGKILL if needed. Refused if it is not defined; HostUnreachable if it stays."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             if not instance.is_alive():
@@ -294,7 +295,7 @@ class QemuDriver:
         await self.copy_definition("", vm, host)
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Start QEMU paused, listening for a live migration. Refused unless it is off or receives already."""
+        """Start QEMU paused, to receive a live migration. Refused unless off or receiving, with shared disks."""
         async with self._locks[to_host, vm]:
             instance = self._instance(to_host, vm)
             try:
@@ -342,7 +343,7 @@ class QemuDriver:
         return migration_progress(report)
 
     async def cancel_send(self, host: str, vm: str) -> None:
-        """Abort an active migration, if any, and wait until QEMU has. It may complete first: `state` says so."""
+        """Abort a migration, if any, and wait; it may complete first. HostUnreachable if QEMU does not stop."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
@@ -388,8 +389,7 @@ class QemuDriver:
             if instance.is_alive() or await self._processes.is_listening(instance):
                 log.warning("host %s is not fenced: QEMU of VM %s still runs", host, instance.vm)
                 return False
-        # If the host's directory is lost, its VMs are among all that are known.
-        instances = self._instances(host) or self._copies.instances()
+        instances = self._instances(host) or self._copies.instances()  # if its directory is lost, all that are known
         others = [instance for name in self._hosts if name != host for instance in self._instances(name)]
         return not await asyncio.to_thread(has_foreign_disk_user, host, instances, others)
 

@@ -15,7 +15,8 @@ def has_foreign_disk_user(host: str, instances: Sequence[QemuInstance], others: 
     """Return whether a process, other than QEMU of `others`, has a disk of these VMs open for writing.
 
     `instances` are the VMs of the host that was fenced, `others` those of other hosts. Logs the first such process,
-    with the name `host`. Processes that this user may not look at do not count. Blocks.
+    with the name `host`. Processes that this user may not look at do not count. Blocks. Raises Refused if the log of
+    one of `others` cannot be read.
     """
     users = find_disk_users([disk for instance in instances for disk in instance.disks()])
     known = {instance.pid() for instance in others if instance.is_alive()}

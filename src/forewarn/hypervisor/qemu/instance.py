@@ -148,7 +148,8 @@ class QemuInstance:
     def is_alive(self) -> bool:
         """Return whether the QEMU process that the driver started is running, or is being started.
 
-        The lock on its log file shows that, also to a restarted service. Raises Refused if the log file cannot be read.
+        The lock on its log file shows that, also to a restarted service; a QEMU that a person started does not count.
+        Raises Refused if the log file cannot be read.
         """
         try:
             log = os.open(self.log_file, os.O_RDONLY | os.O_CLOEXEC)
@@ -171,7 +172,8 @@ class QemuInstance:
         """Start QEMU in the host's directory, in a session of its own, and return its process.
 
         Returns before QEMU has come up. Its output goes to the log file, which is emptied first; old sockets and the
-        pid file are deleted. `argv` is the command. Raises Refused if QEMU runs already or cannot be started.
+        pid file are deleted. `argv` is the command; its environment is this process's, without FOREWARN_ variables.
+        Raises Refused if QEMU runs already or cannot be started.
         """
         try:
             log = os.open(self.log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
