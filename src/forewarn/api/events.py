@@ -40,7 +40,7 @@ class SelectedEventsBody(StrictBody, frozen=True, kw_only=True):
     ids: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()  # each counts once
     vm: str = ""  # a name, `group/name` or key, present or removed; "": any, as for the two below
     host: str = ""  # a name: events of work on the host, and scheduled events of the VMs that are on it now
-    rollout: str = ""  # an id or unique id prefix
+    rollout: str = ""  # an id or unique id prefix; unknown to callers who do not see everything
 
 
 class WithdrawEventsBody(SelectedEventsBody, frozen=True, kw_only=True):
@@ -124,8 +124,9 @@ async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Show one event, by its id or the start of it.
 
     The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
-    The event may be over. Stores the deliveries observed so far first, so that they are shown. Raises NotFound, also if
-    the caller may not see the event, or Refused if several ids start with it.
+    A start is searched among the live and the 10,000 newest events. The event may be over. Stores the deliveries
+    observed so far first, so that they are shown. Raises NotFound, also if the caller may not see the event, or Refused
+    if several ids start with it.
     """
     await context.dependencies.flush_observations()
     return ViewBuilder(context).event(context.find_event(call.path_params["id"]))

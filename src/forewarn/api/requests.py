@@ -93,8 +93,8 @@ async def perform_maintenance(context: RequestContext, call: HandlerCall) -> Rec
 
     The path parameter `name` is the VM's name, `group/name` or key, ignoring letter case. Approves the scheduled events
     of planned platform maintenance of the VM, which start as soon as nothing else holds them back. Returns a new
-    request with these events. Raises NotFound, Refused if the VM has no such event or several VMs match, or Unavailable
-    if the store cannot be written. The history gets an entry.
+    request with these events. Raises NotFound, Refused if the VM has no such event or several VMs match, Conflict if an
+    event keeps changing, or Unavailable if the store cannot be written. The history gets an entry.
     """
     vm = context.directory.find(call.path_params["name"])
     receipt = await context.control.requests.perform_maintenance([vm], who=context.caller_name, key=call.request_key)

@@ -97,12 +97,12 @@ class SteppedHypervisor(Protocol):
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Begin this step of a move, or return how it is going; does not wait for lab time.
 
-        A step, known by the act's id and `step`, takes effect at most once, with the exception that
-        `Hypervisor.perform` names. A RELEASE fails after WITHDRAW or RETURN, an ACTIVATE after UNDO; a step that a
-        hypervisor does not need succeeds at once, but a FENCE or, with commands, a RETURN that it does not have fails.
-        `given` is what the hosts of the move have handed over so far. `now` is lab time. A step that failed is a report
-        whose `done` has `ok` False. Raises Unavailable if the outcome is unknown: call it again later; ActNotTried if
-        the attempt does not count.
+        A step, known by the act's id and `step`, takes effect at most once; only an operator's command without a check
+        may run again after an interruption. A RELEASE fails after WITHDRAW or RETURN, an ACTIVATE after UNDO; a step
+        that a hypervisor does not need succeeds at once, but a FENCE or, with commands, a RETURN that it does not have
+        fails. `given` is what the hosts of the move have handed over so far. `now` is lab time. A step that failed is a
+        report whose `done` has `ok` False. Raises Unavailable if the outcome is unknown: call it again later;
+        ActNotTried if the attempt does not count.
         """
 
 
