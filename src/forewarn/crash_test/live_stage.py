@@ -322,11 +322,10 @@ class LiveStage:
 async def open_live_stage(setup: StageSetup) -> AsyncIterator[LiveStage]:
     """Start the lab, the proxies, the reference poller and the handlers, for the time of a block.
 
-    An async context manager that gives the `LiveStage`; at the end of the block it ends all of them. Handlers that run
-    elsewhere go on. Raises Refused if the handler cannot be started, NotFound if `setup` has a machine of a VM that is
-    not in its fleet, OSError if a machine or socket fails, and what `open_lab_service` raises. A part that fails later
-    is a problem of the case. Call `LiveStage.finish` in the block: what happens while the stage closes does not belong
-    to the timeline.
+    An async context manager that gives the `LiveStage`; at its end all of them end, but for handlers elsewhere. Raises
+    Refused if the handler cannot be started, NotFound for a machine of a VM outside of the fleet, OSError if a machine
+    or socket fails, and what `open_lab_service` raises; what fails later is a problem of the case. Call
+    `LiveStage.finish` in the block: what happens while the stage closes does not belong to the timeline.
     """
     real = read_real_time()
     clock = LabClock(ClockSetting(lab_at=real + setup.clock_offset_s, real_at=real, speed=setup.speed))

@@ -29,7 +29,7 @@ class VmHypervisor:
 
     A freeze or a migration stops the handler's processes for its duration; a reboot, redeploy or reimage ends them and
     boots after two or three seconds; an eviction, a deletion, a power-off and a deallocation end them; a start boots
-    the VM. Durations are seconds of the service's clock.
+    the VM; a reapply changes nothing. Durations are seconds of the service's clock.
 
     `processes` has the handler of each VM that runs one, by the VM's name; acts on other VMs, and on handlers that run
     elsewhere, change nothing and only take their time. `speed` is lab time per real time. `before_impact` is awaited
