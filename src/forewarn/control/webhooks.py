@@ -103,8 +103,8 @@ class WebhookService:
     def find(self, webhook_id: str) -> WebhookSubscription:
         """Return the webhook with this id, or the only one whose id starts with it (at least four characters).
 
-        Letter case, and blanks around it, are ignored. Raises NotFound if there is none, or Refused if several ids
-        start with it.
+        Letter case, and blanks around it, are ignored. Raises NotFound if there is none, Refused if several ids start
+        with it, Unavailable.
         """
         prefix = webhook_id.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
