@@ -30,10 +30,10 @@ _VERBS_WITHOUT_OUTAGE = frozenset({Verb.START, Verb.REAPPLY})
 
 
 class BudgetGrouping(StrEnum):
-    """Which VMs a budget counts together, as a group with a limit of its own. Users type the values.
+    """Which VMs a budget counts together, as a group with a limit of its own. Stored.
 
     The groups are all VMs (`everything`), the VMs of each `location`, of each `fault-domain` of a scope, of each
-    `scope`, or with the same value of a `tag`.
+    `scope`, or with the same value of a `tag`. Users type these values in lower case, but `tag:NAME` for a tag.
     """
 
     EVERYTHING = "everything"  # all its VMs
@@ -51,13 +51,13 @@ class Budget(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     `make_budget` makes one from a user's words, and `check_budget` says whether it can be set.
     """
 
-    name: str  # unique, ignoring case
+    name: str  # unique, ignoring case; at most 60 letters, digits, `-`, `_` and `.`
     max_vms: int = 0  # either this many VMs
-    max_percent: int = 0  # or this share of the present VMs of a group
+    max_percent: int = 0  # or this share of the present VMs of a group, 1 to 100
     per: BudgetGrouping = BudgetGrouping.EVERYTHING  # which VMs are counted together
     per_tag: str = ""  # the name of the tag whose values make the groups; only with TAG
-    location: str = ""  # it counts only VMs of this location; "": of all
-    tag: str = ""  # it counts only VMs with this tag, by name; "": all
+    location: str = ""  # it counts only VMs of this location, ignoring case; "": of all
+    tag: str = ""  # it counts only VMs with this tag, by name, ignoring case; "": all
     tag_value: str = ""  # and with exactly this value of it, also if that is empty
 
     @property

@@ -98,7 +98,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     reason: str = ""  # for people: why it failed, was withdrawn or was not needed
     replaces: tuple[str, ...] = ()  # ids of the pending events that it replaced
     faults: tuple[str, ...] = ()  # ids of the faults that made or changed it
-    calendar: MaintenanceCalendar | None = None  # when it may start without an approval; None: at any time
+    calendar: MaintenanceCalendar | None = None  # when it may start without an approval, as of now; None: at any time
     is_postponed: bool = False  # withdrawn because a check paused its rollout: its VMs get new events when that resumes
 
     @property

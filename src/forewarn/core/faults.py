@@ -332,7 +332,10 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault storm in progress: its schedule of faults, and how many of them were set or skipped already."""
+    """A fault storm in progress: its schedule of faults, and how many of them were set or skipped already.
+
+    Stored as part of ActiveFaults, so it continues after a restart. Clearing it leaves the faults that it has set.
+    """
 
     id: str  # `s1`
     seed: int  # the number that its schedule follows from

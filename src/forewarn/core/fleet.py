@@ -87,7 +87,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
 
     name: str  # unique, ignoring case
-    location: str  # an Azure region or any other name, such as `westeurope`
+    location: str  # an Azure region or any other name, such as `westeurope`; VMs on it spell it exactly so
     zone: str = ""  # "": in no zone
     health: HostHealth = HostHealth.HEALTHY
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere

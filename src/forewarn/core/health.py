@@ -86,9 +86,9 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     url: str = ""  # of the Prometheus server, or of the HTTP call
     query: str = ""  # PromQL
     condition: str = ""  # that each value must meet, such as `< 0.01`; for Prometheus and figures
-    status: int = 200  # that the HTTP response must have
+    status: int = 200  # that the HTTP response must have; redirects are not followed
     body: str = ""  # text that it must contain; "": any
-    command: tuple[str, ...] = ()  # program and arguments
+    command: tuple[str, ...] = ()  # program and arguments, run without a shell, with only PATH and FOREWARN_CHECK set
     exit_status: int = 0  # that the command must end with; 75 is unclear, others are bad
     figure: OwnFigure | None = None  # the figure of this service to read; None: the check is of another kind
     interval_s: float = 60  # lab time from one measurement to the next: 1 s (a figure 10 s) to 24 h

@@ -76,7 +76,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 class EventDelivery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The first poll in which a VM was given an event in a state (scheduled or started).
 
-    There is at most one per event, VM and state.
+    There is at most one per event, VM and state. It is written shortly after the poll, so a crash may lose some.
     """
 
     event_id: str  # GUID, upper case

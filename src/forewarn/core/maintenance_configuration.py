@@ -25,7 +25,8 @@ class MaintenanceConfiguration(msgspec.Struct, frozen=True, gc=False, kw_only=Tr
     """A maintenance configuration: when the resources that it is assigned to may be maintained. Stored.
 
     Configurations of scope Host have an effect on rollouts alone: without an approval, their events start only in the
-    windows of the VMs that they affect. Those of other scopes have none.
+    windows of the VMs that they affect. Those of other scopes have none. A change counts for scheduled events, too, but
+    leaves their NotBefore.
     """
 
     id: str  # its resource id, as its creator spelled it

@@ -45,8 +45,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     begun_at: float  # when the current loop began, or will, in lab time
     steps: int  # of one loop
     length_s: float  # seconds of one loop, at the recorded speed
-    speed: float = 1.0  # 2: twice as fast as recorded
-    loops: int = 1  # in all
+    speed: float = 1.0  # 2: twice as fast as recorded; 0.01 to 10,000
+    loops: int = 1  # in all, 1 to 1,000
     loop: int = 0  # index of the current loop, from 0; after the end, of the last one
     done: int = 0  # steps of the current loop that were shown
     ended: ReplayEnding | None = None  # None: it goes on

@@ -102,10 +102,10 @@ class WaveSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     works on whole hosts takes all its VMs of a host into one wave, so a wave may have more VMs than it asks for.
     """
 
-    name: str  # for people, such as `canary`
+    name: str  # for people, such as `canary`; unique in the rollout, at most 100 characters
     vms: int = 0  # this many VMs
-    share: float = 0  # this many percent of all VMs of the rollout
-    tag: str = ""  # VMs with this tag: `name`, or `name=value`
+    share: float = 0  # this many percent of all VMs of the rollout, rounded up to whole VMs; up to 100
+    tag: str = ""  # VMs with this tag: `name` (ignoring letter case), or `name=value` (the value exactly)
 
     @property
     def is_rest(self) -> bool:
@@ -121,7 +121,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     """
 
     impact: RolloutImpact
-    hosts: tuple[str, ...] = ()  # either the VMs on these hosts (names)
+    hosts: tuple[str, ...] = ()  # either the VMs on these hosts (names, spelled as in the fleet)
     scope_id: str = ""  # or the VMs of this scope
     tag: str = ""  # or the VMs with this tag: `name`, or `name=value`
     location: str = ""  # or the VMs in this location
@@ -129,8 +129,8 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     max_failures: int = 1  # it stops after this many failed VMs; 0: never
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time
     waves: tuple[WaveSpec, ...] = ()  # the last is the rest; (): one wave with all VMs
-    settle_s: float = 0  # lab time that must pass after the last event of each wave
-    checks: tuple[HealthCheck, ...] = ()  # its health checks; (): none
+    settle_s: float = 0  # lab time that must pass after the last event of each wave, at most 30 days
+    checks: tuple[HealthCheck, ...] = ()  # its health checks, at most 20; (): none
     progress: RolloutState = RolloutState.RUNNING
     why: str = ""  # for people: why it ended, or paused itself; "": neither, or it completed without failures
     closed: bool = False  # nothing is left to publish, withdraw or wait for
@@ -208,7 +208,8 @@ class RequestKey(msgspec.Struct, frozen=True, kw_only=True):
     """An idempotency key of a caller for one call, so that a repeated call leads to the same request.
 
     It has the id of the request, and the digest of what the call asks for. Two calls with the same id ask for one
-    request; if their digests differ, one of them is a mistake. `make_request_key` makes it.
+    request; if their digests differ, one of them is a mistake, and the later call is Rejected. `make_request_key` makes
+    it. A key is known as long as its request is stored.
     """
 
     request_id: str  # GUID, lower case, which follows from the caller and the key
