@@ -89,11 +89,10 @@ async def find_attention(context: PortalContext) -> AttentionReport:
     That is: a store in trouble; VMs with a scheduled event of which no VM of their scope knows or will soon (unprepared
     VMs); failed acts; failed and degraded hosts; listed events whose notice ends within five minutes without an
     approval; and stopped, stalled or paused rollouts. There is one item per kind, but one for each rollout, of stopped
-    ones the last five; a paused rollout that is stalled counts as stalled only. An event that an unprepared VM waits
-    for is not among those without an approval, and a failed act counts until one succeeds on its VM. Unprepared VMs and
-    missing approvals are searched in the 200 soonest scheduled events only, failed acts and stopped rollouts in the
-    last 24 hours of lab time. Only users who may see everything are shown rollouts. The indexes of the context,
-    `overview` and `events`, must be built.
+    ones the last five. An event that an unprepared VM waits for is not among those without an approval, and a failed
+    act counts until one succeeds on its VM. Unprepared VMs and missing approvals are searched in the 200 soonest
+    scheduled events only, failed acts and stopped rollouts in the last 24 hours of lab time. Only users who may see
+    everything are shown rollouts. The indexes of the context, `overview` and `events`, must be built.
     """
     soonest = list(islice(context.events.scheduled(context.visible_scopes()), _MAX_EVENTS_CHECKED + 1))
     checked, is_cut = soonest[:_MAX_EVENTS_CHECKED], len(soonest) > _MAX_EVENTS_CHECKED

@@ -60,7 +60,7 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     path_parameter: str = ""  # name in the path of the API route; "": not in the path
     default: str = ""  # what a new form shows in it
     choices: tuple[tuple[str, str], ...] = ()  # value and text of each, for the kind CHOICE
-    is_required: bool = False  # the form is rejected without it
+    is_required: bool = False  # the API rejects a call without it; the form itself does not check that
     fault_kind: str = ""  # the only kind of fault that has this parameter; "" for other fields
 
     def parse(self, values: FormValues) -> Any:

@@ -56,7 +56,7 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # a value of FieldKind
     label: str  # the text beside the field
     hint: str  # text below the field; "": none
-    is_required: bool  # the form is rejected without it
+    is_required: bool  # the API rejects a call without it; the form itself does not check that
     fault_kind: str  # the only kind of fault that has this parameter; "" for other fields
     value: str  # the entered texts or the default, joined by `, `, without those that are among `choices`; "": none
     choices: tuple[FieldChoice, ...] = ()  # of VMs, hosts, scopes and of a fixed list; () for other kinds

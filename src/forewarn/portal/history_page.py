@@ -61,7 +61,7 @@ class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
     scope: str = ""  # a name or id
     after: HistorySeq | None = None  # shows the oldest entries after this one; with `before`, the newest between them
     before: HistorySeq | None = None  # shows the newest entries before this one
-    limit: Annotated[int, Meta(ge=1, le=_MAX_PAGE_SIZE)] = 100  # entries on the page
+    limit: Annotated[int, Meta(ge=1, le=_MAX_PAGE_SIZE)] = 100  # entries on the page, up to 1,000
 
 
 class HistoryPage(BaseView, frozen=True, kw_only=True):

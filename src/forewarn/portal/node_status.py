@@ -51,7 +51,7 @@ class HostNodeRow(BaseView, frozen=True, kw_only=True):
     """The node of one host of the fleet as a row on the page of nodes. Names are JSON keys."""
 
     host: str  # the name of the host
-    state: str  # a HostNodeState
+    state: str  # a HostNodeState: answering, silent, stopped or absent
     since: float | None  # when it was last heard if it is silent or stopped, in POSIX seconds of real time; else None
     version: str  # of forewarn; "": not known
     hypervisor: str  # its name; "": not known

@@ -72,7 +72,7 @@ _MAX_LINES = 5
 class NoticeChart(BaseView, frozen=True, kw_only=True):
     """Two charts over time: notice promised and given, and why events started. Field names are JSON keys."""
 
-    span: str  # a key of CHART_SPANS
+    span: str  # a key of CHART_SPANS: 1h, 6h, 1d or 7d
     since: float  # lab time; later than the span begins if earlier starts are not known
     until: float  # lab time: the end of the last column, in which the current time is
     complete_since: float | None  # lab time; starts before it are not counted; None: all of the span are
@@ -230,9 +230,9 @@ def _column_title(column: NoticeColumn) -> str:
 def notice_chart(history: NoticeHistory, now: float, span: str, sees: ScopeFilter | None) -> NoticeChart:
     """Return the charts of a span of time, up to the end of the column that lab time `now` is in.
 
-    `span` is a key of CHART_SPANS, else this raises KeyError; "" stands for the shortest that shows every start of the
-    last seven days. The charts begin later than the span if earlier starts are not known. `sees` returns whether the
-    user may see the scope with an id; None: the user may see all.
+    `span` is a key of CHART_SPANS (1h, 6h, 1d or 7d), else this raises KeyError; "" stands for the shortest that shows
+    every start of the last seven days. The charts begin later than the span if earlier starts are not known. `sees`
+    returns whether the user may see the scope with an id; None: the user may see all.
     """
     chosen = span or _suitable_span(history.first_start(now - KEPT_S, sees), now)
     window = _window_for(chosen, now)

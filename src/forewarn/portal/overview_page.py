@@ -87,7 +87,7 @@ class CurrentRollout(BaseView, frozen=True, kw_only=True):
     id: str  # of its request
     impact: str  # update, migrate or reboot
     target: str  # what it covers, in words
-    progress: str  # a RolloutState
+    progress: str  # a RolloutState; of an open rollout mostly running or paused
     who: str  # the name of who requested it
     tally: RolloutTally  # its VMs by what happened to them
     ends_at: float | None  # when it probably ends, in lab time; None: it does not run

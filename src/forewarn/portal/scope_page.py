@@ -55,7 +55,11 @@ class RemovedVmView(BaseView, frozen=True, kw_only=True):
 
 
 class ScopePage(BaseView, frozen=True, kw_only=True):
-    """The page of one scope. Field names are JSON keys."""
+    """The page of one scope. Field names are JSON keys.
+
+    `document` has the events of all VMs, also if `is_narrow`. If the scope is not enabled, the first poll of a VM
+    enables it and receives the document, with incarnation 1.
+    """
 
     id: str  # such as `set:SUBSCRIPTION/GROUP/NAME` in lower case
     title: str  # such as `availability set web`
@@ -74,7 +78,7 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     more_events: int  # live events that are left out
     over: tuple[EventView, ...]  # past events, newest first, at most 20
     api_version: str  # of `document`
-    document: str  # JSON that VMs receive now or, if not `enabled`, with a first poll; all events, also if `is_narrow`
+    document: str  # JSON that its VMs receive now, indented
     is_narrow: bool  # each VM receives only the events that affect it
 
     @property

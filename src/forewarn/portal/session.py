@@ -81,7 +81,7 @@ _SIGNED_OUT_MESSAGE = "this session was signed out: sign in again"
 
 
 class SessionManager:
-    """Starts, resolves and ends portal sessions, which are signed cookies.
+    """Starts, resolves and ends portal sessions, which are signed cookies, valid for 12 hours (real time).
 
     Only ended sessions are stored; the constructor reads them from the store. Each request resolves the user's rights
     anew, so that a revocation counts at once. `sign_in` says whether users sign in here or at an external issuer;

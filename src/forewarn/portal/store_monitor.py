@@ -38,8 +38,8 @@ NOT_WRITABLE = StoreHealth(
 class StoreHealthMonitor:
     """Checks that the store accepts writes, and calls `on_change` with the new health when that changes.
 
-    A LiveUpdateHub has one. It checks only while `run` runs. `health` is the last known health, HEALTHY until a check
-    fails.
+    A LiveUpdateHub has one. It checks only while `run` runs, by writing a small value to the store every few seconds of
+    real time. `health` is the last known health, HEALTHY until a check fails.
     """
 
     def __init__(self, store: Store, on_change: Callable[[StoreHealth], None]) -> None:

@@ -61,8 +61,8 @@ class TimelineQuery(StrictBody, frozen=True, kw_only=True):
     scope: str = ""  # a name or id; "": all, as in the next three
     vm: str = ""  # a name, `group/name` or key, also of a removed VM
     rollout: str = ""  # an id or its beginning
-    kind: str = ""  # a key of KIND_LABELS; unlisted: events that no document shows
-    state: str = ""  # a key of STATE_LABELS; "" is the same as all
+    kind: str = ""  # an EventType such as Reboot, or unlisted: events that no document shows; exact letter case
+    state: str = ""  # live (not ended) or all; "": all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,8 @@ def read_budgets(context: RequestContext) -> BudgetsView:
 def budget_view(context: RequestContext, budget: Budget) -> BudgetView:
     """Return the view of a budget, with its use now; without groups if the budget is not set.
 
-    Does not check what the caller may see.
+    Groups have the most VMs out first; at most 1,000. Does not check what the caller may see. Raises Unavailable if the
+    store cannot be read.
     """
     uses = sorted(context.control.budgets.uses(budget), key=lambda use: (-len(use.out), use.title))
     return BudgetView(

@@ -47,7 +47,7 @@ class VmSupervisorInfo(Protocol):
 
     @property
     def state(self) -> str:
-        """The state of the VM: `running`, `frozen`, `down` or `ended`."""
+        """The state of the VM: `running`, `frozen`, `down` (shut down) or `ended` (its program has ended)."""
 
     @property
     def boot_id(self) -> str:

@@ -38,7 +38,7 @@ def request_key(context: RequestContext, route: ApiRoute, call: HandlerCall, key
 
     It follows from the caller, the idempotency key `key`, and what the call asks for. With another route, path, query
     or body, the same key has the same request id and another digest: it asks for something else. Its time is the
-    present real time; it never expires. Stores nothing.
+    present real time; it never expires, but is free again when the request is pruned. Stores nothing.
     """
     asked = {
         "method": route.method,
