@@ -258,6 +258,8 @@ def test_a_started_event_says_which_acts_are_in_progress() -> None:
     done = replace(event, acts=(an_act(event, at=NOON + 15 * MINUTE + 10),))
     assert event_explanation(done, again).now == event_explanation(done, facts_then).now
     assert "every act was performed" in event_explanation(done, facts_then).now[0]
+    failed = replace(event, acts=(an_act(event, ok=False),))
+    assert ", and the reboot of web-0 failed; it stays listed" in event_explanation(failed, facts_then).now[0]
     assert "reboot is in progress" in vm_explanation(WEB0, [working], facts_then).lines[0].detail
     texts = [line.text for line in event_explanation(working, facts_then).lines]
     assert texts[-1] == "it started: its notice of 15 min ended"

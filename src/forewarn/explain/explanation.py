@@ -300,7 +300,9 @@ def _running_acts_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
         if facts.hypervisor:
             yield f"The hypervisor is {facts.hypervisor}."
     else:
-        yield f"It started {since} ago, and every act was performed; it stays listed for the settling time."
+        failed = join_names([act.name for act in event.failed_acts])
+        result = f"the {verb_noun(event.rules.verb)} of {failed} failed" if failed else "every act was performed"
+        yield f"It started {since} ago, and {result}; it stays listed for the settling time."
 
 
 def _progress_sentences(event: Event, facts: ScopeFacts) -> Iterator[str]:
