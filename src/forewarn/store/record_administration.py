@@ -75,7 +75,7 @@ def migrate_record(url: str) -> str | None:
     except (DBAPIError, psycopg.Error) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = failure_text(cause) if isinstance(cause, psycopg.Error) else str(cause)
-        raise RecordUnavailable(f"{name} was not migrated ({reason}): nothing has changed there") from error
+        raise RecordUnavailable(f"{name} has not confirmed its migration ({reason}): migrate it again") from error
     finally:
         db.close()
     open_record(url).close()  # checks the result
