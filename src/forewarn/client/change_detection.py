@@ -142,8 +142,10 @@ def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[Kn
     A new event is a Scheduled, or a Started with `first`; a known one a Started when it has started, and a Gone when it
     is no longer listed, unless an unusable element may stand for it. With `observed.repeats_moved`, one that has not
     started and has another readable NotBefore is a Scheduled again. Other differences are kept, but are not changes.
-    Changes of known events come first, in their order, then new events in the document's; none has a `when_done`. A
-    STALE document changes nothing, a DOUBTFUL one only adds events never seen before (see `DocumentFreshness`).
+    Changes of known events come first, in their order, then new events in the document's; none has a `when_done`. The
+    outcome of a Gone is FINISHED if the event had started, else what the growth of the incarnation proves, else
+    FINISHED if this VM has rebooted for a Reboot or Redeploy of it, else UNKNOWN. A STALE document changes nothing, a
+    DOUBTFUL one only adds events never seen before (see `DocumentFreshness`).
     """
     freshness = document_freshness(known, observed)
     if freshness is DocumentFreshness.STALE:

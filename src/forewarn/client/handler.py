@@ -43,9 +43,9 @@ class Handler:
     Decorate functions before `run` or `arun`. Each takes one argument, the change. The decorators raise Rejected for a
     function that cannot be called with one argument, and for a kind that is not a text. Functions of one event are
     called one at a time, in the order of its changes and then of the decorators, but none waits for another's retry;
-    those of different events are called in parallel. `retry_s` are the delays in seconds before a function
-    that raised is called again; the last one repeats until the function returns or the event is gone (functions of
-    `gone`: until they return). `clock` measures them. Raises Rejected if `retry_s` is empty.
+    those of different events are called in parallel. `retry_s` are the delays in seconds before a function that raised
+    is called again; the last one repeats until the function returns or the event is gone (functions of `gone`: until
+    they return). `clock` measures them. Raises Rejected if `retry_s` is empty.
     """
 
     def __init__(

@@ -179,10 +179,10 @@ class HandlerScheduler:
     def job_failed(self, job: HandlerJob, error: Exception) -> None:
         """Take the error of a job, log it, and make the job due again after the next delay in `retry_s`.
 
-        There is no retry if a Gone of the event came after the task's change, or if an approval was Rejected: then the
-        task (the call of one function, with its approval) is over, and the last task of a change calls its `done()`, as
-        if it had succeeded. Raises the error, without logging it, if it is a Rejected of LearnVmName: the endpoint
-        refuses to give this VM's name.
+        There is no retry if a Gone of the event came after the task's change, or if an approval was Rejected (or a
+        subclass of it, such as NotFound): then the task (the call of one function, with its approval) is over, and the
+        last task of a change calls its `done()`, as if it had succeeded. Raises the error, without logging it, if it is
+        a Rejected of LearnVmName: the endpoint refuses to give this VM's name.
         """
         if isinstance(job, LearnVmName):
             self._is_learning_name = False

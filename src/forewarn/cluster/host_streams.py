@@ -71,19 +71,18 @@ class ActiveTerm(Protocol):
 
     @property
     def number(self) -> int:
-        """The term: the number of the lease, greater for each later holder."""
+        """The term: the number of the lease, greater for each later holder. It stays when the lease is lost."""
 
     @property
     def is_held(self) -> bool:
         """Whether this control node certainly holds the lease now.
 
-        While it does not, no order, complete state, refusal or heartbeat may be sent to host nodes; committed changes
-        may.
+        While it does not, no order, complete state, refusal or heartbeat may be sent; committed changes may.
         """
 
     @property
     def record_number(self) -> int:
-        """The number of the last commit to the record (PostgreSQL); 0 if the store has no record."""
+        """The last commit to the record (PostgreSQL) that this node knows, by number; 0 if there is no record."""
 
     @property
     def record_id(self) -> str:
@@ -111,10 +110,7 @@ class OnlyService:
 
 
 class FleetFacts(Protocol):
-    """What the streams to host nodes read of the committed fleet; hosts are named by key (lower case).
-
-    `CommittedFleet` implements it.
-    """
+    """What host streams read of the committed fleet, hosts by key (lower case). See `CommittedFleet`."""
 
     def host_name(self, host_key: str) -> str | None:
         """Return the name of the host with this key (its name in lower case); None for an unknown host."""
@@ -209,7 +205,10 @@ class HostStreams:
         self._spawn(self._send_heartbeats())
 
     async def close(self) -> None:
-        """Stop answering host nodes and sending heartbeats; may be called twice. The bus stays open."""
+        """Stop answering host nodes and sending heartbeats; may be called twice. The bus stays open.
+
+        Calls of VMs that are in progress are cancelled, and get no answer.
+        """
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe.clear()

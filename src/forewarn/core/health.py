@@ -89,7 +89,7 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     status: int = 200  # that the HTTP response must have; redirects are not followed
     body: str = ""  # text that it must contain; "": any
     command: tuple[str, ...] = ()  # program and arguments, run without a shell, with only PATH and FOREWARN_CHECK set
-    exit_status: int = 0  # that the command must end with; 75 is unclear, others are bad
+    exit_status: int = 0  # that the command must end with; 75 is unclear, others are bad, a signal is an error
     figure: OwnFigure | None = None  # the figure of this service to read; None: the check is of another kind
     interval_s: float = 60  # lab time from one measurement to the next: 1 s (a figure 10 s) to 24 h
     timeout_s: float = 10  # up to 300 real seconds for a command, or until a response begins, and as many for its body

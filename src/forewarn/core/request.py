@@ -123,8 +123,8 @@ class Rollout(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     impact: RolloutImpact
     hosts: tuple[str, ...] = ()  # either the VMs on these hosts (names, spelled as in the fleet)
     scope_id: str = ""  # or the VMs of this scope
-    tag: str = ""  # or the VMs with this tag: `name`, or `name=value`
-    location: str = ""  # or the VMs in this location
+    tag: str = ""  # or the VMs with this tag: `name`, or `name=value`, as in `WaveSpec.tag`
+    location: str = ""  # or the VMs in this location, ignoring letter case
     everything: bool = False  # or all VMs
     max_failures: int = 1  # it stops after this many failed VMs; 0: never
     calendar: MaintenanceCalendar | None = None  # when its events may start without an approval; None: at any time

@@ -34,7 +34,8 @@ class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
     Stored. It receives the statuses in `happenings` of events that affect a VM within the resource `over`; with
     `opted_in_only`, only VMs with `publish_outside` (whose owners publish their events) count. With `rollouts` it also
-    receives what happens to rollouts.
+    receives what happens to rollouts. Events that no document lists are left out. Messages come in the order of the
+    history, each repeated until the receiver accepts it, so one may come twice, and others wait for it.
     """
 
     id: str  # a GUID, lower case
