@@ -103,7 +103,7 @@ def vm_principal(vm_id: str) -> str:
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The authenticated caller of an operation, with all grants to it as they were when it was authenticated.
+    """The authenticated caller of an operation, and all grants to it when it was authenticated.
 
     Made anew for each request, so that a changed grant counts from the next request on.
     """

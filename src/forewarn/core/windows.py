@@ -488,7 +488,7 @@ def _recurrence_text(window: MaintenanceWindow) -> str:
 
 
 def blackout_text(blackout: BlackoutDates) -> str:
-    """Return the dates as `parse_blackout` reads them: `2026-12-24`, or `2026-12-24..2026-12-26` for several."""
+    """Return the dates as `parse_blackout` reads them: `2026-12-24`, or `2026-12-24..2026-12-26`."""
     return blackout.first if blackout.first == blackout.last else f"{blackout.first}..{blackout.last}"
 
 
