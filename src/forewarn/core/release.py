@@ -54,9 +54,10 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 
     An event without impact always waits, until it ends. For others, in this order: move, notice, maintenance window,
     hold, grace, silent hosts, Terminates of its placement group, update domain, gate. An approved event does not wait
-    for notice, window, hold, grace and silent hosts, one whose gate is released not for the last four. The move is
-    first because no approval starts an event while its VM is being moved, unless it evicts, deletes or deallocates the
-    VM; after the move, the event may not be needed. That the event is scheduled is not checked.
+    for notice, window, hold, grace and silent hosts; one whose gate is released waits for its notice, but not for
+    window, hold, grace and silent hosts. The move is first because no approval starts an event while its VM is being
+    moved, unless it evicts, deletes or deallocates the VM; after the move, the event may not be needed. That the event
+    is scheduled is not checked.
     """
     return (
         _recommendation_wait(event)

@@ -106,7 +106,8 @@ def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: 
     """Return what polls of the scope get now because of the replay; None: the scope's own document.
 
     It is None before the first step of a loop, after the end, and if there is an `interruption_reason`. `replay_id` is
-    the id of the replay's request. The document has the scope's incarnation and the notices of the last step shown.
+    the id of the replay's request, a GUID. The document has the scope's incarnation, and the notices of the last step
+    shown, with event ids and times of this loop.
     """
     if replay.ended or not replay.done or interruption_reason(replay, scope):
         return None

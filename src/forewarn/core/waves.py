@@ -340,7 +340,7 @@ def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
     """Return the waves of a rollout: a canary, one per share (in percent), and the rest.
 
     `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. Without a canary and shares
-    the result is (). The waves are called `canary`, such as `25 %` (a second one `25 % (2)`), and `rest`. Raises
+    the result is (). The waves are called `canary`, `25 %` (a second one of that size: `25 % (2)`) and `rest`. Raises
     InvalidRollout for another text, a number with more than 9 digits, a canary of 0 VMs and a share of 0.
     `require_valid_waves` checks everything else.
     """

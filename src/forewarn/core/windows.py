@@ -45,7 +45,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     """
 
     start: str  # local time of day, such as `02:00`, always with two digits
-    length_s: float  # seconds for which it stays open, 60 to 7 days
+    length_s: float  # seconds for which it stays open: one minute to 7 days
     zone: str  # IANA name, such as `Europe/Berlin`
     days: tuple[int, ...] = ()  # weekdays on which it opens, from 0 (Monday), ascending; (): any
     on: str = ""  # opens only on this date, such as `2026-12-05`; "": it opens again and again
