@@ -116,6 +116,13 @@ def test_a_migration_can_be_repeated(new_database: Callable[[str], str]) -> None
     assert run("migrate", url).output == f"The record has the schema of this release already ({REVISION}).\n"
 
 
+def test_a_migration_leaves_room_for_changes_of_rows(servers: ServerPair, new_database: Callable[[str], str]) -> None:
+    """A change of an event then writes the row alone, and no entry in the indexes of its table."""
+    migrate_record(new_database("roomy"))
+    options = servers.query("SELECT reloptions FROM pg_class WHERE relname = 'events'", database="roomy")
+    assert options == [(["fillfactor=70"],)]
+
+
 def test_a_failing_migration_changes_nothing(servers: ServerPair, new_database: Callable[[str], str]) -> None:
     url = new_database("occupied")
     servers.query("CREATE TABLE saved (in_the_way int)", database="occupied")
