@@ -233,10 +233,8 @@ def test_an_approved_event_behind_a_gate_waits_for_its_neighbours() -> None:
     """Spec §6.2, shared host."""
     event = an_event(cause=Cause.HOST_UPDATE, approved_at=NOON + 1, approved_by="web-0", host="h1")
     wait = StartWait(reason=WaitReason.GATE, text="the other VMs on host h1, which are not ready yet")
-    explanation = event_explanation(
-        event, facts_at(NOON + 2, waits={"E1": wait}, deliveries=[delivery_to(WEB0, NOON + 1)])
-    )
-    assert explanation.now[0] == (
+    facts = facts_at(NOON + 2, waits={"E1": wait}, deliveries=[delivery_to(WEB0, NOON + 1)])
+    assert event_explanation(event, facts).now[0] == (
         "It is scheduled, was approved by web-0, and waits for the other VMs on host h1, which are not ready yet."
     )
     assert (
