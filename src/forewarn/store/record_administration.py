@@ -48,7 +48,7 @@ _DEMANDED_STANDBY = """
 # Nearly every write changes rows of these. With room left on its page, a changed row needs no new entries in the
 # indexes, which cost the server and its standby more than the row.
 _CHANGED_TABLES = ("scopes", "vms", "hosts", "events", "gates", "requests")
-_LEAVE_ROOM = "; ".join(f"ALTER TABLE {name} SET (fillfactor = 70)" for name in _CHANGED_TABLES)
+_SET_FILLFACTOR = "; ".join(f"ALTER TABLE {name} SET (fillfactor = 70)" for name in _CHANGED_TABLES)
 _PUT_SAVED = "INSERT INTO saved (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 
@@ -77,7 +77,7 @@ def migrate_record(url: str) -> str | None:
             db.autocommit = False
             migrations.migrate_record_to_newest(db)
             db.autocommit = True
-        db.execute(_LEAVE_ROOM, prepare=False)
+        db.execute(_SET_FILLFACTOR, prepare=False)
     except (DBAPIError, psycopg.Error) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = failure_text(cause) if isinstance(cause, psycopg.Error) else str(cause)
