@@ -84,7 +84,7 @@ def _command(path: str, command: click.Command) -> str:
 
 def _help_parts(command: click.Command) -> Iterator[str]:
     """The paragraphs of the help; those that click keeps as they are become code blocks."""
-    for paragraph in inspect.cleandoc((command.help or "").partition("\f")[0]).split("\n\n"):
+    for paragraph in inspect.cleandoc((command.help or "").partition("\f")[0]).strip().split("\n\n"):
         if paragraph.startswith("\b"):
             yield _examples(_EXAMPLES.sub("\n", paragraph.removeprefix("\b")))
         else:
