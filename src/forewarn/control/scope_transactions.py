@@ -178,8 +178,8 @@ class ScopeTransactions:
         """Note that a gate cannot release before all these events are ready; () forgets what was noted before.
 
         Kept in memory only. As long as one of them is not ready, `run` does not wake the gate for commits of other
-        scopes than its own: the gate would only be decided as before. The gate must be due at their NotBefore, which is
-        the same for all, or earlier.
+        scopes than its own: the gate would only be decided as before. The gate must be due at their NotBefore, or
+        earlier; all have the same, which does not change while an event is scheduled.
         """
         self._awaited_events.pop(gate_id, None)
         if events:
