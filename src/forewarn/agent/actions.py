@@ -15,7 +15,7 @@ APPROVAL_CHECK_TASK, APPROVAL_TASK = "(gate)", "(approval)"  # not valid as name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSnapshot:
-    """The agent's state at one instant: everything that its next actions are decided from.
+    """The agent's state at one instant: everything that decides its next actions.
 
     Immutable; `AgentDaemon.snapshot` makes one for each decision.
     """
@@ -48,7 +48,7 @@ class StartStep:
 class ResumeStep:
     """Action: continue a step (or its undo) that is journalled as begun although no task runs it.
 
-    That is so after the agent was stopped or killed. `ActionRunner` carries it out.
+    This happens after the agent was stopped or killed. `ActionRunner` carries it out.
     """
 
     key: str  # of the event's record
@@ -61,8 +61,8 @@ class ResumeStep:
 class RecordStepEnd:
     """Action: only journal the end of a step (or undo) that was interrupted, or that is not run at all.
 
-    A step that is not run was cut (no time, or the event has started), skipped, or reused: it is done already for
-    another event.
+    A step that is not run was cut (no time, or the event has started), skipped, or reused, because it is already done
+    for another event.
     """
 
     key: str  # of the event's record
@@ -73,7 +73,7 @@ class RecordStepEnd:
 class StopStep:
     """Action: cancel a running task that still prepares for an event, because the event is gone.
 
-    The task runs a step, the approval check or the approval. Nothing is journalled before.
+    The task runs a step, the approval check or the approval. Nothing is journalled before the cancellation.
     """
 
     key: str  # of the event's record
@@ -106,7 +106,7 @@ class CloseEvent:
 class WaitUntil:
     """Says that nothing is to be done for an event before `until`, and what the event waits for.
 
-    It stands among the actions of `next_actions`; nothing is journalled or run for it.
+    `next_actions` returns it among the actions; nothing is journalled or run for it.
     """
 
     key: str  # of the event's record
@@ -122,11 +122,11 @@ AgentAction = (
 def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
     """Return the record as it must be journalled before the action is carried out; `record` is unchanged.
 
-    It journals nothing itself. It adds the begun run of a StartStep, the run of a RecordStepEnd, the try of a
-    RunApprovalCheck (without an answer yet; the time of the first try stays), or an approval in state ASKED; it closes
-    the record for CloseEvent. A resumed step gets `boot_id`, the current boot's, because a later reboot undoes what it
-    does now. Returns `record` itself for an action that is not journalled: a stop, a wait, or a resume in the same
-    boot. `now` is the server's time.
+    It adds the begun run of a StartStep, the run of a RecordStepEnd, the try of a RunApprovalCheck (without an answer
+    yet; the time of the first try stays), or an approval in state ASKED; for CloseEvent it closes the record. A resumed
+    step gets `boot_id`, the id of the current boot, because a later reboot undoes what it does now. Returns `record`
+    itself for an action that is not journalled: a stop, a wait, or a resume in the same boot. `now` is the server's
+    time. The function itself journals nothing.
     """
     match action:
         case StartStep():

@@ -23,8 +23,8 @@ HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 class BoardView:
     """What the readiness board, a folder shared by the agents of all VMs, showed when it was last read.
 
-    Names of VMs are in lower case, without a leading underscore (`normalize_vm_name`). VMs that never published are not
-    in it. `ReadinessBoard.publish_and_read` makes it.
+    Names of VMs are in lower case, without a leading underscore (`normalize_vm_name`). VMs that never published are
+    missing. `ReadinessBoard.publish_and_read` makes the view.
     """
 
     heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)  # seconds before this VM's own heartbeat, by VM
@@ -47,8 +47,8 @@ class ApprovalDecision:
 def approving_vm(resources: Sequence[str], board: BoardView, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> str:
     """Return the VM that approves an event for all: the first of `resources` that is alive; "" if none is.
 
-    `resources` are the VMs that the event lists, in its order. A VM is alive if the board has a heartbeat of it that is
-    at most `heartbeat_timeout_s` seconds old. The name is returned in lower case, without a leading underscore.
+    `resources` are the VMs that the event lists, in its order. A VM is alive if its heartbeat on the board is at most
+    `heartbeat_timeout_s` seconds old. The name is returned in lower case, without a leading underscore.
     """
     return next(
         (
@@ -72,12 +72,12 @@ def decide_for_all_vms(
 ) -> ApprovalDecision:
     """Decide whether this VM, `vm`, may approve an event now for all VMs that it lists, `resources`.
 
-    It may if all three hold: it is their `approving_vm`; every listed VM that is alive is ready for the event; and
-    every listed VM that is not alive was ready too, or `waited_s`, the seconds since this VM was ready, has reached
-    `absent_after_s` (None: wait for ever). A VM is alive if its heartbeat is at most `heartbeat_timeout_s` seconds old;
-    `board` has the heartbeats and the ready VMs. `event_id` is what `event_key` returns: the id in upper case.
-    `recheck_at` is never set: after a no, ask again every few seconds, because the answer may change with the time
-    alone.
+    It may if three conditions hold: this VM is their `approving_vm`; every listed VM that is alive is ready for the
+    event; and every listed VM that is not alive was ready as well, or `waited_s`, the seconds since this VM became
+    ready, has reached `absent_after_s` (None: wait for ever). A VM is alive if its heartbeat is at most
+    `heartbeat_timeout_s` seconds old; `board` has the heartbeats and the ready VMs. `event_id` is what `event_key`
+    returns: the id in upper case. `recheck_at` is never set: after a refusal, call this again every few seconds,
+    because time alone may change the decision.
     """
     approver = approving_vm(resources, board, heartbeat_timeout_s)
     if approver != normalize_vm_name(vm):
@@ -104,12 +104,12 @@ def _is_alive(name: str, board: BoardView, heartbeat_timeout_s: float) -> bool:
 def decide_by_approval_check(
     check: ApprovalCheckConfig, record: ApprovalCheckRecord | None, now: float
 ) -> ApprovalDecision:
-    """Decide whether to approve by what the approval check has answered so far; it does not run the check.
+    """Decide whether to approve, from the answers of the approval check so far; does not run the check.
 
-    `record` is None if the check has not run. The answer yes approves, and no is final: `recheck_at` is None. Without
-    an answer, `recheck_at` is when to run the check again or, if that is sooner, its deadline; a time that is not after
-    `now`, the server's time, means at once. The deadline is `deadline_s` after the first try. From then on `on_silence`
-    decides for good, and the check is not run again.
+    `record` is None if the check has not run. The answer "yes" approves the event, and "no" is final: `recheck_at` is
+    None. Without an answer, `recheck_at` is when to run the check again or, if that is sooner, its deadline; a time
+    that is not after `now`, the server's time, means at once. The deadline is `deadline_s` after the first try. From
+    then on `on_silence` decides for good, and the check is not run again.
     """
     if record is None:
         return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)

@@ -38,7 +38,7 @@ DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 class AgentConfig:
     """The agent's configuration, as `load_config` reads it from the agent's TOML file; immutable.
 
-    Only `load_config` and `parse_config` check the values; making one directly checks nothing.
+    Only `load_config` and `parse_config` check the values; the constructor does not.
     """
 
     endpoint: str | None = None  # URL of the metadata endpoint; None: the environment's, else discover it (spec §2.5)
@@ -71,7 +71,7 @@ class AgentConfig:
 
 
 def load_config(path: Path) -> AgentConfig:
-    """Read and validate the agent's TOML file, which must be UTF-8; `file` of the result is its path.
+    """Read and validate the agent's TOML file, which must be UTF-8; the result's `file` is its path.
 
     Raises Rejected if the file cannot be read or is not UTF-8, BadConfig with all its problems if it has any.
     """
@@ -88,9 +88,9 @@ def load_config(path: Path) -> AgentConfig:
 def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
     """Parse and validate the TOML text of an agent's file; `source` names the file in messages.
 
-    Raises BadConfig with all problems; among these are unknown keys, relative paths, no rules and no profile, and
-    `when-all-done` without a board. It opens no configuration file and no connection, so `file` of the result is None;
-    only the user of a `stop-processes` step is looked up in the system's user database.
+    Raises BadConfig with all problems, such as unknown keys, relative paths, neither rules nor a profile, or
+    `when-all-done` without a board. It opens no file and no connection, so the result's `file` is None; it only looks
+    up the user of a `stop-processes` step in the system's user database.
     """
     problems: list[ConfigProblem] = []
     try:

@@ -43,9 +43,9 @@ class BadConfig(Rejected):
 class ConfigTable:
     """Reads the keys of one table of the agent's TOML file, and collects problems instead of raising them.
 
-    For a wrong value a read_ method appends a problem and returns the default. `raw`, an attribute too, has the table's
-    values; `path` says where the table is in the file, and `lines` finds the line of a path. All tables of a file
-    append to one list `problems`. `title`, an attribute too, names the table in messages. Each read_ method marks its
+    For a wrong value a read_ method appends a problem and returns the default. `raw` has the table's values, and
+    `title` names the table in messages; both are attributes too. `path` says where the table is in the file, and
+    `lines` finds the line of a path. All tables of a file append to one list `problems`. Each read_ method marks its
     key as known, so that `reject_unknown_keys` accepts it.
     """
 
@@ -57,14 +57,14 @@ class ConfigTable:
         self._known_keys: list[str] = []
 
     def has(self, key: str) -> bool:
-        """Return whether the table contains the key, with any value; it does not count as reading the key."""
+        """Return whether the table contains the key, with any value; does not mark the key as known."""
         return key in self.raw
 
     def add_problem(self, key: str, what: str, remedy: str) -> None:
         """Append a problem to the list of the whole file, at the line of `key`; "" means the table itself.
 
-        `what` says what is wrong, `remedy` what to write instead, both for people. For a missing key the line is the
-        table's.
+        `what` says what is wrong, and `remedy` what to write instead; people read both. For a missing key the line is
+        the table's.
         """
         path = (*self._path, key) if key else self._path
         self._problems.append(ConfigProblem(line=self._lines.line_of(path), what=what, remedy=remedy))
@@ -97,9 +97,9 @@ class ConfigTable:
     def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
         """Return the words under `key`, given as a list or as one word, spelled as in `known`.
 
-        Letter case is ignored. The default applies only if the key is absent; [] gives an empty set. A word that is not
-        in `known` is left out, and a value that is not a list of strings gives an empty set; both are appended to the
-        file's problems. Marks the key as known.
+        Letter case is ignored. The default applies only if the key is absent; [] becomes an empty set. A word that is
+        not in `known` is left out, and a value that is not a list of strings becomes an empty set; both are appended to
+        the file's problems. Marks the key as known.
         """
         by_folded_name = {word.casefold(): word for word in known}
         if not self.has(key):
@@ -116,8 +116,8 @@ class ConfigTable:
     def read_choice(self, key: str, choices: tuple[str, ...], default: str) -> Any:
         """Return the value under `key`, one of `choices`; `default` if it is absent or wrong.
 
-        The spelling must be exactly that of the choice. A wrong value is appended to the file's problems. Marks the key
-        as known.
+        The spelling must match the choice exactly. A wrong value is appended to the file's problems. Marks the key as
+        known.
         """
         order = (default, *(choice for choice in choices if choice != default))
         return self._read_option(key, default, lambda: options.read_choice(self.raw, key, order))
@@ -148,8 +148,8 @@ class ConfigTable:
     def read_number(self, key: str, default: int | None, least: int, most: int) -> int | None:
         """Return the whole number under `key`, from `least` to `most` (both included); `default` if absent.
 
-        Of a list it returns the first number. A wrong value is appended to the file's problems and gives the default,
-        which may be None. Marks the key as known.
+        A wrong value is appended to the file's problems, and the default, which may be None, is returned. Marks the key
+        as known. If the value is a list, its first number is returned.
         """
 
         def read() -> int | None:
@@ -161,8 +161,8 @@ class ConfigTable:
     def read_seconds(self, key: str, default: T, *, least: float = 0.0) -> float | T:
         """Return the duration under `key` in seconds, given as "20s" or "15m" or as a whole number of seconds.
 
-        Returns `default` if the key is absent. A wrong value, one below `least` or over ten years, is appended to the
-        file's problems and gives the default. Marks the key as known.
+        Returns `default` if the key is absent. A wrong value, or one below `least` or over ten years, is appended to
+        the file's problems, and the default is returned. Marks the key as known.
         """
         self._known_keys.append(key)
         if not self.has(key):
@@ -181,7 +181,7 @@ class ConfigTable:
     def read_table(self, key: str) -> ConfigTable | None:
         """Return a reader of the sub-table `key`, which appends to the same list of problems.
 
-        None if the key is absent, or not a table (which is appended to the problems). Marks the key as known.
+        Returns None if the key is absent, or not a table (which is appended to the problems). Marks the key as known.
         """
         self._known_keys.append(key)
         raw = self.raw.get(key)
@@ -194,7 +194,8 @@ class ConfigTable:
     def read_tables(self, key: str) -> list[ConfigTable]:
         """Return a reader for each of the [[key]] tables, in order, all with the same list of problems.
 
-        [] if the key is absent, or not a list of tables (which is appended to the problems). Marks the key as known.
+        Returns [] if the key is absent, or not a list of tables (which is appended to the problems). Marks the key as
+        known.
         """
         self._known_keys.append(key)
         raw = self.raw.get(key, [])

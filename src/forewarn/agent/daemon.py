@@ -66,7 +66,7 @@ class ServerClock:
     async def sleep_until(self, at: float | None) -> None:
         """Sleep until this server time in POSIX seconds; None sleeps until cancelled.
 
-        It looks at the time at least every second (MAX_SLEEP_S), so it also ends soon after that time jumps.
+        It looks at the time at least every second (MAX_SLEEP_S), so it ends soon even if the server's time jumps.
         """
         while at is None or self.now() < at:
             await asyncio.sleep(MAX_SLEEP_S if at is None else min(MAX_SLEEP_S, at - self.now()))
@@ -80,9 +80,9 @@ VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt give
 class AgentDaemon:
     """One agent. Create it on a running event loop, await `run` or `run_once` once; `stop` ends `run`.
 
-    Creating it opens and locks the journal, which only `run` and `run_once` close; it raises Rejected if the journal
-    cannot be used, and sends nothing yet. None means the default: a client of the configured endpoint, no observer, the
-    server's clock, the kernel's boot id, `AgentJournal`. The server may hold a poll for `hold_s` seconds.
+    The constructor opens and locks the journal, which only `run` and `run_once` close; it raises Rejected if the
+    journal cannot be used, and sends nothing. None means the default: a client of the configured endpoint, no observer,
+    the server's clock, the kernel's boot id, `AgentJournal`. The server may hold a poll for `hold_s` seconds.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class AgentDaemon:
         """Watch for events and act on them until `stop` is called, then close the journal.
 
         It begins by ending commands that an earlier agent left running, pruning the journal and removing step folders
-        that no record needs (with an empty journal it moves them all aside). It acts on nothing, also no undo, before
-        the first answer of the endpoint. At the end running steps get the grace period; unfinished ones stay journalled
-        as begun. It waits out outages of the endpoint, and later of the disk; a step that fails raises nothing. Raises
-        Rejected if journal or cursor file cannot be used at the start, Unavailable if the journal cannot be written
-        then.
+        that no record needs (with an empty journal it moves them all aside). Before the endpoint's first answer it
+        takes no action, not even an undo. At the end running steps get the grace period; unfinished ones stay
+        journalled as begun. It waits out outages of the endpoint and, after the start, of the disk; a step that fails
+        raises nothing. At the start it raises Rejected if the journal or the cursor file cannot be used, Unavailable if
+        the journal cannot be written.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -150,7 +150,8 @@ class AgentDaemon:
         It begins as `run` does, by ending left-over commands and pruning, and closes the journal at the end. Steps that
         are due later, or wait for other VMs, are left to the next run. A step that fails raises nothing. It gives up
         after a few polls without an answer. Raises Unavailable if the endpoint does not answer or the journal cannot be
-        written, NotFound or Rejected if the endpoint refuses, Rejected also if journal or cursor file cannot be used.
+        written, NotFound or Rejected if the endpoint refuses, and Rejected if the journal or the cursor file cannot be
+        used.
         """
         try:
             await self._prepare(retry=False)
@@ -168,19 +169,20 @@ class AgentDaemon:
     def stop(self) -> None:
         """Make `run` end, and return at once; `run` first gives running steps the grace period.
 
-        Call it on the event loop, once or more; before `run` it makes that return at once. It has no effect on
-        `run_once`.
+        Call it on the event loop, once or more; if it is called before `run`, `run` returns at once. It has no effect
+        on `run_once`.
         """
         self._stopping.set()
 
     def reload(self, config: AgentConfig) -> None:
         """Use the rules, steps and grace period of a new configuration from now on, and wake the main loop.
 
-        Call it on the event loop. A running step continues as it began. Known events keep their rule by its name, with
-        what that name now says about approval and undo, and the steps they had planned; one whose rule is none or not
-        configured any more, and without step runs, is matched again. Raises Rejected, and changes nothing, if a setting
-        differs that only a restart can change (endpoint, vm, state, listen, board). Raises Unavailable, and keeps the
-        old configuration, if the journal cannot be written; events that were matched before that keep their new rule.
+        Call it on the event loop. A running step continues as it began. Known events keep the name of their rule, with
+        the new settings of that rule for approval and undo, and the steps planned for them; an event without step runs
+        that has no rule, or whose rule is no longer configured, is matched again. Raises Rejected, and changes nothing,
+        if it differs in a setting that only a restart can change (endpoint, vm, state, listen, board). Raises
+        Unavailable, and keeps the old configuration, if the journal cannot be written; events that were matched before
+        that keep their new rule.
         """
         fixed = [name for name in _FIXED_SETTINGS if getattr(config, name) != getattr(self._config, name)]
         if fixed:
@@ -228,9 +230,9 @@ class AgentDaemon:
     def reconcile(self) -> float | None:
         """Journal and take every action that is due; return the server time of the next one in POSIX seconds.
 
-        None if only a change of an event or the end of a task can cause one. It starts tasks and does not wait for
-        them. Raises Unavailable if the journal cannot be written; the actions before that are taken. `run` and
-        `run_once` call it.
+        Returns None if only a change of an event or the end of a task can cause one. It starts tasks and does not wait
+        for them. Raises Unavailable if the journal cannot be written; actions before the failure have been taken. `run`
+        and `run_once` call it.
         """
         actions = self._take_next_actions()
         # Each of these may allow further actions.
@@ -242,7 +244,8 @@ class AgentDaemon:
     def snapshot(self) -> AgentSnapshot:
         """Return what decisions are based on, as of now: open records, configuration, time, tasks and board.
 
-        It reads nothing from disk or network. Without a readiness board that part is an empty BoardView.
+        It reads nothing from disk or network. Without a readiness board, its part of the snapshot is an empty
+        BoardView.
         """
         return AgentSnapshot(
             open_records=self._journal.open_records,
@@ -256,9 +259,9 @@ class AgentDaemon:
         )
 
     def report(self) -> AgentReport:
-        """Return the agent's state for people, now: endpoint, problems, open events, and what they wait for.
+        """Return the agent's state now, for people: endpoint, problems, open events, and their waits.
 
-        The waits are those of the latest `reconcile`. Call it on the event loop.
+        The waits are as of the latest `reconcile`. Call it on the event loop.
         """
         snapshot, answered_at = self.snapshot(), self._client.answered_at
         board = self._board_synchronizer.problem if self._board_synchronizer is not None else ""

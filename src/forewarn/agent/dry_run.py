@@ -22,7 +22,7 @@ _APPROVAL_TEXTS = {
 class DryRun:
     """What the agent would do for one event, as texts for people; `dry_run_event` makes it."""
 
-    event: Event  # the event that it is about
+    event: Event  # the event that would be handled
     rule: str = ""  # the name of the rule that matches; "": none does, nothing would be done
     title: str  # one line: the event, the time left, and the rule or why nothing would be done
     steps: tuple[str, ...] = ()  # one text for each step of the rule in order: when it would begin, or that it is cut

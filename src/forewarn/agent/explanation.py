@@ -40,9 +40,10 @@ def explain_event(
 ) -> AgentExplanation:
     """Explain from its record what happened to an event: first seen, steps, approval, start, end, undo.
 
-    `rules` are those of the present configuration by name; they give the budgets of the steps, and whether an approval
-    is missing. `waits_for`, if not empty, becomes `now` of the result, instead of the state that the record shows. If
-    `is_agent_running` is False, `now` calls a step that has begun and not ended interrupted instead of running.
+    `rules` are the rules of the present configuration by name; they tell the budgets of the steps, and whether an
+    approval is missing. A `waits_for` that is not empty becomes the result's `now`, instead of the state that the
+    record shows. If `is_agent_running` is False, `now` calls a step that has begun but not ended "interrupted", not
+    "running".
     """
     preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf
@@ -71,7 +72,7 @@ def _with_sort_times(lines: Iterable[AgentExplanationLine], since: float) -> lis
 def promised_notice_s(record: EventRecord) -> float | None:
     """Return the seconds from when the event was first seen to the NotBefore given then, at least 0.
 
-    None if the event gave no NotBefore then.
+    Returns None if the event gave no NotBefore then.
     """
     return None if record.not_before is None else max(0.0, record.not_before - record.seen_at)
 
@@ -79,7 +80,7 @@ def promised_notice_s(record: EventRecord) -> float | None:
 def actual_notice_s(record: EventRecord) -> float | None:
     """Return the seconds from when the event was first seen to when it was seen started.
 
-    0.0 if it was first seen started; None if it was not seen started.
+    Returns 0.0 if it was first seen started; None if it was not seen started.
     """
     return None if record.started_at is None else record.started_at - record.seen_at
 
@@ -206,8 +207,8 @@ def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tupl
     """Return a pair for each step of the rule, in order: the step, and a text for each of `notices_s`.
 
     The text says when the step would begin for an event that is seen that many seconds before its NotBefore: `cut`, `at
-    once, late` (it may not end in time), `at once, by 10m before` (NotBefore, at the latest), or `10m before` if it
-    begins late, or has no time to spare.
+    once, late` (it may not end in time), `at once, by 10m before` (at the latest 10 minutes before NotBefore), or `10m
+    before` if the step begins late, or has no time to spare.
     """
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]
     return [

@@ -20,11 +20,11 @@ def build_pages(
 ) -> AgentPages:
     """Return the pages /health, /ready, /metrics and /state, by path, as functions that make each anew.
 
-    /health (JSON with `healthy` and `text`) is 503 once the endpoint is silent for 90 s (180 s before its first
-    answer), /ready (`ready` and `why`, a list) while a readiness step is in effect; else 200. /metrics is what
-    `metrics` renders. /state has the keys of `state_view`, `health` (the fields of EndpointHealth) and those that
-    `extra_state` returns, such as endpoint and problems, which replace keys of the same name. `get_snapshot` returns
-    the agent's current state. Nothing is served yet: `serve_pages` does that.
+    /health (JSON with `healthy` and `text`) has status 503 once the endpoint has been silent for 90 s (180 s before its
+    first answer), and /ready (JSON with `ready` and `why`, a list) while a readiness step is in effect; both otherwise
+    have 200. /metrics is what `metrics` renders. /state has the keys of `state_view`, `health` (the fields of
+    EndpointHealth) and the keys that `extra_state` returns, such as endpoint and problems, which replace keys of the
+    same name. `get_snapshot` returns the agent's current state. Nothing is served yet: `serve_pages` does that.
     """
 
     def status() -> MaintenanceStatus:

@@ -71,12 +71,12 @@ def parse_listen_address(text: str) -> tuple[str, int]:
 async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
     """Context manager: serve the pages by GET and HEAD at `listen` (host:port), and yield the port.
 
-    Port 0 picks a free one. It makes a page on the event loop at each request; one that raises is logged and becomes a
-    500. Unknown paths get a 404, other methods a 405, what is not HTTP a 400. Each connection gets one answer, and is
-    closed; one that is too slow (2 s to send the request, 5 s to take the answer), or the oldest if there are too many
-    (16 of one address, 64 in all), is closed without one. /state is refused (421) under a host name that is not this
-    machine's. The exit closes all connections. Raises Rejected if `listen` is not an address, Unavailable if it cannot
-    be used.
+    Port 0 means any free port. It makes a page on the event loop at each request; an error in that is logged and
+    becomes a 500. Unknown paths get a 404, other methods a 405, and anything that is not HTTP a 400. Each connection
+    gets one answer and is closed. A connection that is too slow (2 s to send the request, 5 s to take the answer), or
+    the oldest if there are too many (16 from one address, 64 in all), is closed without an answer. /state is refused
+    (421) under a host name that is not this machine's. Leaving the context closes all connections. Raises Rejected if
+    `listen` is not an address, Unavailable if it cannot be used.
     """
     host, port = parse_listen_address(listen)
     http_server = _HttpServer(pages, own_names=frozenset({"localhost", host.lower(), socket.gethostname().lower()}))

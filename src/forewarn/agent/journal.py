@@ -60,7 +60,7 @@ class JournalLock:
     """An exclusive lock on the journal at `path`; creating the object takes the lock.
 
     It locks the file `{path}.lock`, and creates it and its folder if needed. Raises Rejected at once if another process
-    holds the lock, or if the folder is not usable; it only waits, up to 5 s, for `is_journal_locked` in other
+    holds the lock, or if the folder is not usable; it waits, up to 5 s, only for `is_journal_locked` in other
     processes. The kernel releases the lock when the process ends.
     """
 
@@ -104,9 +104,9 @@ def _lock_exclusively(fd: int) -> None:
 
 
 def is_journal_locked(path: Path) -> bool:
-    """Return whether a process (an agent or a repair, this one too) has locked the journal at `path`.
+    """Return whether an agent or a repair, in any process, has locked the journal at `path`.
 
-    It does not wait. False if the lock file is absent or not readable.
+    It does not wait. Returns False if the lock file is absent or not readable.
     """
     try:
         fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
@@ -221,8 +221,8 @@ class JournalDamaged(Rejected):
 def unusable_journal_error(path: Path, error: Exception, config_file: Path | None = None) -> Rejected:
     """Return the error to raise for an error while the journal at `path` was read or opened.
 
-    It is JournalDamaged, whose message names the repair command, with `config_file` (the agent's) if given; for an
-    operational error that is not about the content (disk, permissions, lock) a plain Rejected: it cannot be opened.
+    It is JournalDamaged, whose message names the repair command, with the agent's `config_file` if given. For an
+    operational error that is not about the content (disk, permissions, lock) it is a plain Rejected.
     """
     if isinstance(error, sqlite3.OperationalError) and not _is_about_content(error):
         return _cannot_open_error(path, error)
@@ -289,8 +289,8 @@ def record_from_rows(
 ) -> EventRecord:
     """Build a record from its rows of the tables events, steps, approvals and consents (`checks`).
 
-    The runs keep the order of `steps`. Only the first row of `approvals` and `checks` counts; without one, the record
-    has none. Raises one of UNREADABLE_ROW_ERRORS if a value is not valid.
+    The runs keep the order of `steps`. Only the first row of `approvals` and of `checks` counts; without a row, the
+    record has no approval or check. Raises one of UNREADABLE_ROW_ERRORS if a value is not valid.
     """
     return EventRecord(
         key=row["key"],
@@ -366,15 +366,15 @@ class AgentJournal:
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Close the database and release the lock, if it has it; may be called twice."""
+        """Close the database and release the lock, if it is held; may be called twice."""
         self._opened.close()
 
     def save(self, *records: EventRecord) -> None:
         """Add the records, or update those with the same keys, in one transaction; durable when it returns.
 
-        An update keeps stored step runs (except cut ones), approval and approval check that the new record does not
-        have. Then updates `open_records`: a closed record is dropped there, but stays in the file until it is pruned.
-        Raises Unavailable, and changes nothing, if the file cannot be written.
+        An update keeps the stored step runs (except cut ones), approval and approval check that the new record lacks.
+        Then updates `open_records`: a closed record is dropped there, but stays in the file until it is pruned. Raises
+        Unavailable, and changes nothing, if the file cannot be written.
         """
         with self._transaction():
             next_number = self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()[0]
@@ -383,22 +383,22 @@ class AgentJournal:
         self.open_records = self.open_records.with_records(*records)
 
     def count_records(self, event_id: str) -> int:
-        """Return how many records, open and closed, have this `event_key`; Rejected if they cannot be read."""
+        """Return how many records, open and closed, have this `event_key`. Raises Rejected if unreadable."""
         ((count,),) = self._select("SELECT count(*) FROM events WHERE id = ?", event_id)
         return int(count)
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of all records, open and closed, first saved first; Rejected if they cannot be read."""
+        """Return the keys of all records, open and closed, first saved first. Raises Rejected if unreadable."""
         return tuple(row[0] for row in self._select("SELECT key FROM events ORDER BY number"))
 
     def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:
-        """Return the `limit` newest records, open and closed, newest first; -1: all. Rejected if unreadable."""
+        """Return the `limit` newest records (-1: all), open or closed, newest first; Rejected if unreadable."""
         return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
     def find_by_prefix(self, prefix: str) -> tuple[EventRecord, ...]:
         """Return the records, open and closed, whose key begins with `prefix` (ignoring case), oldest first.
 
-        () if none does; "" finds all. Raises Rejected if the file cannot be read, JournalDamaged if a record cannot.
+        Returns () if none does; "" finds all. Raises Rejected if the file is unreadable, JournalDamaged if a record is.
         """
         pattern = prefix.upper().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         return tuple(self._read_records("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))
@@ -425,7 +425,7 @@ class AgentJournal:
     def verify(self) -> None:
         """Check SQLite's pages and read every record, open and closed, and every stored value.
 
-        Raises JournalDamaged if one of them is not readable, Rejected if the file is not; changes nothing.
+        Raises JournalDamaged if a page, record or value is not readable, Rejected if the file is not; changes nothing.
         """
         problems = [row[0] for row in self._select("PRAGMA integrity_check(1)") if row[0] != "ok"]
         if problems:
@@ -437,8 +437,8 @@ class AgentJournal:
     def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
         """Delete all closed records except the newest `keep`, with their step runs and approvals.
 
-        The newest are those that were first saved last. Open records are not touched. Raises Unavailable if the file
-        cannot be written.
+        The newest records are those that were first saved last. Open records are not touched. Raises Unavailable if the
+        file cannot be written.
         """
         with self._transaction():
             self._db.execute(

@@ -66,13 +66,13 @@ class _SalvagedTable:
 
 
 def repair_journal(path: Path, step_folders: Path, now: float) -> JournalRepair:
-    """Replace a damaged journal with one that has everything readable; do not change an undamaged one.
+    """Replace a damaged journal with a new one that has everything readable; leave an undamaged one alone.
 
-    Returns what it kept and lost. Holds the journal's lock meanwhile. Copies the damaged file beside it, and moves the
-    folders below `step_folders` whose events are lost into a folder beside that; `now` (POSIX seconds) is part of both
-    names. Nothing is replaced until the new journal is complete. A step whose row is lost counts as failed. Raises
-    Rejected if an agent uses the journal, or if it does not exist, is of another version or cannot be read or copied;
-    Unavailable if the new one cannot be written; the copy, and folders that were moved before, stay then.
+    Returns what it kept and lost. Holds the journal's lock meanwhile. Keeps a copy of the damaged file beside the
+    journal, and moves the folders below `step_folders` whose events are lost into a folder beside `step_folders`; `now`
+    (POSIX seconds) is part of both names. Nothing is replaced until the new journal is complete. A step whose row is
+    lost counts as failed. Raises Rejected if an agent uses the journal, or if it does not exist, is of another version
+    or cannot be read or copied; Unavailable if the new one cannot be written; the copy and the moved folders then stay.
     """
     if not path.exists():
         raise Rejected(f"the journal {str(path)!r} does not exist: there is nothing to repair")

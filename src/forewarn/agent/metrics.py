@@ -39,7 +39,7 @@ class EndpointHealth:
 
 
 class EndpointHealthTracker:
-    """Tracks when the endpoint last answered and why it failed since; it begins when it is created.
+    """Tracks, from its creation on, when the endpoint last answered and why it has failed since.
 
     `clock` returns seconds from any origin, and is the machine's monotonic clock by default. It keeps everything in
     memory.
@@ -56,14 +56,14 @@ class EndpointHealthTracker:
         self._answered_at, self._last_error = self._clock(), ""
 
     def record_failure(self, reason: str) -> None:
-        """Record why a poll failed, instead of an earlier reason; the next answer clears it."""
+        """Record why a poll failed, replacing an earlier reason; the next answer clears it."""
         self._last_error = reason
 
     def health(self) -> EndpointHealth:
         """Return the endpoint's health now: not ok once the endpoint has been silent for too long.
 
         Too long is FIRST_ANSWER_LIMIT_S (180 s) from the creation without any answer, then SILENCE_LIMIT_S (90 s) from
-        the last answer. Before that a failure is ok too, with its reason as `text`.
+        the last answer. Before that the endpoint is ok even after a failure, whose reason is then the `text`.
         """
         now = self._clock()
         waited_s = now - (self._started_at if self._answered_at is None else self._answered_at)
@@ -105,8 +105,8 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 class AgentMetrics:
     """An `AgentObserver` that counts events, polls and steps for Prometheus, with the endpoint's health.
 
-    `steps` are the names of all configured steps, `endpoint_health` the tracker to use (None: a new one), also an
-    attribute. `read_time` returns the real time in POSIX seconds. Each object has a registry of its own; counts are in
+    `steps` are the names of all configured steps; `endpoint_health`, also an attribute, is the tracker to use (None: a
+    new one). `read_time` returns the real time in POSIX seconds. Each object has a registry of its own; counts are in
     memory only.
     """
 
@@ -151,9 +151,9 @@ class AgentMetrics:
         self._ready = self._gauge("ready", "1 if /ready answers 200, 0 while a readiness step is in effect.")
 
     def add_steps(self, names: Iterable[str]) -> None:
-        """Create the series of these steps at 0, after a reload; those that exist keep their values.
+        """Create the series of these steps at 0, after a reload; existing series keep their values.
 
-        Series of steps that are not named stay too.
+        Series of other steps stay.
         """
         labels = {"step": tuple(names), "phase": tuple(StepPhase), "outcome": ("done", "failed")}
         _with_all_labels(self._durations, labels)
@@ -170,7 +170,7 @@ class AgentMetrics:
         return _with_all_labels(histogram, labels)
 
     def poll_answered(self, lag_s: float) -> None:
-        """Count an answered poll, and add `lag_s` to the histogram of lags; a negative one counts as 0.
+        """Count an answered poll, and add `lag_s` to the histogram of lags; a negative lag counts as 0.
 
         `lag_s` is the seconds since the last answer, without the time for which the server held the poll; 0.0 for the
         first answer. It also sets the real time of the last answer, and records the answer in `endpoint_health`.
@@ -196,13 +196,13 @@ class AgentMetrics:
     def event_started(self, event: Event, notice_s: float) -> None:
         """Add the actual notice of an event that has started to its histogram, by the event's kind.
 
-        `notice_s` is the seconds from when the event was first seen to its start; a negative one counts as 0. An
+        `notice_s` is the seconds from when the event was first seen to its start; a negative notice counts as 0. An
         unknown kind counts as `other`.
         """
         self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def notice_missed(self, event: Event) -> None:
-        """Count, by kind, an event that was first seen started or after its NotBefore: without notice.
+        """Count, by kind, an event without notice: first seen when started, or after its NotBefore.
 
         An unknown kind counts as `other`. It does not check that the notice was missed.
         """
@@ -217,7 +217,7 @@ class AgentMetrics:
         self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        """Count a step that was cut (not run), by the step's name; `event` does not matter."""
+        """Count a step that was cut (not run), by the step's name; `event` is not used."""
         self._cuts.labels(step.name).inc()
 
     def event_approved(self, event: Event) -> None:

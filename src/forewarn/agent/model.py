@@ -15,7 +15,7 @@ OWN_VM = "own"  # value of a rule's `vms`: events that list the agent's own VM
 
 
 class StepPhase(StrEnum):
-    """Which half of a step is run: DO prepares for an event, UNDO undoes that after the event is gone.
+    """Which half of a step is run: DO prepares for an event, UNDO reverts that once the event is gone.
 
     The values are "do" and "undo".
     """
@@ -31,9 +31,9 @@ MAX_UNDO_TRIES = 1_000  # the highest `undo_tries`; stored as the tries of a fai
 class StepConfig:
     """One configured step, a [steps.NAME] table of the agent's file: a reaction, its budget, its policies.
 
-    A budget ends by the server's clock or in real time, whichever comes first. A step that was interrupted, and whose
-    `check` cannot tell whether it is in effect, is run again if `unclear` is `repeat`, and counts as done with `skip`,
-    as failed with `report`.
+    A budget ends by the server's clock or in real time, whichever comes first. If a step was interrupted, and its
+    `check` cannot tell whether it is in effect, `unclear` decides: `repeat` runs it again, `skip` counts it as done,
+    `report` as failed.
     """
 
     name: str  # as in [steps.NAME]
@@ -54,8 +54,8 @@ class StepConfig:
 class ApproveWhen(StrEnum):
     """When the agent approves an event, so that the event may start before its NotBefore.
 
-    NEVER ("never"); DONE ("when-done"): when this VM's steps for the event are done; ALL_DONE ("when-all-done"): when
-    those of all VMs that the event lists are done, by the readiness board.
+    NEVER ("never"). DONE ("when-done"): when this VM's steps for the event are done. ALL_DONE ("when-all-done"): when
+    the readiness board shows that the steps of all VMs that the event lists are done.
     """
 
     NEVER = "never"
@@ -137,23 +137,23 @@ class StepOutcome:
 
 
 class Reaction(Protocol):
-    """What a step does for an event, and how that is undone; each file in `reactions` implements one.
+    """What a step does for an event, and how to undo it; each file in `reactions` implements one.
 
-    The agent makes a new object for each call. It cancels a call when the step's budget ends, a `do` also when the
-    event is gone, and any when the agent stops; it waits 2 s for the call to end, then goes on without it. `undo` must
-    work after that too. An exception counts as a failure.
+    The agent makes a new object for each call. It cancels a call when the step's budget ends or the agent stops, and a
+    `do` also when the event is gone; it waits 2 s for the call to end, then goes on without it. `undo` must work even
+    after that. An exception counts as a failure.
     """
 
     async def do(self, context: StepContext) -> StepOutcome:
         """Prepare for the event, and return the outcome; it must be safe to run again.
 
-        It may run again, in the same folder: to resume it after the agent was interrupted, or for another event that
-        needs the step. It fails if the outcome is not `ok`, if it raises, or if it is cancelled, because its budget has
-        ended or the event is gone. A failed `do` is not tried again for this event, but undone when the event is gone.
+        It may run again in the same folder, to resume after the agent was interrupted, or for another event that needs
+        the step. It fails if the outcome is not `ok`, if it raises, or if it is cancelled because its budget has ended
+        or the event is gone. A failed `do` is not tried again for this event, but undone when the event is gone.
         """
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Restore the state before `do`, also if `do` failed or was cancelled; return the outcome.
+        """Restore the state before `do`, even if `do` failed or was cancelled; return the outcome.
 
         It fails if the outcome is not `ok`, if it raises, or if its budget ends. Then it is tried again after 10
         seconds, doubled each time up to 5 minutes, at most `undo_tries` times in all (a setting of the step).
@@ -162,6 +162,6 @@ class Reaction(Protocol):
     async def check(self, context: StepContext) -> bool | None:
         """Return whether `do` is in effect now; None if that cannot be determined.
 
-        The agent asks this before it resumes an interrupted `do` or `undo`, to decide whether to run that again, unless
-        the step is `repeatable`. An exception or the end of the budget counts as None.
+        Unless the step is `repeatable`, the agent calls this before it resumes an interrupted `do` or `undo`, to decide
+        whether to run it again. An exception or the end of the budget counts as None.
         """

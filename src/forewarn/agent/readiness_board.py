@@ -43,11 +43,10 @@ class ReadinessBoard:
     def publish_and_read(self, ready: Iterable[str], listed: Iterable[str]) -> BoardView:
         """Publish this VM's heartbeat and the events it is ready for; return what all VMs have published.
 
-        `ready` are the `event_key`s for which this VM is ready; for those of `listed` that are not among them it
-        withdraws its readiness. The view has, for each VM, how many seconds before this VM's new heartbeat its own was
-        and, for each event of `listed`, the ready VMs, with what this VM has just published. Blocks; creates folders
-        that are missing. Names of VMs in the view are in lower case, without a leading underscore. Raises OSError; what
-        was published before that stays.
+        `ready` are the `event_key`s for which this VM is ready; for all others of `listed` it withdraws its readiness.
+        The view has the age of each VM's heartbeat, in seconds before this VM's new one, and the ready VMs for each
+        event of `listed`, with what this VM has just published. Names of VMs in the view are in lower case, without a
+        leading underscore. Blocks; creates missing folders. Raises OSError; what was published before the error stays.
         """
         event_ids, ready_ids = frozenset(listed), frozenset(ready)
         own_heartbeat_at = _touch(self._folder / "alive" / self._name)
@@ -68,7 +67,7 @@ class ReadinessBoard:
     def remove_event(self, event_id: str) -> None:
         """Withdraw this VM's readiness for an event (`event_key`) that is gone; ignore errors.
 
-        It removes the event's folder from the board too, if no other VM has a file in it. Blocks on the file system.
+        It also removes the event's folder from the board, if no other VM has a file in it. Blocks on the file system.
         """
         with suppress(OSError):
             (self._event_folder(event_id) / self._name).unlink(missing_ok=True)
@@ -106,10 +105,10 @@ LOG = logging.getLogger("forewarn.agent")
 
 
 class BoardSynchronizer:
-    """Publishes this VM's readiness on the board and reads that of all VMs, regularly and when woken.
+    """Publishes this VM's readiness on the board and reads all VMs' readiness, regularly and when woken.
 
-    `get_snapshot` returns the agent's current state, `on_change` is called when `view` has changed. `view` is the board
-    as last read while an event was listed that needs all VMs for its approval, empty before; `problem` says why the
+    `get_snapshot` returns the agent's current state; `on_change` is called when `view` has changed. `view` is the board
+    as last read while a listed event needed all VMs for its approval, and is empty before that. `problem` says why the
     board could not be used at the last try ("": it could, or was not tried yet). It does nothing before `run` or
     `synchronize`.
     """
@@ -141,12 +140,12 @@ class BoardSynchronizer:
                     await self._woken.wait()
 
     async def synchronize(self) -> None:
-        """Publish this VM's heartbeat and readiness and read those of all VMs, once, in a thread.
+        """Publish this VM's heartbeat and readiness, and read all VMs', once, in a thread.
 
-        It publishes the heartbeat in any state; readiness only for the listed events whose rule approves when all VMs
-        are done. For events that are not among these any more it withdraws what this object had published, not what an
-        earlier process had. Only if there are such events does it update `view`, and calls `on_change` if that differs.
-        An OSError is logged and becomes `problem`.
+        It always publishes the heartbeat, but readiness only for listed events whose rule approves when all VMs are
+        done. Only if there are such events does it update `view`, and call `on_change` if the view differs. For events
+        that no longer qualify, it withdraws what this object published, but not what an earlier process did. An OSError
+        is logged and becomes `problem`.
         """
         snapshot = self._snapshot()
         shared = [record for record in snapshot.open_records if _needs_all_vms(record, snapshot)]

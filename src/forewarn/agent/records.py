@@ -14,10 +14,10 @@ from forewarn.agent.model import Event, StepPhase
 class StepState(StrEnum):
     """The state of one run of a step, or of its undo, in the journal.
 
-    BEGUN: running, or interrupted. DONE: it succeeded, counts so after an interruption, or was already done for another
-    event. FAILED: perhaps done in part; a step is undone later, an undo may be tried again. CUT: not run, because there
-    was no time or the event had started; due again if the event is postponed. SKIPPED: not run for another reason. The
-    values are the names in lower case.
+    BEGUN: running, or interrupted. DONE: it succeeded, counts as done after an interruption, or was already done for
+    another event. FAILED: perhaps done in part; a step is undone later, and an undo may be tried again. CUT: not run,
+    because there was no time or the event had started; due again if the event is postponed. SKIPPED: not run for
+    another reason. The values are the names in lower case.
     """
 
     BEGUN = "begun"  # running, or interrupted
@@ -110,18 +110,18 @@ class EventRecord:
     approval_check: ApprovalCheckRecord | None = None  # None: not run yet
 
     def step_run(self, step: str, phase: StepPhase = StepPhase.DO) -> StepRun | None:
-        """Return the run of this step in this phase, also one that was cut or skipped; None if there is none."""
+        """Return the run of this step in this phase, even one that was cut or skipped; None if there is none."""
         return next((run for run in self.step_runs if run.step == step and run.phase == phase), None)
 
     def with_step_run(self, run: StepRun) -> EventRecord:
-        """Return a copy with this run as the last one, instead of that of the same step and phase, if any."""
+        """Return a copy with this run as the last one, replacing a run of the same step and phase."""
         others = tuple(each for each in self.step_runs if (each.step, each.phase) != (run.step, run.phase))
         return replace(self, step_runs=(*others, run))
 
     def holder_of(self, step: str) -> str:
         """Return the key of the event for which the step was first tried, and whose step folder it uses.
 
-        It is this record's own key, also without a run, unless the run was continued or reused from another event.
+        It is this record's own key, even without a run, unless the run was continued or reused from another event.
         """
         run = self.step_run(step)
         return run.holder if run and run.holder else self.key
@@ -131,10 +131,10 @@ _MAX_FOLDER_NAME = 120  # of the 255 bytes that file systems allow
 
 
 def event_folder_name(key: str) -> str:
-    """Return a safe folder name for the key of an event, another one for each key.
+    """Return a safe folder name for the key of an event; different keys have different names.
 
-    A server may send any text as id. The name is the key, quoted like a part of a URL, or its SHA-256 in hex if that is
-    longer than 120 characters.
+    The name is needed because a server may send any text as id. It is the key, quoted like a part of a URL, or the
+    key's SHA-256 in hex if the quoted key is longer than 120 characters.
     """
     name = quote(key, safe="#").replace(".", "%2E")
     return name if len(name) <= _MAX_FOLDER_NAME else sha256(key.encode("utf-8", "replace")).hexdigest()
@@ -154,9 +154,9 @@ class OpenRecords:
         return next((record for record in self.records if record.key == key), None)
 
     def with_records(self, *records: EventRecord) -> OpenRecords:
-        """Return a copy with each of these in the place of the record with its key, else added last, in order.
+        """Return a copy in which each of these replaces the record with its key, or is added last, in order.
 
-        Closed records among these are removed instead. Nothing is journalled.
+        Closed records among them are removed instead. Nothing is journalled.
         """
         by_key = {record.key: record for record in (*self.records, *records)}  # keeps the place of the first
         return replace(self, records=tuple(record for record in by_key.values() if not record.closed))

@@ -28,24 +28,24 @@ class AgentObserver(Protocol):
     def poll_answered(self, lag_s: float) -> None:
         """Called when the endpoint gave a usable answer to a poll, and its changes were journalled.
 
-        A usable answer is a document, or that it has not changed; an error status is none. If the changes could not be
-        journalled, `poll_failed` is called instead. `lag_s` is the real time since the answer of the last such call, in
-        seconds (so it spans a time without journal), without the time for which the server held the latest poll open to
-        wait for a change; 0.0 for the first answer.
+        A usable answer is a document, or the answer that it has not changed; an error status is not usable. If the
+        changes could not be journalled, `poll_failed` is called instead. `lag_s` is the real time in seconds since the
+        answer of the previous such call (so it includes time in which the journal could not be written), without the
+        time for which the server held the latest poll open; it is 0.0 for the first answer.
         """
 
     def poll_failed(self, reason: str) -> None:
-        """Called when a poll, or the question for this VM's name, got no usable answer.
+        """Called when a poll, or the request for this VM's name, got no usable answer.
 
-        It is also called if the endpoint refused, if a change of events could not be journalled, or if the cursor file
-        cannot be used. `reason` is for people.
+        It is also called if the endpoint refused, a change of events could not be journalled, or the cursor file cannot
+        be used. `reason` is for people.
         """
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
         """Called when an event is new to the agent, with `notice_s` seconds of the server's time left.
 
-        0.0 if its NotBefore has passed; None if it has already started, or gives no readable NotBefore. Also called for
-        events that list only other VMs, and for one that was gone and came again.
+        `notice_s` is 0.0 if its NotBefore has passed; None if it has already started, or has no readable NotBefore.
+        Also called for events that list only other VMs, and for an event that was gone and is listed again.
         """
 
     def notice_missed(self, event: Event) -> None:
@@ -55,18 +55,18 @@ class AgentObserver(Protocol):
         """
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """Called when an event that was seen scheduled has started, also one that lists only other VMs.
+        """Called when an event that was seen scheduled has started, even one that lists only other VMs.
 
         `notice_s` is the seconds of the server's time since the agent first saw it; it may be negative if that time was
         corrected. Not called for an event that was first seen started.
         """
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        """Called when a step or its undo was run and has ended after `took_s` real seconds, also if it failed.
+        """Called when a run of a step or its undo has ended, or failed, after `took_s` real seconds.
 
         `phase` says which of the two ran, `outcome` how it ended. Not called for a step that was cut, skipped or
-        reused, nor for one that a check ended after an interruption. Nor is it called if its end could not be
-        journalled, or if the agent stopped before.
+        reused, nor for an interrupted one that a check found ended. Nor is it called if the end could not be
+        journalled, or if the agent stopped first.
         """
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
@@ -83,7 +83,7 @@ class AgentObserver(Protocol):
 
 
 class NullObserver:
-    """An `AgentObserver` that ignores everything; the agent uses it if it is given no other."""
+    """An `AgentObserver` that ignores everything; the agent's default."""
 
     def poll_answered(self, lag_s: float) -> None:
         """Do nothing; `lag_s` is how late the answer was, in seconds."""
@@ -92,7 +92,7 @@ class NullObserver:
         """Do nothing; `reason` says why the poll failed, for people."""
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """Do nothing; `notice_s` is the seconds of notice left, None if there are none or they are unknown."""
+        """Do nothing; `notice_s` is the seconds of notice left, None if there is none or it is unknown."""
 
     def notice_missed(self, event: Event) -> None:
         """Do nothing."""
@@ -164,8 +164,8 @@ def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new:
     """Log, and tell the observer, that an event is new, has started or is gone; only log other changes.
 
     `record` is the event's record after the change, `is_new` says that it had none before, `now` is the server's time.
-    For a new event that lists `vm`, this VM, and has no notice left it reports the missed notice too. The observer does
-    not hear of another NotBefore.
+    It also reports the missed notice of a new event that lists `vm`, this VM, and has no notice left. The observer is
+    not notified of a changed NotBefore.
     """
     event, left = record.event, notice_left_s(record.event, now)
     if record.gone_at is not None:
@@ -188,8 +188,8 @@ def report_step_end(
 ) -> None:
     """Log, as a warning, the end of a step or undo that was not run: cut, skipped, reused or interrupted.
 
-    `record` is the event's, `action` the end that was journalled. Tells the observer only if the step was cut and is in
-    `steps`, the configured ones by name.
+    `record` is the event's record, `action` the end that was journalled. Notifies the observer only if the step was cut
+    and is in `steps`, the configured steps by name.
     """
     run = action.step_run
     LOG.warning("%s %s %s for %s: %s", run.phase, run.step, run.state, record.key, run.text)

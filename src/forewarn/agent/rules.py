@@ -52,7 +52,7 @@ def has_started(event: Event) -> bool:
 def notice_left_s(event: Event, now: float) -> float | None:
     """Return the seconds from `now` (server time) until NotBefore; 0 after it or after the event's start.
 
-    None if the event has not started and the server gave no readable NotBefore.
+    Returns None if the event has not started and the server gave no readable NotBefore.
     """
     if has_started(event):
         return 0.0
@@ -141,8 +141,8 @@ PROFILE_NOTICE_S = {"fifteen-minutes": 900.0, "thirty-seconds": 30.0, "seven-day
 def excess_budget_s(profile: str, steps: Sequence[StepConfig]) -> float:
     """Return the seconds by which steps that are never cut, with the margin, exceed the profile's notice.
 
-    0 if they fit. `profile` is a key of PROFILES, else KeyError is raised. The margin is the least of the profile's
-    rules that run steps.
+    Returns 0 if they fit. `profile` is a key of PROFILES; raises KeyError otherwise. The margin is the smallest of the
+    profile's rules that run steps.
     """
     margin_s = min(rule.margin_s for rule in PROFILES[profile](()) if rule.name != "a short freeze")
     needed_s = sum(step.budget_s for step in steps if step.cut is None)

@@ -83,10 +83,10 @@ CANCEL_TIMEOUT_S = 2.0  # for a cancelled reaction to end
 class ActionRunner:
     """Runs actions as asyncio tasks: steps, approval checks and approvals, one task for each.
 
-    A task saves its end in the journal. `client` sends the approvals; `observer` hears of ended steps and approvals.
-    `on_change` is called when a task does not count as running any more: it has ended or was cancelled. One whose end
-    could not be journalled counts as running for FAILED_TASK_DELAY_S (5 s) more. Use it on the event loop. `context`
-    has the agent's configuration and clock.
+    A task saves its end in the journal. `context` has the agent's configuration and clock, `client` sends the
+    approvals, and `observer` is notified of ended steps and approvals. `on_change` is called when a task no longer
+    counts as running, because it has ended or was cancelled. A task whose end could not be journalled counts as running
+    for another FAILED_TASK_DELAY_S (5 s). Use it on the event loop.
     """
 
     def __init__(
@@ -106,16 +106,17 @@ class ActionRunner:
     def running_tasks(self) -> frozenset[TaskKey]:
         """The keys of the tasks that count as running now: of steps, undos, approvals and approval checks.
 
-        A key is the key of the event with the step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK. A copy.
+        A key is the event's key with the step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK. The set is a copy.
         """
         return frozenset(self._tasks)
 
     def start(self, action: AgentAction) -> None:
         """Start the task for an action, which is already journalled, and return at once.
 
-        A StopStep instead cancels its task, if that runs; a step then ends as failed. A step whose `check` was running,
-        an approval and its check stay as journalled. Does nothing for RecordStepEnd, CloseEvent and WaitUntil. The step
-        of the action must not be running: that is not checked. Call it on the event loop.
+        A StopStep instead cancels its task, if it is running: a step then ends as failed, while an approval, an
+        approval check and a step whose `check` was running stay as journalled. Does nothing for RecordStepEnd,
+        CloseEvent and WaitUntil. The action's step must not be running already, which is not checked. Call it on the
+        event loop.
         """
         match action:
             case StartStep(key=key, step=step, phase=phase):
@@ -317,8 +318,8 @@ async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -
 
     A command gets the event on stdin as JSON and in its environment, answers by exit status 0 or 1, and is ended when
     the context's time is over; its output goes to gate.log in the context's folder. A webhook gets the event by POST as
-    JSON, and answers by {"approve": true or false} in a 2xx within `timeout_s`. Failures and timeouts are no answer; it
-    does not raise them. It journals nothing.
+    JSON, and answers by {"approve": true or false} in a 2xx within `timeout_s`. Failures and timeouts count as no
+    answer, and are not raised. It journals nothing.
     """
     return await (_check_by_command(check, context) if check.command else _check_by_webhook(check, context))
 
@@ -359,7 +360,7 @@ def make_step_folder(root: Path, key: str, step: str) -> Path:
 def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
     """Yield the keys of the events whose step folders these records need; a key may come repeatedly.
 
-    These are their own keys, and those of events whose runs of a step they share.
+    They are the records' own keys, and the keys of events with which they share runs of a step.
     """
     for record in records:
         yield record.key
@@ -369,8 +370,8 @@ def keys_with_step_folders(records: Iterable[EventRecord]) -> Iterator[str]:
 def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
     """Yield the folders directly below `root` that belong to no event of `keys`, sorted by name.
 
-    `keys` are those that `keys_with_step_folders` yields: a record may need the folder of another event. Yields nothing
-    if `root` does not exist; deletes nothing.
+    `keys` come from `keys_with_step_folders`, because a record may need the folder of another event. Yields nothing if
+    `root` does not exist; deletes nothing.
     """
     kept = {event_folder_name(key) for key in keys}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
@@ -381,7 +382,7 @@ def stale_step_folders(root: Path, keys: Iterable[str]) -> Iterator[Path]:
 def set_step_folders_aside(root: Path, now: float) -> Path | None:
     """Rename `root`, the folder of all step folders; return its new path, None if it is missing or empty.
 
-    The new name adds `.damaged-` and `now` (POSIX seconds) as time stamp. Raises OSError.
+    The new name ends in `.damaged-` and a time stamp of `now` (POSIX seconds). Raises OSError.
     """
     if not root.is_dir() or not any(root.iterdir()):
         return None

@@ -46,9 +46,9 @@ class MaintenanceStatus:
 
 
 def maintenance_status(open_records: OpenRecords, steps: Mapping[str, StepConfig], vm: str) -> MaintenanceStatus:
-    """Compute the status from the open records; `steps` are the configured ones by name, `vm` is this VM.
+    """Compute the status from the open records; `steps` are configured steps by name, `vm` is this VM.
 
-    A step that is not configured any more does not hold the readiness.
+    A step that is no longer configured does not hold back readiness.
     """
     return MaintenanceStatus(
         listed=tuple(record.event for record in open_records if record.gone_at is None),
@@ -103,8 +103,8 @@ class AgentReport:
 def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
     """Return a pair for each open record, oldest first: the record, and the schedule of its steps to come.
 
-    The schedule is that of `remaining_schedule`: the steps without a run yet. The open records include events that are
-    gone and not closed; their schedule has no meaning.
+    The schedule comes from `remaining_schedule`, and has the steps without a run yet. The open records include events
+    that are gone but not closed; their schedule has no meaning.
     """
     return tuple((record, remaining_schedule(record, snapshot)) for record in snapshot.open_records)
 
@@ -131,11 +131,11 @@ JsonObject = dict[str, Any]
 def state_view(snapshot: AgentSnapshot) -> JsonObject:
     """Return the JSON object of the agent's page /state. Times are the server's, in POSIX seconds.
 
-    Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (a list of ReadinessHold as objects) and `events`: an
-    object for each open record, oldest first. That has key, id and other facts of the event, its `rule`, `status`
-    (`Gone` once it is) and `outcome`, times, `notice_promised_s` and `notice_got_s`, `steps` (each with `name`, `use`,
-    `budget_s`, `due_at`, `latest_at`, `do` and `undo`), `approval`, `gate` (the approval check), `waits_for` and
-    `waits_until`. What is not known is None or "".
+    Its keys are `vm`, `now`, `in_maintenance`, `ready`, `holds` (a list of ReadinessHold as objects) and `events`, with
+    an object for each open record, oldest first. Each object has key, id and other facts of the event, its `rule`,
+    `status` (`Gone` once it is) and `outcome`, times, `notice_promised_s` and `notice_got_s`, `steps` (each with
+    `name`, `use`, `budget_s`, `due_at`, `latest_at`, `do` and `undo`), `approval`, `gate` (the approval check),
+    `waits_for` and `waits_until`. What is not known is None or "".
     """
     status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
     waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}

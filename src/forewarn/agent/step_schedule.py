@@ -40,11 +40,11 @@ def schedule_steps(
 ) -> tuple[ScheduledStep, ...]:
     """Schedule the steps one after the other, so that their budgets end `margin_s` before `not_before`.
 
-    Only computes; `now` and `not_before` are POSIX seconds. If the steps do not fit, those with a `cut` number are cut,
-    lowest first, of equal ones the last; if the rest does not fit either, it is marked late and scheduled from `now`
-    on. A step with begin `at-once` is due now, a `late` one at its `latest_at`; `begin` is for steps that do not say.
-    Returns all steps in their order, also those that are cut. With `not_before` None all are due now, and none is cut
-    or late.
+    Only computes; `now` and `not_before` are POSIX seconds. Returns all steps in their order, including those that are
+    cut. A step with begin `at-once` is due now, a `late` one at its `latest_at`; `begin` applies to steps that do not
+    set their own. If the steps do not fit, those with a `cut` number are cut, lowest number first and, of equal
+    numbers, the last step first; if the rest still does not fit, it is marked late and scheduled from `now` on. If
+    `not_before` is None, all are due now, and none is cut or late.
     """
     if not_before is None:
         return tuple(ScheduledStep(step=step, due_at=now, latest_at=now) for step in steps)

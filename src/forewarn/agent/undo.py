@@ -29,8 +29,8 @@ def undo_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[Agent
     """Yield the one next action for an event that is gone: undo or end one step, wait, or close.
 
     It only decides. It goes through the steps that were tried, in reverse order of the plan. While tasks of the event
-    run, it yields only a StopStep for each that still prepares: the `do` of a step, an approval check or an approval.
-    So it yields nothing while an undo runs.
+    run, it yields only a StopStep for each task that still prepares (the `do` of a step, an approval check or an
+    approval), so it yields nothing while an undo runs.
     """
     running = [name for key, name in snapshot.running_tasks if key == record.key]
     if running:
@@ -133,8 +133,8 @@ def _reason_not_to_undo(record: EventRecord, step: StepConfig, snapshot: AgentSn
 def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
     """Return whether a reboot has undone the step for this event.
 
-    That is so if the step does not survive reboots, and was tried for the event in another boot. False if the event has
-    no run of the step yet, and if the step was cut or skipped: then there is nothing to undo.
+    It has if the step does not survive reboots, and was tried for the event in another boot. Returns False if the event
+    has no run of the step yet, or if the step was cut or skipped: then there is nothing to undo.
     """
     run = record.step_run(step.name)
     if step.survives_reboot or run is None or run.state not in TRIED_STATES:

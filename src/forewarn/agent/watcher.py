@@ -27,12 +27,12 @@ JOURNAL_RETRY_S = 1.0  # the longest time between two polls while the journal ca
 class EventWatcher:
     """Polls the endpoint and passes the changes of events to `on_changes`, all changes of a poll at once.
 
-    Changes count as handled once `on_changes` has returned, and may come again after a crash. If it raises Unavailable
-    (the journal cannot be written), the polls go on, and the changes are passed again after each of them, together with
-    later ones. `cursor` is the file that remembers this. `on_poll` is called after each answer whose changes were
-    taken; the observer hears of each poll. The server may hold a poll for `hold_s` seconds. `problem` says why the
-    latest poll failed, why its changes could not be journalled, or why only a part of its document is usable; else "".
-    `client` sends the polls. Nothing is sent before `run` or `watch`.
+    Changes count as handled once `on_changes` has returned, and may be passed again after a crash. If it raises
+    Unavailable (the journal cannot be written), polling goes on, and the changes are passed again after each poll,
+    together with later ones. The file `cursor` keeps this state. `on_poll` is called after each answer whose changes
+    were handled; the observer is notified of each poll. The server may hold a poll for `hold_s` seconds. `problem` says
+    why the latest poll failed, why its changes could not be journalled, or why only a part of its document is usable;
+    else "". `client` sends the polls. Nothing is sent before `run` or `watch`.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class EventWatcher:
     async def run(self) -> None:
         """Poll the endpoint for changes of events until cancelled, through all outages and refusals.
 
-        When `watch` ends with an error, such as a refusal of the endpoint, that is logged, becomes `problem`, and is
-        reported to the observer as a failed poll; RETRY_S (5 s) later it begins again.
+        If `watch` ends with an error, such as a refusal of the endpoint, the error is logged, becomes `problem`, and is
+        reported to the observer as a failed poll; `watch` begins again RETRY_S (5 s) later.
         """
         while True:
             try:
@@ -68,9 +68,9 @@ class EventWatcher:
     async def watch(self, *, once: bool = False) -> None:
         """Poll the endpoint for changes, through outages of endpoint and disk, until the endpoint refuses.
 
-        Then it raises NotFound or Rejected; the latter also if the cursor file cannot be used, or `on_changes` raises
-        it. With `once` it returns after the first answer and its changes, and raises Unavailable after
-        MAX_FIRST_POLL_FAILURES (5) in a row, or if the journal cannot be written.
+        Raises NotFound or Rejected if the endpoint refuses, and Rejected if the cursor file cannot be used or
+        `on_changes` raises it. With `once` it returns after the first answer and its changes, and raises Unavailable
+        after MAX_FIRST_POLL_FAILURES (5) failures in a row, or if the journal cannot be written.
         """
         failures, self._waiting, self._is_behind = 0, [], False
         options = WatchOptions(
@@ -136,13 +136,13 @@ class EventWatcher:
 
 
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
-    """Make the cursor file at `path` know exactly the events that the journal has as listed.
+    """Make the cursor file at `path` contain exactly the events that the journal has as listed.
 
-    The cursor file holds what the watch knows. So the watch reports again the events that the journal lacks, and
-    reports as gone those that it has too much. Changes that the file still has as unhandled count as journalled,
-    because the watch delivers them first. Writes the file, with `boot_id` (the current boot's), only if the events
-    differ. A missing file counts as empty, a damaged one too, with a warning in the log; raises Rejected if it cannot
-    be read or written.
+    The cursor file has the events that the watch knows. After the repair the watch reports again the events that the
+    journal lacks, and reports as gone the surplus events of the journal. Changes that the file has as unhandled count
+    as journalled, because the watch delivers them first. Writes the file, with the current `boot_id`, only if the
+    events differ. A missing file counts as empty; so does a damaged one, with a warning in the log. Raises Rejected if
+    the file cannot be read or written.
     """
     try:
         cursor = load_cursor(path)

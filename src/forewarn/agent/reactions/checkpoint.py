@@ -34,7 +34,7 @@ class CheckpointOptions:
 
 
 class CheckpointReaction:
-    """The reaction `checkpoint`: saves a checkpoint by a command of the user, and restores it by another.
+    """The reaction `checkpoint`: saves a checkpoint with a user's command, and restores it with another.
 
     It notes a finished save in the step's folder, so that half a checkpoint is never restored. `options` are its
     validated options, as for every reaction.
@@ -46,10 +46,10 @@ class CheckpointReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Run the save command, with the checkpoint's path in the variable FOREWARN_CHECKPOINT.
 
-        The path is the file EVENT-STEP in `directory` (the id of the event; characters other than letters, digits, -
-        and _ become _), or `checkpoint` in the step's folder; only the folder around it is created before. First
-        forgets an earlier save. If the command exits with 0, it notes the finished save for the undo and succeeds; else
-        the outcome is a failure. Raises OSError if the note cannot be written.
+        The path is the file EVENT-STEP in `directory` (EVENT is the event's id; characters other than letters, digits,
+        - and _ become _), or `checkpoint` in the step's folder; only its folder is created. An earlier save is
+        forgotten first. If the command exits with 0, `do` notes the finished save for the undo and succeeds; else the
+        outcome is a failure. Raises OSError if the note cannot be written.
         """
         path = self._checkpoint_path(context)
         try:
@@ -68,7 +68,8 @@ class CheckpointReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Run the restore command, with the checkpoint's path in the variable FOREWARN_CHECKPOINT.
 
-        Success if it exits with 0; at once if no save finished, or no restore command is configured. Deletes no file.
+        Succeeds if the command exits with 0, and at once if no save finished or no restore command is configured.
+        Deletes no file.
         """
         path = load_undo_notes(context).get("checkpoint")
         if path is None:
@@ -81,8 +82,8 @@ class CheckpointReaction:
     async def check(self, context: StepContext) -> bool | None:
         """Return whether the save finished, by the note of `do` or by exit status 0 of the check command.
 
-        False if the check command exits with another status; None without a note if there is no check command, or it
-        cannot be run in time. It notes a save that the check command confirms.
+        Returns False if the check command exits with another status; None without a note if there is no check command,
+        or it cannot be run in time. It notes a save that the check command confirms.
         """
         if "checkpoint" in load_undo_notes(context):
             return True

@@ -31,7 +31,7 @@ class CommandReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Run the configured command `run`; success if it exits with 0 in the step's time, else a failure.
+        """Run the configured command `run`; succeed if it exits with 0 in the step's time, else fail.
 
         It gets the event on stdin as JSON and in its environment; its output goes to do.log in the step's folder. It is
         ended when the step's time is over.
@@ -39,10 +39,10 @@ class CommandReaction:
         return await child_process.run_command(self._options.run, context)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Run the configured command `undo`; success if it exits with 0, or at once if there is none.
+        """Run the configured command `undo`; succeed if it exits with 0, or at once if there is none.
 
-        It gets the event on stdin as JSON and in its environment; its output goes to undo.log in the step's folder. A
-        failure also if it cannot be run, or does not end in the step's time.
+        It gets the event on stdin as JSON and in its environment; its output goes to undo.log in the step's folder. It
+        also fails if the command cannot be run, or does not end in the step's time.
         """
         if not self._options.undo:
             return StepOutcome(ok=True, text="nothing to undo")
@@ -51,8 +51,8 @@ class CommandReaction:
     async def check(self, context: StepContext) -> bool | None:
         """Run the configured command `check`; return True if it exits with 0, False with another status.
 
-        None if there is none, or it cannot be run or does not end in the step's time. It gets the event on stdin as
-        JSON and in its environment; its output goes to check.log in the step's folder.
+        Returns None if there is no command, or it cannot be run or does not end in the step's time. It gets the event
+        on stdin as JSON and in its environment; its output goes to check.log in the step's folder.
         """
         return await run_check_command(self._options.check, context)
 
@@ -62,9 +62,9 @@ async def run_check_command(
 ) -> bool | None:
     """Run the command `check`; return True if it exits with 0, False with another status or by a signal.
 
-    None if `check` is (), or it cannot be run or does not end in the step's time; then it is ended. It gets the event
-    on stdin as JSON and in its environment, to which `variables` are added; its output replaces check.log in the step's
-    folder. First ends what an earlier command in that folder left running.
+    Returns None if `check` is (), or it cannot be run or does not end in the step's time; then it is ended. It gets the
+    event on stdin as JSON and in its environment, to which `variables` are added; its output replaces check.log in the
+    step's folder. First ends what an earlier command in that folder left running.
     """
     if not check:
         return None

@@ -136,7 +136,7 @@ class DrainHaproxyOptions:
 class DrainHaproxyReaction:
     """The reaction `drain-haproxy`: sets servers of HAProxy to drain, so that they get no new sessions.
 
-    It notes which of them were ready before it acts, and its undo sets only those back to ready.
+    Before it acts it notes which servers were ready, and its undo sets only those back to ready.
     """
 
     def __init__(self, options: DrainHaproxyOptions) -> None:
@@ -147,8 +147,8 @@ class DrainHaproxyReaction:
         """Drain the matching servers that are ready; with `wait`, wait until no matching one has sessions.
 
         It first notes which servers it drains. The outcome is a failure if no server matches, HAProxy cannot be reached
-        or refuses, or sessions remain at the end of the step's time; servers that it has drained stay so then. Raises
-        OSError if the note cannot be written.
+        or refuses, or sessions remain at the end of the step's time; drained servers then stay drained. Raises OSError
+        if the note cannot be written.
         """
         try:
             servers = await self._matching_servers(context)
@@ -178,9 +178,9 @@ class DrainHaproxyReaction:
         )
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Set the servers that `do` drained to ready, if they still drain; leave others as they are now.
+        """Set the servers that `do` drained back to ready, if they still drain; leave all others alone.
 
-        Success also if there are none; a failure if HAProxy cannot be reached or refuses.
+        Succeeds even if there are none; fails if HAProxy cannot be reached or refuses.
         """
         found = load_undo_notes(context)
         try:
@@ -195,7 +195,7 @@ class DrainHaproxyReaction:
     async def check(self, context: StepContext) -> bool | None:
         """Return whether servers match, none of them is ready and, with `wait`, none has sessions.
 
-        None if HAProxy gives no answer.
+        Returns None if HAProxy gives no answer.
         """
         try:
             servers = await self._matching_servers(context)

@@ -65,7 +65,7 @@ def event_facts(context: StepContext) -> dict[str, object]:
     """Return the event as a JSON object: its document's fields, and the agent's `Vm`, `Step` and `Phase`.
 
     EventId, EventStatus, EventType, Resources, NotBefore, Description, EventSource and DurationInSeconds are always
-    present; if the document lacks them, they are "", [] or None. The status is the last that the agent saw, also in the
+    present; if the document lacks them, they are "", [] or None. The status is the last that the agent saw, even in the
     undo phase; `Phase` is "do" or "undo".
     """
     event = context.event
@@ -85,11 +85,11 @@ def event_facts(context: StepContext) -> dict[str, object]:
 
 
 def event_variables(context: StepContext) -> dict[str, str]:
-    """Return event, VM, step and phase as environment variables FOREWARN_*, by name; "" for what it lacks.
+    """Return event, VM, step and phase as environment variables FOREWARN_*, by name; "" if unknown.
 
-    They are EVENT_ID, KIND, STATUS (the last that the agent saw, also in the undo phase), SOURCE, DESCRIPTION,
+    They are EVENT_ID, KIND, STATUS (the last that the agent saw, even in the undo phase), SOURCE, DESCRIPTION,
     DURATION_S (-1: unknown), RESOURCES (with commas), NOT_BEFORE (as in the document), VM, STEP, PHASE, FOLDER (the
-    step's) and LEFT_S, the rest of the step's time in whole seconds. Values are not yet safe for an environment: a
+    step's) and LEFT_S, the rest of the step's time in whole seconds. The values are not sanitized for an environment: a
     server may send anything.
     """
     event = context.event
@@ -131,9 +131,9 @@ def fill_url(url: str, context: StepContext) -> str:
 def fill_body(body: object, context: StepContext) -> bytes:
     """Return the bytes of a request body, with $vm, $event_id, $kind, $phase and $step replaced by values.
 
-    A string is sent as text, with values not escaped; any other value as JSON, with placeholders filled in all its
-    strings except keys. Check it with `check_placeholders` before: an unknown placeholder raises KeyError or
-    ValueError. Raises TypeError for a value that JSON lacks, such as a date.
+    A string is sent as text, and the values in it are not escaped. Any other value is sent as JSON, with placeholders
+    filled in all its strings except keys. Check it with `check_placeholders` before: an unknown placeholder raises
+    KeyError or ValueError. Raises TypeError for a value that JSON lacks, such as a date.
     """
     if isinstance(body, str):
         return Template(body).substitute(_placeholder_values(context)).encode()
@@ -151,8 +151,8 @@ def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
 def check_placeholders(key: str, value: Any) -> None:
     """Raise BadOption, for the option `key`, if a string in the value has an unknown placeholder.
 
-    Known are $vm, $event_id, $kind, $phase and $step. It looks at any depth of lists and tables, but not at the keys of
-    tables, which are never filled. A single dollar sign, which must be written `$$`, is wrong too.
+    The known ones are $vm, $event_id, $kind, $phase and $step. It searches lists and tables at any depth, but not the
+    keys of tables, which are never filled. A single dollar sign is wrong too: it must be written `$$`.
     """
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))

@@ -157,7 +157,7 @@ class FailoverPatroniOptions:
 class FailoverPatroniReaction:
     """The reaction `failover-patroni`: hands the leadership of a Patroni cluster over if this node has it.
 
-    It first notes that this node leads; its undo takes leadership back only then, and only if configured.
+    It first notes that this node leads. Its undo takes leadership back only after such a note, and only if configured.
     """
 
     def __init__(self, options: FailoverPatroniOptions) -> None:
@@ -167,11 +167,11 @@ class FailoverPatroniReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Switch over to a replica, and wait until another member leads and this node runs as replica.
 
-        The replica is the configured candidate, else one whose name the event does not list as a VM, if there is one,
-        else any. Success at once if this node does not lead, and did not in an earlier try. If no replica can take
-        over, it first waits for one. If the request for the switchover gets no reply, or 503, the state of the cluster
-        decides. The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
-        step's time is over before. Raises OSError if the note cannot be written.
+        The replica is the configured candidate, else preferably one whose name the event does not list as a VM.
+        Succeeds at once if this node does not lead, and did not lead in an earlier try. If no replica can take over, it
+        first waits for one. If the request for the switchover gets no reply, or 503, the state of the cluster decides.
+        The outcome is a failure if Patroni refuses or cannot be reached, a secret cannot be read, or the step's time
+        runs out. Raises OSError if the note cannot be written.
         """
         try:
             cluster = await self._api.cluster()
@@ -233,10 +233,10 @@ class FailoverPatroniReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Take leadership back by a switchover, and wait until this node leads.
 
-        It first waits until this node runs in the cluster again, which takes a while after a reboot. Success without a
-        switchover if that is not configured, this node did not lead before `do`, leads already, or another member than
-        the successor of `do` leads. A failure if Patroni refuses or cannot be reached, a secret cannot be read, or the
-        step's time is over before.
+        It first waits until this node runs in the cluster again, which takes a while after a reboot. Succeeds without a
+        switchover if none is configured, if this node did not lead before `do` or leads already, or if a member other
+        than the successor of `do` leads. Fails if Patroni refuses or cannot be reached, a secret cannot be read, or the
+        step's time runs out.
         """
         found = load_undo_notes(context)
         if not self._options.return_leadership or "led" not in found:
@@ -278,7 +278,7 @@ class FailoverPatroniReaction:
     async def check(self, context: StepContext) -> bool | None:
         """Return whether another member of the cluster leads and runs, and this node runs as well.
 
-        None if Patroni gives no answer.
+        Returns None if Patroni gives no answer.
         """
         try:
             return not _is_own_node_leader(await self._api.cluster()) and await self._has_new_leader()

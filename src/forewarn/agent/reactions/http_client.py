@@ -85,8 +85,8 @@ class HttpReply:
 async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> HttpReply:
     """Send a call once, on a new connection, and return its reply, of any status; follow no redirects.
 
-    It uses no proxy. Raises HttpCallFailed if no complete reply has come within `timeout_s` seconds, or the server
-    cannot be reached or is not trusted.
+    It uses no proxy. Raises HttpCallFailed if no complete reply comes within `timeout_s` seconds, or the server cannot
+    be reached or is not trusted.
     """
     host = urlsplit(call.url).netloc
     try:
@@ -103,7 +103,7 @@ async def send_with_retries(call: HttpCall, context: StepContext, *, wait_s: flo
     """Send a call; retry while there is no reply, or the status is 408, 425, 429, 500, 502, 503 or 504.
 
     The delays double from `wait_s` seconds to 15 s, as long as the step's time lasts; each try has 10 s at most.
-    Returns the first reply of another status; at the end of the time the last reply, of any status, or raises
+    Returns the first reply with another status. At the end of the step's time it returns the last reply, or raises
     HttpCallFailed if the last try got none. The receiver may get the call more than once.
     """
     reserved_s = reserve_s(context)

@@ -175,7 +175,7 @@ class LeavePoolReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Send the `back` call with retries, then repeat the GET of `wait_back`, if configured, until met.
 
-        Success at once if there is no `back`, or leaving was not tried. The outcome is a failure if `back` gets no
+        Succeeds at once if there is no `back`, or leaving was not tried. The outcome is a failure if `back` gets no
         reply or an unexpected status, a secret cannot be read, or `wait_back` is not met at the end of the step's time.
         """
         if self._options.back is None or "left" not in load_undo_notes(context):
@@ -185,7 +185,7 @@ class LeavePoolReaction:
     async def check(self, context: StepContext) -> bool | None:
         """Send the GET of `wait` once; return True if its condition is met, False if not, or without a reply.
 
-        None if no `wait` is configured, or a secret cannot be read.
+        Returns None if no `wait` is configured, or a secret cannot be read.
         """
         if self._options.wait is None:
             return None

@@ -41,8 +41,8 @@ class LogReaction:
         """Append the event to the configured file, synced to disk; without a file, to the systemd journal.
 
         In the file it is a line of JSON: the `event_facts` with `at` (real time, ISO 8601) and `message`. In the
-        systemd journal it is an entry with a sentence and fields FOREWARN_*. The outcome is a failure if that place
-        cannot be written to (the folder of the file must exist); the other one is not tried.
+        systemd journal it is an entry with a sentence and fields FOREWARN_*. The outcome is a failure if it cannot be
+        written (the folder of the file must exist); the other destination is not tried.
         """
         target_path = self._options.file or self._options.journal
         try:
@@ -57,13 +57,13 @@ class LogReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Write that the event is gone to the configured file, or without one to the systemd journal.
 
-        The line has the form of that of `do`. The outcome is a failure if that place cannot be written to; the other
-        one is not tried. The line of `do` stays.
+        The line has the same form as in `do`, whose line stays. The outcome is a failure if the line cannot be written;
+        the other destination is not tried.
         """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return None always: it cannot tell whether the line was written."""
+        """Always return None: the reaction cannot tell whether the line was written."""
         return None
 
 

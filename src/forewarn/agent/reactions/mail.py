@@ -185,10 +185,10 @@ class MailReaction:
         self._options = options
 
     async def do(self, context: StepContext) -> StepOutcome:
-        """Send a mail that the event is announced; success when the server accepted it for all receivers.
+        """Send a mail that the event is announced; succeed when the server accepts it for all receivers.
 
-        Retries while the server cannot be reached, is not trusted or answers 4xx, until the step's time is over. A
-        failure then, or at once if the server rejects the mail (5xx), offers no STARTTLS though that is configured, or
+        Retries while the server cannot be reached, is not trusted or answers 4xx, until the step's time is over, and
+        then fails. Fails at once if the server rejects the mail (5xx), offers no STARTTLS though that is configured, or
         the password cannot be read. A mail may be sent twice, with the same Message-ID.
         """
         mail, wait_s, end_s = _compose_mail(context, self._options), _FIRST_RETRY_S, reserve_s(context)
@@ -211,15 +211,15 @@ class MailReaction:
             wait_s = min(wait_s * 2, _MAX_RETRY_S)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Send a mail that the event is gone; success when the server accepted it for all receivers.
+        """Send a mail that the event is gone; succeed when the server accepts it for all receivers.
 
-        Retries while the server cannot be reached or answers 4xx, until the step's time is over. A failure then, or at
-        once if the server rejects the mail or the password cannot be read.
+        Retries while the server cannot be reached or answers 4xx, until the step's time is over, and then fails. Fails
+        at once if the server rejects the mail or the password cannot be read.
         """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return None always: it cannot tell whether the mail was sent."""
+        """Always return None: the reaction cannot tell whether the mail was sent."""
         return None
 
 

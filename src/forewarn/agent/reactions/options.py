@@ -33,7 +33,7 @@ class BadOption(Rejected):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactionKind:
-    """Describes one reaction, which a step names with `use`, to the configuration; REACTIONS has all."""
+    """Tells the configuration about one reaction, which a step names with `use`; REACTIONS has all."""
 
     name: str  # the value of `use`
     summary: str  # for people, begins with a verb
@@ -65,7 +65,7 @@ def read_text(raw: RawOptions, key: str, default: str = "") -> str:
 def read_required_text(raw: RawOptions, key: str, example: str) -> str:
     """Return the non-empty string under `key`. Raises BadOption if it is absent, empty or not a string.
 
-    `example` shows in the remedy for an absent key what to write.
+    For an absent key, the remedy shows `example` as what to write.
     """
     if key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
@@ -73,9 +73,9 @@ def read_required_text(raw: RawOptions, key: str, example: str) -> str:
 
 
 def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
-    """Return the value under `key`, which must be one of the choices in exactly this spelling.
+    """Return the value under `key`, which must be one of the choices, spelled exactly so.
 
-    Returns the first choice if the key is absent. Raises BadOption for another value.
+    Returns the first choice if the key is absent. Raises BadOption for any other value.
     """
     value = raw.get(key, choices[0])
     if value not in choices:
@@ -95,8 +95,8 @@ def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
 def read_seconds(raw: RawOptions, key: str, default: float) -> float:
     """Return the duration under `key` in seconds: a number, or a string such as "20s", "1h30m" or "500ms".
 
-    The default if the key is absent. Raises BadOption if it is not a duration, negative or infinite, or a text of over
-    ten years.
+    Returns the default if the key is absent. Raises BadOption if the value is not a duration, is negative or infinite,
+    or is a string of over ten years.
     """
     value = raw.get(key, default)
     if isinstance(value, str):
@@ -118,8 +118,8 @@ def _parse_seconds(text: str) -> float | None:
 def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
     """Return the non-empty strings under `key`, given as a list or a single string; () if it is absent.
 
-    With an example, which the remedy shows, the key must be present and the list not empty; else [] gives (). Raises
-    BadOption if that fails, or if the value is something else or has an empty string.
+    With an example, which the remedy shows, the key must be present and the list not empty; without one, [] becomes ().
+    Raises BadOption if that fails, if the value has another type, or if a string is empty.
     """
     if example and key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
@@ -137,7 +137,7 @@ def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
 
 
 def read_command_line(raw: RawOptions, key: str) -> CommandLine:
-    """Return the command under `key` as its words; a string becomes `/bin/sh -c` with it. () if absent.
+    """Return the command under `key` as its words, () if absent; `/bin/sh -c` runs a string.
 
     Raises BadOption if it is neither a string nor a list of strings, or is empty.
     """
@@ -153,7 +153,7 @@ def read_command_line(raw: RawOptions, key: str) -> CommandLine:
 def read_path(raw: RawOptions, key: str) -> Path | None:
     """Return the absolute path under `key`, which need not exist; None if the key is absent.
 
-    Raises BadOption for a relative one: the agent's working directory must not matter.
+    Raises BadOption for a relative path, because the agent's working directory must not matter.
     """
     given = read_text(raw, key)
     if given and not given.startswith("/"):
@@ -191,8 +191,8 @@ def check_url(key: str, given: str) -> None:
 def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tuple[int, ...]:
     """Return the whole numbers under `key`, given as a list or a single number, in the order of the list.
 
-    () if the key is absent or the list is empty. Raises BadOption if one is not a whole number from `least` to `most`,
-    both included.
+    Returns () if the key is absent or the list is empty. Raises BadOption if one is not a whole number from `least` to
+    `most`, both included.
     """
     value = raw.get(key, [])
     items = value if isinstance(value, list) else [value]

@@ -27,7 +27,7 @@ class ProcessInfo:
 
     @property
     def is_group_leader(self) -> bool:
-        """Whether the process leads its process group, whose id then is its pid."""
+        """Whether the process leads its process group, whose id is then its pid."""
         return self.group == self.pid
 
 
@@ -65,8 +65,8 @@ def other_processes() -> Iterator[ProcessInfo]:
 def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
     """Return the process whose pid is the first word of the file; None if it has ended.
 
-    None also if it began after the file was written, because the pid was reused then; if the file is not readable or
-    has no number; and if it names this process or pid 1.
+    Also returns None if the process began after the file was written (the pid was reused), if the file is not readable
+    or has no number, and if it names this process or pid 1.
     """
     try:
         pid = int(pid_file.read_text(encoding="ascii").split()[0])
@@ -80,8 +80,8 @@ def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
 def find_processes(exe: str, command: tuple[str, ...], uid: int) -> list[ProcessInfo]:
     """Return the running processes of user `uid` with exactly this program file and command line.
 
-    `exe` is the path of the program file, "" matches any; `command` are the words of the command line, () matches any.
-    They are in no order, and this process is not among them.
+    `exe` is the path of the program file ("" matches any), `command` the words of the command line (() matches any).
+    The result is in no order, and does not include this process.
     """
     return [each for each in other_processes() if _process_matches(each.pid, exe, command, uid)]
 
@@ -100,7 +100,7 @@ def _process_matches(pid: int, exe: str, command: tuple[str, ...], uid: int) -> 
 def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
     """Return the targets that still run, and all running members of process groups that a target led.
 
-    They are in no order, and this process is never among them.
+    The result is in no order, and never includes this process.
     """
     target_list = list(targets)
     groups = {each.group for each in target_list if each.is_group_leader and not _is_pid_reused(each)}
@@ -110,9 +110,9 @@ def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
 def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
     """Send a signal to the whole process group if the target leads one, else only to the target.
 
-    A group is signalled as long as it has members, even if its leader has ended; of this process's own group only the
-    target is. No effect on a single target that has ended, or if another process has the target's pid now. Raises
-    PermissionError.
+    A group is signalled as long as it has members, even if its leader has ended; in this process's own group, only the
+    target is signalled. It has no effect on a single target that has ended, or whose pid another process has now.
+    Raises PermissionError.
     """
     if _is_pid_reused(target):
         return
@@ -126,9 +126,9 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
 async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, timeout_s: float) -> bool:
     """Signal processes and the groups that they lead, and wait up to `timeout_s` seconds for their end.
 
-    Returns True as soon as they and the groups they led have ended, at once without targets; False if some still run at
-    the end of that time. A target that has ended is ignored, but not a group that it led. Raises PermissionError at the
-    first target that may not be signalled; the later ones are not.
+    Returns True as soon as they and the groups they led have ended, at once if there are no targets; False if some
+    still run at the end of that time. A target that has ended is ignored, but not a group that it led. Raises
+    PermissionError at the first target that may not be signalled; later targets are then not signalled.
     """
     target_list = list(targets)
     for target in target_list:

@@ -44,16 +44,16 @@ def _local_port(row: list[str]) -> int:
 class ReadinessOptions:
     """The validated options of the reaction `readiness`."""
 
-    file: Path | None = None  # exists, empty, while the VM is not ready; None: no file
+    file: Path | None = None  # an empty file that exists while the VM is not ready; None: no file
     notice_s: float = 0.0  # seconds to wait for health checks to notice that the VM is not ready
     ports: tuple[int, ...] = ()  # local TCP ports: wait until they have no connections; (): do not wait
 
 
 class ReadinessReaction:
-    """The reaction `readiness`: marks the VM as not ready by a file, and waits for its connections to end.
+    """The reaction `readiness`: marks the VM as not ready with a file, and waits for connections to end.
 
-    Both happen only if configured. The page /ready answers 503 while such a step is in effect; that is computed from
-    the journal, not here. A file that existed before belongs to someone else, and stays.
+    Both happen only if configured. A file that existed before belongs to someone else, and stays. The page /ready
+    answers 503 while such a step is in effect, but computes that from the journal, not here.
     """
 
     def __init__(self, options: ReadinessOptions) -> None:
@@ -62,9 +62,9 @@ class ReadinessReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Create the file, wait `notice_s` seconds, and then until the ports have no connections.
 
-        A file that exists is left as it is; without file, notice or ports it skips that part. It waits for the step's
-        time at most. The outcome is a failure if the file cannot be created, or if connections remain at the end of
-        that time; the VM then stays not ready.
+        A file that exists is left as it is. A part that is not configured (file, notice or ports) is skipped. It waits
+        for the step's time at most. The outcome is a failure if the file cannot be created, or if connections remain at
+        the end of that time; the VM then stays not ready.
         """
         try:
             self._create_file(context)
@@ -88,7 +88,7 @@ class ReadinessReaction:
             file.touch(mode=0o644)
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Remove the file if `do` created it, without waiting; a failure only if that is not possible."""
+        """Remove the file if `do` created it, without waiting; fail only if that is not possible."""
         file = self._options.file
         try:
             if file is not None and load_undo_notes(context).get("file") == "ours":

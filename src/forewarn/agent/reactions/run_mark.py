@@ -33,7 +33,7 @@ _ORPHAN_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 class RunMark:
     """The content of a mark, the file in a step's folder that says that a command of the step is running.
 
-    `read_run_mark` reads it. By it the next agent finds processes that this one left running.
+    `read_run_mark` reads it. With it the next agent finds processes that this one left running.
     """
 
     run_id: str  # the random id of the run, which its processes carry; "" if the file is damaged
@@ -66,10 +66,10 @@ def open_input_file(folder: Path, run_id: str, content: bytes) -> BinaryIO:
 
 
 def mark_command_process(folder: Path, pid: int) -> None:
-    """Add pid, start time and boot id of a started command to the mark, the file that says that it runs.
+    """Add the pid, start time and boot id of a started command to its mark.
 
-    `folder` is the step's, in which `mark_command_run` wrote the mark. No effect if the command has already ended, or
-    there is no mark. Raises OSError.
+    `folder` is the step's folder, where `mark_command_run` wrote the mark, the file that says that the command runs. No
+    effect if the command has already ended, or there is no mark. Raises OSError.
     """
     mark, command = read_run_mark(folder), find_process(pid)
     if mark is not None and command is not None:
@@ -87,8 +87,8 @@ def remove_run_mark(folder: Path) -> None:
 def read_run_mark(folder: Path) -> RunMark | None:
     """Read the mark in a step's folder, which says that a command of the step is or was running.
 
-    None if there is no mark, or it is not readable. Its `command` is None if the process was not marked yet, or was
-    marked before a reboot.
+    Returns None if there is no mark, or it is not readable. Its `command` is None if the process was not marked yet, or
+    was marked before a reboot.
     """
     try:
         words = (folder / _RUN_MARK_FILE).read_text(encoding="ascii").split()
@@ -105,9 +105,9 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
     """End processes of an earlier command in this step's folder whose end no agent saw.
 
     They get SIGTERM, and SIGKILL after `grace_s` seconds if some still run; the call returns when all have ended. It
-    finds them by the mark in the folder (the file that says that a command runs), which it removes then; it does
+    finds them by the mark in the folder (the file that says that a command runs), and then removes the mark. It does
     nothing without a mark, and does not find processes whose environment and input it may not read. If a process does
-    not end, within two seconds of SIGKILL or for lack of permission, it logs an error and keeps the mark.
+    not end within two seconds of SIGKILL, or may not be signalled, it logs an error and keeps the mark.
     """
     mark = read_run_mark(folder)
     if mark is None:
@@ -129,8 +129,8 @@ async def end_orphan_processes(folder: Path, grace_s: float) -> None:
 async def end_all_orphan_processes(root: Path) -> None:
     """End the processes that an earlier agent left running for any step; `root` contains EVENT/STEP.
 
-    It logs a warning for each such command, and calls `end_orphan_processes` for all folders with a mark at once, with
-    5 s between SIGTERM and SIGKILL. Returns when they have ended, or cannot be ended, which is logged.
+    It logs a warning for each such command, and calls `end_orphan_processes` for all folders with a mark in parallel,
+    with 5 s between SIGTERM and SIGKILL. Returns when all processes have ended; one that cannot be ended is logged.
     """
     folders = [mark.parent for mark in root.glob(f"*/*/{_RUN_MARK_FILE}")]
     for folder in folders:

@@ -20,9 +20,9 @@ _MAX_RESERVE_S = 0.5
 
 
 def reserve_s(context: StepContext) -> float:
-    """Return the seconds that a reaction leaves of its budget, to be able to say what it waited for.
+    """Return the seconds of its budget that a reaction keeps, to be able to say what it waited for.
 
-    A tenth of the time that is left now, at most half a second.
+    It is a tenth of the time that is left now, at most half a second.
     """
     return min(_MAX_RESERVE_S, max(context.left_s(), 0.0) * 0.1)
 
@@ -44,7 +44,7 @@ UndoNotes = dict[str, str]  # the original state, by names that the reaction cho
 
 
 def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
-    """Add notes for the undo to a file in the step's folder; they replace those of the same name.
+    """Add notes for the undo to a file in the step's folder; they replace notes of the same name.
 
     They are on disk when it returns, so call it before acting. Raises OSError. A notes file that is not readable counts
     as empty, and is replaced.
@@ -63,7 +63,7 @@ def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
 def load_undo_notes(context: StepContext) -> UndoNotes:
     """Return the notes by name that `save_undo_notes` wrote to the step's folder.
 
-    {} if there are none, or the file is not readable.
+    Returns {} if there are none, or the file is not readable.
     """
     try:
         notes = json.loads((context.folder / _NOTES_FILE).read_bytes())

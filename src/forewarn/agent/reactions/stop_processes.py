@@ -36,8 +36,9 @@ from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, sa
 class StopProcessesOptions:
     """The validated options of the reaction `stop-processes`.
 
-    The processes are given by `pid_file`, or by `exe` and `command` of the user with `uid`. One of the three must be
-    given: without it, all processes of that user would be ended. Only reading the configuration checks that.
+    The processes are given by `pid_file`, or by `exe` and `command` of the user with `uid`. One of `pid_file`, `exe`
+    and `command` must be given: without any, all processes of that user would be ended. This is checked only when the
+    configuration is read.
     """
 
     pid_file: Path | None = None  # contains the pid; None: use `exe`, `command` and `uid`
@@ -51,7 +52,7 @@ class StopProcessesOptions:
 class StopProcessesReaction:
     """The reaction `stop-processes`: ends processes that the options describe.
 
-    Its undo runs `start`, only if `do` found some to end and none is running again.
+    Its undo runs `start` only if `do` found processes to end and none is running again.
     """
 
     def __init__(self, options: StopProcessesOptions) -> None:
@@ -60,8 +61,8 @@ class StopProcessesReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """End the processes and the groups they lead: SIGTERM, the grace period, then SIGKILL.
 
-        Success if all have ended, also if no such process is running. It notes the pids before it acts. A failure if
-        the permission is missing, or some still run at the end of the step's time. Raises OSError if the note cannot be
+        Succeeds if all have ended, or if no such process is running. It notes the pids before it acts. Fails if
+        permission is missing, or some still run at the end of the step's time. Raises OSError if the note cannot be
         written.
         """
         targets = self._find_targets()
@@ -94,7 +95,7 @@ class StopProcessesReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Run the `start` command, and succeed if it exits with 0.
 
-        Success at once if `do` found no process, no command is configured, or such a process is running again. A
+        Succeeds at once if `do` found no process, no command is configured, or such a process is running again. A
         failure if the command exits with another status, cannot be started, or does not end in the step's time.
         """
         if "stopped" not in load_undo_notes(context) or not self._options.start:
@@ -105,7 +106,7 @@ class StopProcessesReaction:
         return await child_process.run_command(self._options.start, context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return whether no such process is running now, also if `do` never ran; never None."""
+        """Return whether no such process is running now, even if `do` never ran; never None."""
         return not self._find_targets()
 
     def _find_targets(self) -> list[ProcessInfo]:

@@ -30,7 +30,7 @@ class StopUnitsOptions:
 class StopUnitsReaction:
     """The reaction `stop-units`: stops systemd units, and its undo starts those that were running.
 
-    It notes which were running before it acts.
+    Before it acts it notes which were running.
     """
 
     def __init__(self, options: StopUnitsOptions) -> None:
@@ -39,9 +39,9 @@ class StopUnitsReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Stop the units in order with systemctl, and wait until each is inactive or failed.
 
-        It first notes the state of each unit; an absent one is inactive. The outcome is a failure, and later units are
-        not stopped, at the first unit that cannot be stopped in the step's time, or if systemctl does not show a state.
-        Raises OSError if the note cannot be written.
+        It first notes the state of each unit; an absent unit counts as inactive. It fails at the first unit that cannot
+        be stopped in the step's time, without stopping later ones, and if systemctl does not show a state. Raises
+        OSError if the note cannot be written.
         """
         try:
             await self._save_unit_states(context)
@@ -72,7 +72,7 @@ class StopUnitsReaction:
         return "" if await wait_until(context, has_ended) else f"{unit} is still {state} at the end of the step's time"
 
     async def undo(self, context: StepContext) -> StepOutcome:
-        """Start the units that were running before `do`, in reverse order; success also if none was.
+        """Start the units that were running before `do`, in reverse order; succeed if none was.
 
         It ends with a failure at the first unit that systemctl cannot start.
         """

@@ -49,8 +49,8 @@ class WebhookReaction:
         """Post a CloudEvent of type Forewarn.Agent.EventNoticed, with retries in the step's time.
 
         Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. The receiver
-        may get it more than once, always with the same id. Success if the receiver answers 2xx; another answer, none,
-        or a secret that cannot be read is a failure.
+        may get it more than once, always with the same id. Succeeds if the receiver answers 2xx; fails on any other
+        answer or none, or if a secret cannot be read.
         """
         try:
             reply = await send_with_retries(self._http_call(context), context)
@@ -61,13 +61,13 @@ class WebhookReaction:
     async def undo(self, context: StepContext) -> StepOutcome:
         """Post a CloudEvent of type Forewarn.Agent.EventGone, with retries in the step's time.
 
-        Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. Success if
-        the receiver answers 2xx; another answer, none, or a secret that cannot be read is a failure.
+        Its data are the `event_facts` with a `Message` for people; it is signed if a secret is configured. Succeeds if
+        the receiver answers 2xx; fails on any other answer or none, or if a secret cannot be read.
         """
         return await self.do(context)
 
     async def check(self, context: StepContext) -> bool | None:
-        """Return None always: it cannot tell whether the message was received."""
+        """Always return None: the reaction cannot tell whether the message was received."""
         return None
 
     def _http_call(self, context: StepContext) -> HttpCall:
