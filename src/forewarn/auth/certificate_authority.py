@@ -54,7 +54,7 @@ class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
     def has_signed(self, certificate: x509.Certificate) -> bool:
         """Return whether this CA issued the certificate, by issuer name and signature.
 
-        Dates and constraints are not checked. A certificate of another CA is False, not an error.
+        Dates and constraints are not checked. For a certificate of another CA it returns False and raises no error.
         """
         try:
             certificate.verify_directly_issued_by(self.certificate)
@@ -94,9 +94,9 @@ def issue_server_certificate(
 ) -> x509.Certificate:
     """Return a new server certificate, signed by the CA, for the public key of `key` and these names.
 
-    Valid for 397 days from an hour before `now` (real time, POSIX seconds), cut to the validity of the CA; a CA that is
-    not valid then issues one all the same. `names` are as `certificate_names` returns them. Does not check `may_sign`,
-    adds no names, and writes no file.
+    It is valid for 397 days from an hour before `now` (real time, POSIX seconds), but not longer than the CA; a CA that
+    is not valid at that time still issues one. `names` are as `certificate_names` returns them. Does not check
+    `may_sign`, adds no names, and writes no file.
     """
     issuer = authority.certificate
     begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)
@@ -117,7 +117,7 @@ def issue_server_certificate(
 def certificate_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names for a server certificate: LOOPBACK_NAMES, then `names` normalized, each once.
 
-    Host names are put in lower case, addresses in their short form. Raises Rejected if one is neither a host name
+    Host names are put in lower case, addresses in their short form. Raises Rejected if a name is neither a host name
     (perhaps with a wildcard `*.`) nor an address.
     """
     return tuple(dict.fromkeys((*LOOPBACK_NAMES, *map(_normalize_name, names))))

@@ -44,15 +44,15 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
     ) -> ServiceCertificates:
         """Load the CA and the server certificate; create missing files, and renew a server certificate.
 
-        `directory` (`tls`) has the server certificate and is created if it is missing; `authority` is the directory of
-        the CA, which must exist, None if it is the same. `now` is real time in POSIX seconds. The loopback names are
-        added to `names`. The server certificate is renewed, with a new key, if it is damaged or not of this CA, lacks
-        one of the names, is not valid yet or expires within 30 days. An existing CA is never changed: Rejected if it is
-        not usable or may not sign the names. While the CA is not valid, because the clock is wrong or its ten years are
-        over, the dates of the server certificate do not matter, and both have a `problem`.
+        `directory` (`tls`) has the server certificate, and is created if it is missing; `authority` is the directory of
+        the CA, which must exist, or None if it is the same one. `now` is real time in POSIX seconds. The loopback names
+        are added to `names`. The server certificate is renewed, with a new key, if it is damaged or not of this CA,
+        lacks one of the names, is not valid yet or expires within 30 days. An existing CA is never changed; Rejected is
+        raised if it is not usable or may not sign the names. While the CA is not valid, because the clock is wrong or
+        its ten years are over, the dates of the server certificate do not matter, and both have a `problem`.
 
-        Rejected also for a text that is neither a host name nor an address, for a directory that cannot be made, and if
-        others can read a key; Unavailable if a file cannot be written.
+        Also raises Rejected for a name that is neither a host name nor an address, for a directory that cannot be made,
+        and if others can read a key; Unavailable if a file cannot be written.
         """
         wanted = certificate_names(names)
         secure_files.make_directory(directory)
@@ -70,12 +70,12 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
-    """Load and check a certificate of the user's own and its key, instead of those of our CA.
+    """Load and check the user's own certificate and key, used instead of a certificate of our CA.
 
     Both are PEM files; the chain may follow the certificate in its file, and the key must not be encrypted. `now` is
     real time. Raises Rejected if a file cannot be read (NotFound if it is missing), if the key belongs to another
-    certificate, or if TLS refuses the certificate. One that is not valid now is returned with a `problem`. The modes of
-    the files are not checked.
+    certificate, or if TLS refuses the certificate. A certificate that is not valid now is returned with a `problem`.
+    File modes are not checked.
     """
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
@@ -200,9 +200,10 @@ _USUAL_BUNDLE_PATHS = (
 def write_ca_bundle(directory: Path, system: Iterable[Path] | None = None) -> Path:
     """Write `ca-bundle.pem`, the system's CAs and ours, if it is missing or outdated; return its path.
 
-    `directory` has our CA and gets the bundle. The first file of `system` (None: the usual paths) that exists outside
-    of `directory` has the system's CAs; without one, the bundle has only our CA. Each certificate is in it once. Raises
-    NotFound if our CA does not exist, Rejected if a file cannot be read, Unavailable if the bundle cannot be written.
+    `directory` has our CA and gets the bundle. The system's CAs come from the first file of `system` (None: the usual
+    paths) that exists outside `directory`; without one, the bundle has only our CA. Each certificate appears once.
+    Raises NotFound if our CA does not exist, Rejected if a file cannot be read, Unavailable if the bundle cannot be
+    written.
     """
     path = directory / "ca-bundle.pem"
     known = _read_system_bundle(_system_bundle_paths() if system is None else system, directory)

@@ -20,9 +20,10 @@ _CLOCK_SKEW_S = 60  # tolerated for the beginning of a token's validity, not for
 class TokenErrorReason(StrEnum):
     """Why a token or session is not accepted: the `reason` of InvalidToken.
 
-    EXPIRED, NOT_YET_VALID, WRONG_AUDIENCE (for another service, or of a sign-in for another client), WRONG_ISSUER,
-    BAD_SIGNATURE (also an algorithm that is not allowed), MALFORMED (also without a needed claim, or of another
-    sign-in), and UNKNOWN_KEY (signed with a key that the issuer does not have: perhaps a token of another issuer).
+    EXPIRED, NOT_YET_VALID, WRONG_AUDIENCE (it is for another service, or from a sign-in for another client),
+    WRONG_ISSUER, BAD_SIGNATURE (or an algorithm that is not allowed), MALFORMED (or without a needed claim, or of
+    another sign-in), and UNKNOWN_KEY (signed with a key that the issuer does not have, perhaps because the token is of
+    another issuer).
     """
 
     EXPIRED = "expired"
@@ -49,7 +50,7 @@ class InvalidToken(Rejected):
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
     """Who a verified token, session or client secret belongs to, and until when (real time).
 
-    The right of the caller is not in it: grants are looked up by `ids`, any of which they may name.
+    It does not say what the caller may do: grants are looked up by `ids`, and a grant may name any of them.
     """
 
     ids: tuple[str, ...]  # principal ids, such as `client:ID`; at least one
@@ -82,9 +83,8 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
     """Raise InvalidToken if the token has another issuer or audience, or is not valid now (real time).
 
     The checks are made in this order, and the error's `reason` says which one failed. One of the token's audiences must
-    be in `audiences`, which `normalize_audiences` has returned. A slash at the end of the issuer does not count. The
-    token is expired from `exp` on, without tolerance; its `nbf` may be up to 60 s in the future. The signature is not
-    checked.
+    be in `audiences`, a result of `normalize_audiences`. A slash at the end of the issuer is ignored. The token is
+    expired from `exp` on, without tolerance; its `nbf` may be up to 60 s in the future. The signature is not checked.
     """
     if token.iss.rstrip("/") != issuer.rstrip("/"):
         raise InvalidToken(
@@ -110,7 +110,7 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
 def normalize_audience(audience: str) -> str:
     """Return an audience in the form in which audiences are compared.
 
-    Of a URL, scheme and host are put in lower case, and slashes at the end are removed; path and port stay. Text that
+    For a URL, scheme and host are put in lower case, and slashes at the end are removed; path and port stay. Text that
     is not a URL, such as an app's id, is returned unchanged, so its letter case counts.
     """
     try:

@@ -54,7 +54,7 @@ def secret_fingerprint(secret_hash: bytes) -> str:
 def write_secret(path: Path, secret: str) -> None:
     """Write a secret and a newline to a file with mode 0600, atomically and durably.
 
-    Replaces an existing file. Unavailable if that fails.
+    Replaces an existing file. Raises Unavailable if that fails.
     """
     secure_files.write_private(path, f"{secret}\n".encode())
 
@@ -62,7 +62,8 @@ def write_secret(path: Path, secret: str) -> None:
 def read_secret(path: Path) -> str:
     """Return the secret in a file, without white space around it.
 
-    NotFound if there is no file; Rejected if others can read it, if it cannot be read, or if it contains no text.
+    Raises NotFound if there is no file; Rejected if others can read it, if it cannot be read, or if it contains no
+    text.
     """
     try:
         secret = secure_files.read_private(path).decode().strip()

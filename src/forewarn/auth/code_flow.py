@@ -28,8 +28,8 @@ _SCOPE = "openid profile email"
 class PendingSignIn(msgspec.Struct, frozen=True):
     """One sign-in of a person at the external issuer, in progress (OAuth code flow with PKCE).
 
-    The service stores nothing of it: the browser keeps `secret` in a cookie, and a new object with the same secret has
-    the same `state`, `nonce`, `verifier` and `challenge`. So only that browser can complete the sign-in.
+    The service does not store it: the browser keeps `secret` in a cookie, and a new object with the same secret has the
+    same `state`, `nonce`, `verifier` and `challenge`. So only that browser can complete the sign-in.
     """
 
     secret: str  # the browser keeps it in a cookie
@@ -79,10 +79,10 @@ class _TokenResponse(msgspec.Struct, frozen=True):
 class AuthorizationCodeFlow:
     """Signs people in to the portal at an external issuer, as its client `client_id`.
 
-    First `authorization_url` for the browser, then `redeem_code` with the code that it brings back. With a `secret` it
-    authenticates as a confidential client, without one as a public client; PKCE is used in both cases. Fetches the
-    issuer's configuration when it is first needed, with the issuer's HTTP client, and keeps it for an hour, or longer
-    while the issuer is unreachable. The attribute `issuer` is the issuer.
+    Call `authorization_url` first, for the browser, then `redeem_code` with the code that the browser brings back. With
+    a `secret` it authenticates as a confidential client, without one as a public client; PKCE is used in both cases. It
+    fetches the issuer's configuration when it is first needed, with the HTTP client of `issuer` (also an attribute),
+    and keeps it for an hour, or longer while the issuer is unreachable.
     """
 
     def __init__(self, issuer: ExternalIssuer, client_id: str, secret: str = "") -> None:
@@ -99,8 +99,8 @@ class AuthorizationCodeFlow:
         """Return the URL at the issuer to which the browser is redirected to begin this sign-in.
 
         `redirect_uri` is where the issuer sends the browser back; `now` is real time. May fetch the issuer's
-        configuration. Unavailable if that cannot be fetched and was never known; for five seconds after a failure it is
-        not tried again.
+        configuration. Raises Unavailable if that cannot be fetched and was never known; for five seconds after a
+        failure it is not tried again.
         """
         endpoint = (await self._current_configuration(now)).authorization_endpoint
         parameters = {
@@ -119,7 +119,7 @@ class AuthorizationCodeFlow:
         """Exchange the code for an id token at the issuer, and return the claims of the verified id token.
 
         `code` is what the browser brought back. The caller must have checked `matches_state`; `redirect_uri` is the
-        same as in `authorization_url`; `now` is real time. At most three exchanges run at once; others wait.
+        same as in `authorization_url`; `now` is real time. At most three exchanges run at once; others wait. Raises
         Unauthenticated if the issuer refuses the code, InvalidToken if the id token is not valid, Unavailable if the
         issuer fails or cannot be reached. Creates no session.
         """

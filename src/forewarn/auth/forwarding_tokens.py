@@ -20,7 +20,7 @@ _AUDIENCE = "forewarn control nodes"
 
 
 class ForwardedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a control node says of a call that it forwards to the active node: how and from whom it came.
+    """What a control node tells the active node about a call that it forwards: how and from whom it came.
 
     It is the content of a forwarding token.
     """
@@ -40,7 +40,7 @@ class ForwardingTokens:
     """Signs and verifies the tokens with which a control node vouches for a call that it forwards.
 
     A token is valid for a minute of real time. `key` is the signing key that all control nodes share; a forwarding
-    token is no access token or session, nor the reverse. `real_time` returns POSIX seconds.
+    token is not valid as an access token or session, nor the reverse. `real_time` returns POSIX seconds.
     """
 
     def __init__(self, key: SigningKey, real_time: Callable[[], float]) -> None:

@@ -20,8 +20,9 @@ _FORM_HEADERS = {**_HEADERS, "Content-Type": "application/x-www-form-urlencoded"
 async def fetch_document(client: HttpClient, url: str) -> bytes:
     """Send a GET request for JSON, and return the body of the answer, undecoded.
 
-    Raises Unavailable if no answer begins within five seconds, or if it is not 2xx (redirects are not followed), is
-    longer than 1 MiB, breaks off or takes five seconds more; Rejected unless the URL is https or on loopback.
+    Raises Unavailable if no answer begins within five seconds, or if the answer is not 2xx (redirects are not
+    followed), is longer than 1 MiB, breaks off, or takes another five seconds; Rejected unless the URL is https or on
+    loopback.
     """
     status, content = await _exchange(client, "GET", url, _HEADERS)
     if status >= 300:
@@ -34,10 +35,10 @@ async def post_form(
 ) -> tuple[int, bytes]:
     """Send `fields` as a URL-encoded form by POST, and return the status and body of the answer.
 
-    An error status or redirect is returned too, not raised or followed. `authorization` is the value of that header;
-    "": none. Raises Unavailable if no answer begins within five seconds, or if a 2xx answer breaks off, takes five
-    seconds more or is longer than 1 MiB; the body of another answer may be cut. Raises Rejected unless the URL is https
-    or on loopback.
+    Error statuses and redirects are returned too, not raised or followed. `authorization` is the value of that header
+    ("" for none). Raises Unavailable if no answer begins within five seconds, or if a 2xx answer breaks off, takes
+    another five seconds, or is longer than 1 MiB; the body of any other answer may be cut. Raises Rejected unless the
+    URL is https or on loopback.
     """
     headers = {**_FORM_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return await _exchange(client, "POST", url, headers, urlencode(fields).encode())
@@ -99,7 +100,7 @@ class OidcConfiguration(msgspec.Struct, frozen=True):
     def takes_secret_in_form(self) -> bool:
         """Whether a client must send its secret as a form field, because Basic authentication is not listed.
 
-        False if `client_secret_basic` is supported, and if neither it nor `client_secret_post` is.
+        False if the issuer supports `client_secret_basic`, or neither that nor `client_secret_post`.
         """
         known = self.token_endpoint_auth_methods_supported
         return _BASIC not in known and _POST in known
@@ -109,8 +110,8 @@ async def fetch_oidc_configuration(client: HttpClient, issuer_url: str) -> OidcC
     """Fetch the openid-configuration of an issuer, below its URL at `.well-known/`.
 
     Raises Unavailable if the issuer does not answer, the document cannot be read, or it names another issuer (a slash
-    at the end does not count); Rejected unless the issuer's URL is https or on loopback. The URLs in the document are
-    not checked. Nothing is cached.
+    at the end is ignored); Rejected unless the issuer's URL is https or on loopback. The URLs in the document are not
+    checked. Nothing is cached.
     """
     try:
         content = await fetch_document(client, f"{issuer_url.rstrip('/')}/.well-known/openid-configuration")

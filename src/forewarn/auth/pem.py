@@ -37,7 +37,7 @@ class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HasPublicKey(Protocol):
-    """A certificate or a private key of `cryptography`: anything that can say its public key."""
+    """A certificate or a private key of `cryptography`: anything that has a public key."""
 
     def public_key(self) -> PublicKeyTypes:
         """Return the public key of the certificate or of the private key."""
@@ -46,7 +46,7 @@ class HasPublicKey(Protocol):
 def read_certificate(path: Path) -> x509.Certificate:
     """Return the first certificate in a PEM file.
 
-    Rejected if it contains none or cannot be read, NotFound if there is no file.
+    Raises Rejected if it contains none or cannot be read, NotFound if there is no file.
     """
     try:
         return x509.load_pem_x509_certificates(secure_files.read_public(path))[0]
@@ -59,7 +59,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
     """Return the private key in PEM content, of any algorithm; `path` is only named in errors.
 
-    Rejected if the content is no private key, or is encrypted.
+    Raises Rejected if the content is no private key, or is encrypted.
     """
     try:
         return serialization.load_pem_private_key(content, password=None)
@@ -73,7 +73,7 @@ def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
 def write_key(path: Path, key: PrivateKeyTypes) -> None:
     """Write a private key unencrypted (PEM, PKCS 8) to a file with mode 0600, atomically and durably.
 
-    Replaces an existing file. Raises Unavailable if that fails, also if its directory does not exist.
+    Replaces an existing file. Raises Unavailable if that fails, for example because the directory does not exist.
     """
     pkcs8, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     secure_files.write_private(path, key.private_bytes(serialization.Encoding.PEM, pkcs8, unencrypted))
@@ -82,7 +82,7 @@ def write_key(path: Path, key: PrivateKeyTypes) -> None:
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
     """Write a certificate as PEM to a file with mode 0644, atomically and durably.
 
-    Replaces an existing file. Raises Unavailable if that fails, also if its directory does not exist.
+    Replaces an existing file. Raises Unavailable if that fails, for example because the directory does not exist.
     """
     secure_files.write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
 
@@ -109,7 +109,7 @@ def validity_problem(path: Path, facts: CertificateFacts, now: float, advice: st
 def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
     """Return the fingerprint, names and validity of a certificate, as they are compared and shown.
 
-    The names are the subject alternative ones; a common name does not count. Checks nothing: the certificate may have
+    The names are the subject alternative names; a common name is ignored. Nothing is checked: the certificate may have
     expired.
     """
     return CertificateFacts(

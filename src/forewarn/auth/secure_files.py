@@ -17,7 +17,7 @@ _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 def write_private(path: Path, content: bytes) -> None:
     """Write `content` to a file with mode 0600, atomically and durably; it replaces an existing one.
 
-    Unavailable if that fails, also if there is no such directory.
+    Raises Unavailable if that fails, also if there is no such directory.
     """
     _write_atomically(path, content, _PRIVATE_MODE)
 
@@ -25,7 +25,7 @@ def write_private(path: Path, content: bytes) -> None:
 def write_public(path: Path, content: bytes) -> None:
     """Write `content` to a file with mode 0644, atomically and durably; it replaces an existing one.
 
-    Unavailable if that fails, also if there is no such directory.
+    Raises Unavailable if that fails, also if there is no such directory.
     """
     _write_atomically(path, content, _PUBLIC_MODE)
 
@@ -33,7 +33,7 @@ def write_public(path: Path, content: bytes) -> None:
 def read_private(path: Path) -> bytes:
     """Return the content of a file with a secret, after checking that only its owner has access.
 
-    Raises Rejected if its mode gives group or others any access, if it cannot be read, or if it is not a regular file;
+    Raises Rejected if its mode allows group or others any access, if it cannot be read, or if it is not a regular file;
     NotFound if it does not exist.
     """
     with _open_regular_file(path) as descriptor:
@@ -49,7 +49,7 @@ def read_private(path: Path) -> bytes:
 def read_public(path: Path) -> bytes:
     """Return the content of a regular file. NotFound if it is missing.
 
-    Rejected if it cannot be read or is not a regular file.
+    Raises Rejected if it cannot be read or is not a regular file.
     """
     with _open_regular_file(path) as descriptor:
         return _read_all(descriptor)

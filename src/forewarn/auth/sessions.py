@@ -39,8 +39,8 @@ class SignInIdentity:
 class SignInLink:
     """A link that signs in to the portal once, made by `SignInLinks.create`."""
 
-    url: str = field(repr=False)  # a secret: anybody who opens it first is signed in
-    ends_at: float  # from when on it is no longer valid, in POSIX seconds of real time
+    url: str = field(repr=False)  # a secret: the first person to open it is signed in
+    ends_at: float  # when it stops being valid, in POSIX seconds of real time
 
 
 class SignInLinks:
@@ -69,7 +69,7 @@ class SignInLinks:
     def redeem(self, code: str) -> SignInIdentity:
         """Return the identity of the link that ends with this code, and invalidate the link.
 
-        Raises Unauthenticated if there is no such link, or if it was used, forgotten or has expired. Creates no
+        Raises Unauthenticated if there is no such link, or if it was used or forgotten or has expired. Creates no
         session.
         """
         identity, ends_at = self._open_links.pop(_hash_link_code(code), (None, 0.0))
@@ -92,7 +92,7 @@ _SESSION_ENDED_TEXT = "the session is over: sign in again"
 class PortalSession(msgspec.Struct, frozen=True, kw_only=True):
     """A verified portal session, read from the browser's cookie by `SessionIssuer.verify`.
 
-    Says who signed in, and how. What the person may do is not in it: grants are looked up at every request.
+    It says who signed in, and how, but not what the person may do: grants are looked up at every request.
     """
 
     id: str  # random; EndedSessions names it
@@ -114,7 +114,7 @@ class _SessionPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults
 class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     """The sessions that were ended before their time, by person: an immutable value that the store keeps.
 
-    Sessions are not stored, so this is how a sign-out stays in force. There are none at first. If one person ends more
+    Sessions are not stored, so this is how a sign-out stays in force. It is empty at first. If one person ends more
     than 1,000 sessions, all sessions of that person that expire by `until` count as ended.
     """
 
@@ -124,7 +124,7 @@ class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     def contains(self, session: PortalSession) -> bool:
         """Return whether the session was ended before its time; whether it has expired is not checked.
 
-        True also for a session that expires no later than `until` of its person.
+        Also returns True for a session that expires no later than `until` of its person.
         """
         who = session.claims.primary_id
         return session.id in self.ids.get(who, {}) or session.ends_at <= self.until.get(who, 0.0)
@@ -132,9 +132,9 @@ class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     def with_session(self, session: PortalSession, now: float, limit: int = _MAX_ENDED_PER_PERSON) -> EndedSessions:
         """Return a copy to which this session is added, without the sessions that have expired at `now`.
 
-        Stores nothing; `self` is unchanged. At most `limit` sessions per person are listed by id: those that expire
-        last. The others count as ended by `until`, and with them all sessions of that person that expire as early.
-        `now` is real time.
+        Stores nothing; `self` is unchanged. At most `limit` sessions per person, those that expire last, are listed by
+        id. The others count as ended by `until`, together with all sessions of that person that expire as early. `now`
+        is real time.
         """
         who = session.claims.primary_id
         remaining = {person: sessions for person in self.ids if (sessions := _unexpired(self.ids[person], now))}
@@ -152,8 +152,8 @@ def _unexpired(ends: dict[str, float], now: float) -> dict[str, float]:
 class SessionIssuer:
     """Issues and verifies portal sessions, which are signed texts in a cookie. Stores no sessions.
 
-    `key` signs them, and `tenant_id`, the id of this service's tenant, is the issuer in them. A session is no access
-    token, nor the reverse. Signatures that were verified are cached in memory.
+    `key` signs them, and `tenant_id`, the id of this service's tenant, is the issuer in them. A session is not valid as
+    an access token, nor the reverse. Verified signatures are cached in memory.
     """
 
     def __init__(self, *, key: SigningKey, tenant_id: str) -> None:

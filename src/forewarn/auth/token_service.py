@@ -21,8 +21,9 @@ _ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the obj
 class TokenService:
     """Issues access tokens to clients and VMs, and verifies the tokens that callers send.
 
-    `issuer` makes our own tokens, which name the tenant `tenant_id`. `external` verifies those of an external issuer;
-    None: there is none. With one, clients get their tokens there, and VMs still get ours. The three are attributes too.
+    `issuer` makes our own tokens, which name the tenant `tenant_id`. `external` verifies the tokens of an external
+    issuer, if there is one (else None); clients then get their tokens from that issuer, while VMs still get ours. All
+    three are also attributes.
     """
 
     def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
@@ -33,23 +34,23 @@ class TokenService:
     def issue_for_client(self, client: RegisteredClient, audience: str, now: float) -> IssuedToken:
         """Return an access token for a client. The caller has checked its secret, and checks the audience.
 
-        The token may be a cached one, of which more than half of the lifetime is left. It is invalid once the client
-        has another secret. `now` is real time. Works also if there is an external issuer, although `verify` then
-        refuses the token.
+        The token may be a cached one with more than half of its lifetime left. It is invalid once the client has
+        another secret. `now` is real time. This works even with an external issuer, although `verify` then refuses the
+        token.
         """
         return self.issuer.issue_token(self._client_subject(client), audience, now)
 
     def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
         """Return an access token for a VM's managed identity. The audience is not checked.
 
-        The token may be a cached one, of which more than half of the lifetime is left. `now` is real time.
+        The token may be a cached one with more than half of its lifetime left. `now` is real time.
         """
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Return the claims of an access token of ours or of the external issuer; `now` is real time.
+        """Return the claims of an access token from us or from the external issuer; `now` is real time.
 
-        A token that our key did not sign goes to the external issuer, if there is one; then tokens of ours are valid
+        The external issuer, if there is one, verifies tokens that our key did not sign; our own tokens are then valid
         only for VMs. Raises InvalidToken, or Unavailable if the keys of the external issuer are not known. Whether the
         client or VM still exists, or the client has another secret, is not checked.
         """
@@ -108,8 +109,8 @@ def _derive_id(what: str, of: str) -> str:
 class VmTokens:
     """Issues managed identity tokens to VMs at the metadata endpoint.
 
-    Without a `token_service` it issues none. `token_service` decides which audiences are accepted; `url`, the address
-    of the service, is only named, after Azure's audiences, in the refusal of another one.
+    Without a `token_service` it issues none. `token_service` decides which audiences are accepted. The refusal of any
+    other audience names Azure's audiences, then `url`, the address of the service, which has no other use.
     """
 
     def __init__(self, token_service: TokenService | None = None, url: str = "") -> None:
@@ -119,8 +120,8 @@ class VmTokens:
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
         """Return a token of the VM's identity for `resource` (an audience), or WrongResource.
 
-        WrongResource, which is returned and not raised, has the audiences that are accepted; none without a
-        `token_service`. The token may be a cached one, of which more than half of the lifetime is left.
+        WrongResource, which is returned and not raised, has the accepted audiences; without a `token_service` there are
+        none. The token may be a cached one with more than half of its lifetime left.
         """
         if self._token_service is None or not self._token_service.issuer.accepts(resource):
             return WrongResource(accepted=self._accepted_audiences)

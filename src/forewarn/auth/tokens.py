@@ -49,8 +49,8 @@ class SigningKey:
     def load_or_create(cls, path: Path) -> SigningKey:
         """Load the private key from a PEM file; if there is no file, create one with a new RSA key.
 
-        Creates its directory too, if missing. Raises Rejected if the file has no RSA key of at least 2048 bits, if
-        others can read it, or if its directory cannot be created; Unavailable if the file cannot be written.
+        Also creates a missing directory. Raises Rejected if the file has no RSA key of at least 2048 bits, if others
+        can read it, or if its directory cannot be created; Unavailable if the file cannot be written.
         """
         if not path.exists():
             secure_files.make_directory(path.parent)
@@ -123,7 +123,7 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
     def is_fresh(self, now: float) -> bool:
         """Return whether more than half of the token's lifetime is left, so that it may be given out again.
 
-        `now` is real time. False before its issue, when the clock was set back.
+        `now` is real time. Returns False if `now` is before its issue, because the clock was set back.
         """
         return self.issued_at <= now < (self.issued_at + self.expires_at) / 2
 
@@ -149,7 +149,7 @@ class TokenIssuer:
     """Issues our own access tokens in the form of Azure's, and verifies them.
 
     `url` is the issuer in the tokens, and `key` signs them. `lifetime_s` is how long a token is valid, in seconds of
-    real time. Tokens can be issued for any audience; `verify` accepts those for Azure's management audiences and
+    real time. Tokens can be issued for any audience; `verify` accepts tokens for Azure's management audiences and for
     `audiences`. Up to 1,024 tokens are cached in memory.
     """
 
@@ -161,7 +161,7 @@ class TokenIssuer:
         self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
-        """Return a token for this owner and audience, a cached one while more than half of its life is left.
+        """Return a token for this owner and audience, cached while more than half of its life is left.
 
         The audience is not checked: `verify` may refuse the token. A new token is valid for `lifetime_s` from `now`,
         which is real time.
@@ -190,8 +190,8 @@ class TokenIssuer:
         """Return the claims of a valid token that this issuer has signed; `now` is real time.
 
         Checks signature, issuer, audience and times, and raises InvalidToken if one of them is wrong; its reason is
-        UNKNOWN_KEY for a token that another key has signed, perhaps of another issuer. Whether the client or VM still
-        exists, and whether the client has another secret by now, is not checked.
+        UNKNOWN_KEY if another key has signed the token, perhaps that of another issuer. It does not check whether the
+        client or VM still exists, nor whether the client has a new secret by now.
         """
         header = jws.parse_header(token)
         if header.kid != self._key.kid:
