@@ -48,14 +48,15 @@ class AttentionLink(BaseView, frozen=True, kw_only=True):
 class AttentionItem(BaseView, frozen=True, kw_only=True):
     """One thing that needs a person, with a sentence and what can be done. Field names are JSON keys.
 
-    If more than 200 events are scheduled, `count` may be too low for unprepared and approval: only 200 were checked.
+    If more than 200 events are scheduled, `count` may be too low for the kinds unprepared and approval: only 200 were
+    checked.
     """
 
     what: str  # store, unprepared, failed, stopped, host-failed, approval, stalled, paused or host-degraded
     is_urgent: bool  # True for store, unprepared, failed, stopped and host-failed, False for the others
     count: int  # VMs (unprepared), acts (failed), events (approval) or hosts; 1 for a rollout or the store
     text: str  # a sentence for people
-    until: float | None = None  # lab time until which to act, the NotBefore of unprepared and approval; None: others
+    until: float | None = None  # lab time by which to act: NotBefore, for unprepared and approval; None: others
     links: tuple[AttentionLink, ...] = ()  # actions first
 
 
@@ -63,7 +64,7 @@ class AttentionReport(BaseView, frozen=True, kw_only=True):
     """What needs a person, urgent items first, and how many scheduled events were checked for it."""
 
     items: tuple[AttentionItem, ...]  # urgent ones first
-    events_checked: int  # scheduled ones that the user may see: all, or of more than 200 the soonest 200
+    events_checked: int  # scheduled events that were checked: all that the user may see, at most the 200 soonest
 
 
 def runs_platform(context: PortalContext) -> bool:
@@ -86,13 +87,13 @@ def _page_link(title: str, path: str, **query: str) -> AttentionLink:
 async def find_attention(context: PortalContext) -> AttentionReport:
     """Return what needs a person, as far as the user may see it; urgent items first.
 
-    That is: a store in trouble; VMs with a scheduled event of which no VM of their scope knows or will soon (unprepared
-    VMs); failed acts; failed and degraded hosts; listed events whose notice ends within five minutes without an
-    approval; and stopped, stalled or paused rollouts. There is one item per kind, but one for each rollout, of stopped
-    ones the last five. An event that an unprepared VM waits for is not among those without an approval, and a failed
-    act counts until one succeeds on its VM. Unprepared VMs and missing approvals are searched in the 200 soonest
-    scheduled events only, failed acts and stopped rollouts in the last 24 hours of lab time. Only users who may see
-    everything are shown rollouts. The indexes of the context, `overview` and `events`, must be built.
+    Items are about a store in trouble, unprepared VMs (no VM of their scope knows of their scheduled event, or will
+    soon), failed acts, failed and degraded hosts, listed events whose notice ends within five minutes without an
+    approval, and stopped, stalled or paused rollouts. There is one item per kind, but one for each rollout; only the
+    last five stopped ones are shown. An event that an unprepared VM waits for does not count as one without an
+    approval. A failed act counts until one succeeds on its VM. Unprepared VMs and missing approvals are searched in the
+    200 soonest scheduled events only, failed acts and stopped rollouts in the last 24 hours of lab time. Only users who
+    may see everything are shown rollouts. The indexes of the context, `overview` and `events`, must be built.
     """
     soonest = list(islice(context.events.scheduled(context.visible_scopes()), _MAX_EVENTS_CHECKED + 1))
     checked, is_cut = soonest[:_MAX_EVENTS_CHECKED], len(soonest) > _MAX_EVENTS_CHECKED
@@ -116,10 +117,10 @@ async def find_attention(context: PortalContext) -> AttentionReport:
 
 
 def next_attention_change(context: PortalContext) -> float | None:
-    """Return the lab time at which the next visible event may begin to need an approval; None: none will.
+    """Return the lab time at which the next visible event may begin to need approval; None if none will.
 
-    That is five minutes before the event's NotBefore. Events for which this time has come are left out. Whether the
-    event is approved already is not checked. The indexes of the context must be built.
+    That is five minutes before the event's NotBefore. Events for which that time has come are left out. Does not check
+    whether the event is approved already. The indexes of the context must be built.
     """
     upcoming = context.events.scheduled_after(context.now() + APPROVAL_LEAD_S, context.visible_scopes())
     return None if upcoming is None else upcoming - APPROVAL_LEAD_S
@@ -158,9 +159,9 @@ def _unprepared_items(
 def _approval_items(
     context: PortalContext, events: Sequence[Event], unprepared: set[str], *, is_cut: bool
 ) -> Iterator[AttentionItem]:
-    """Events whose VMs know of them, but have not approved them shortly before their start.
+    """Yield what needs attention among events that start soon, which VMs know of but have not approved.
 
-    Events without impact never start, so they are not among them. `is_cut`: there are later events than these.
+    Events without impact never start, so they are left out. `is_cut` says that there are later events than these.
     """
     latest = context.now() + APPROVAL_LEAD_S
     missing = [

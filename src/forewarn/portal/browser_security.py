@@ -32,8 +32,8 @@ def require_csrf_token(
     """Raise Forbidden unless the request holds the session's CSRF token and comes from our own origin.
 
     The token is in the form field `token` (CSRF_FIELD), or else in the header `X-Forewarn-Token` (CSRF_HEADER);
-    `headers` must ignore letter case. `fields` are those of the submitted form, each with one value or several, of
-    which the first counts. For the origin, see `require_same_origin`.
+    `headers` must ignore letter case. `fields` are the fields of the submitted form; of several values of a field, the
+    first counts. For the origin, see `require_same_origin`.
     """
     require_same_origin(headers)
     submitted = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""
@@ -71,8 +71,8 @@ _SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # never a redirect target
 def safe_redirect_path(to: str) -> str:
     """Return `to` if it is a path of the portal, with or without a query; else `/portal/`, the overview.
 
-    Whether the page exists is not checked. The sign-in and sign-out pages are replaced by the overview too. Browsers
-    read a backslash as a slash and drop line breaks, so only printable ASCII without backslashes is accepted.
+    Does not check whether the page exists. The overview also replaces the sign-in and sign-out pages. Browsers read a
+    backslash as a slash and drop line breaks, so only printable ASCII without backslashes is accepted.
     """
     is_portal_path = to == PORTAL_PREFIX or to.startswith((PORTAL_HOME, f"{PORTAL_PREFIX}?"))
     is_plain = to.isascii() and to.isprintable() and "\\" not in to

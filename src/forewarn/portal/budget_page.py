@@ -29,7 +29,7 @@ class BudgetPart(BaseView, frozen=True, kw_only=True):
     name: str  # of the budget
     limit: str  # such as `2 VMs` or `10 %`
     over: str  # the VMs that it counts, such as `all VMs`, or `each location`
-    values: dict[str, str]  # the form that changes it is filled in with these: name of the field → text; no empty ones
+    values: dict[str, str]  # texts that the form that changes it is filled in with, by field name; no empty ones
     rows: tuple[BudgetRow, ...]  # the groups with most VMs out first; 15, in an export at most 1,000
     more_rows: int  # how many of the first 1,000 groups are not in `rows`
 
@@ -66,8 +66,8 @@ class BudgetsPage(BaseView, frozen=True, kw_only=True):
 async def show_budgets_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> BudgetsPage:
     """Show all budgets, and of each the groups that are used most, with the rollouts that use them.
 
-    Each budget has 15 groups, in an export up to 1,000. `query` names the form that led here, if any, whose message the
-    page then shows. Does not check what the user may see: the route demands the right to read everything.
+    Each budget has 15 groups, in an export up to 1,000. If a form led here, `query` names it, and the page shows its
+    message. Does not check what the user may see: the route demands the right to read everything.
     """
     most = None if call.for_export else _MAX_GROUPS
     return BudgetsPage(

@@ -32,7 +32,7 @@ _BATCH_SIZE = 2000  # VMs read before other tasks run
 
 
 class ClientFilter(StrEnum):
-    """Which VMs the clients page lists. The values are those of the query parameter `only`.
+    """Which VMs the clients page lists. The values are used in the query parameter `only`.
 
     ALL (""): every VM. UNPREPARED (`unprepared`): VMs with a pending event that no VM of their scope has received or is
     about to. SILENT (`silent`): running VMs that have stopped polling. NEVER (`never`): running VMs that never polled.
@@ -238,8 +238,9 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
 
         Columns are the fields of PollingClientView except `pending`, then event (the id of the pending event),
         event_kind, not_before and told, which are empty without a pending event. `told` is nobody, soon, neighbour or
-        given; only with given the VM itself has received the event. Points in time are lab time, in POSIX seconds;
-        `silent_s` and `gap_s` are real seconds. Only an export that was cut (over 100,000 VMs) has a note as last line.
+        given; only given means that the VM itself has received the event. Points in time are lab time, in POSIX
+        seconds; `silent_s` and `gap_s` are real seconds. Only an export that was cut (over 100,000 VMs) has a note as
+        its last line.
         """
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
@@ -253,11 +254,12 @@ def _csv_row(client: PollingClientView) -> tuple[object, ...]:
 
 
 async def show_clients_page(context: PortalContext, call: HandlerCall, query: ClientsPageQuery) -> ClientsPage:
-    """Show how the VMs poll that the user may see and that match the query, 50 per page.
+    """Show the VMs that the user may see and that match the query, and how they poll; 50 per page.
 
-    Unprepared VMs come first, then those that stopped polling, never polled, poll with a pending event, poll, and do
-    not run; in each part the earliest NotBefore first. An export holds all pages, up to MAX_EXPORT_ROWS (100,000) VMs.
-    First stores the polls observed so far. Raises UnknownFilter for an unknown filter, or a page after the last one.
+    Unprepared VMs come first, then VMs that stopped polling, that never polled, that poll with a pending event, that
+    poll without one, and that do not run; in each part, the earliest NotBefore comes first. An export holds all pages,
+    up to MAX_EXPORT_ROWS (100,000) VMs. First stores the polls observed so far. Raises UnknownFilter for an unknown
+    filter, or a page after the last one.
     """
     require_choice("only", query.only, CLIENT_FILTER_LABELS, "a filter of this page")
     await context.dependencies.flush_observations()

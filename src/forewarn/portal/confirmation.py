@@ -43,7 +43,7 @@ class IdempotencyKeys:
     def issue(self, principal_id: str) -> str:
         """Return a new random key for this user, who keeps the 300 newest ones.
 
-        `principal_id` is the id of the user's principal. An older key becomes unknown, also if it was used.
+        `principal_id` is the id of the user's principal. Older keys become unknown, even if they were used.
         """
         key = secrets.token_urlsafe(16)
         keys = self._keys[principal_id]
@@ -62,9 +62,10 @@ class IdempotencyKeys:
     async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
         """Run `action` for the first call with this key; later calls wait for it and return its result.
 
-        The same key of another user (`principal_id`) is another key. If the action raises, the first call and all that
-        wait raise the same error, and the key becomes unknown, so that a later call runs an action again; if the first
-        call is cancelled, so are all that wait. An unknown key counts as a new one: check `is_known` first.
+        The same key of another user (`principal_id`) is another key. If the action raises, the first call and all
+        waiting calls raise the same error, and the key becomes unknown, so that a later call runs an action again; if
+        the first call is cancelled, so are the waiting ones. An unknown key counts as a new one: check `is_known`
+        first.
         """
         keys = self._keys[principal_id]
         if (result := keys.get(key)) is not None:
@@ -137,8 +138,8 @@ async def confirmation_page(
 
     `call` is the API call that the form makes, `values` the entered texts, `key` a new idempotency key, `note` why the
     user has to confirm again ("": this is the first time). Raises the errors of submitting the form, as far as they are
-    known beforehand. For a request too large for a preview the page says so. Changes nothing, except that a preview by
-    the API first stores the polls observed so far; it waits while another preview of this user runs.
+    known beforehand. If the request is too large for a preview, the page says so. Changes nothing, except that a
+    preview by the API first stores the polls observed so far; it waits while another preview of this user runs.
     """
     preview = await _preview(context, form, call)
     warnings = confirmation_warnings(context, form, preview.events)

@@ -197,7 +197,7 @@ class EventIndex:
     def count_scheduled(self, scopes: VisibleScopes | None = None) -> int:
         """Return how many events are scheduled and have not started, whether documents list them or not.
 
-        Counts only events of `scopes`; None: all. Await `ensure_built` before: until then it returns 0.
+        Counts only events of `scopes`, or all if that is None. Await `ensure_built` first: until then it returns 0.
         """
         return sum(
             len(live.scheduled) if wanted is None else sum(1 for _ in self._select(live.scheduled_ids(), wanted))
@@ -207,7 +207,7 @@ class EventIndex:
     def count_started(self, scopes: VisibleScopes | None = None) -> int:
         """Return how many events have started and are not over.
 
-        Counts only events of `scopes`; None: all. Await `ensure_built` before: until then it returns 0.
+        Counts only events of `scopes`, or all if that is None. Await `ensure_built` first: until then it returns 0.
         """
         return sum(
             len(live.started) if wanted is None else sum(1 for _ in self._select(live.started, wanted))
@@ -217,8 +217,8 @@ class EventIndex:
     def scheduled(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
         """Return an iterator over the scheduled events, those with the earliest NotBefore first.
 
-        Yields only events of `scopes`; None: all. It reads the live index: do not await while you iterate. Await
-        `ensure_built` before: until then it yields none.
+        Yields only events of `scopes`, or all if that is None. It reads the live index: do not await while you iterate.
+        Await `ensure_built` first: until then it yields none.
         """
         parts = [self._select(live.scheduled_ids(), wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: (event.not_before, event.id))
@@ -226,16 +226,16 @@ class EventIndex:
     def started(self, scopes: VisibleScopes | None = None) -> Iterator[Event]:
         """Return an iterator over the events that have started and are not over, the oldest start first.
 
-        Yields only events of `scopes`; None: all. It reads the live index: do not await while you iterate. Await
-        `ensure_built` before: until then it yields none.
+        Yields only events of `scopes`, or all if that is None. It reads the live index: do not await while you iterate.
+        Await `ensure_built` first: until then it yields none.
         """
         parts = [self._select(live.started, wanted) for live, wanted in self._parts(scopes)]
         return merge(*parts, key=lambda event: event.started_at or 0.0)
 
     def scheduled_after(self, at: float, scopes: VisibleScopes | None = None) -> float | None:
-        """Return the earliest NotBefore of a scheduled event that is later than lab time `at`; None: none is.
+        """Return the earliest NotBefore after lab time `at` of a scheduled event; None if there is none.
 
-        Only events of `scopes` count; None: all. Await `ensure_built` before: until then it returns None.
+        Only events of `scopes` count, or all if that is None. Await `ensure_built` first: until then it returns None.
         """
         found: list[float] = []
         for live, wanted in self._parts(scopes):
@@ -260,8 +260,8 @@ class EventIndex:
     def failures_since(self, since: float) -> list[FailedAct]:
         """Return the acts that failed at or after lab time `since`, the most recently learned first.
 
-        There is at most one per VM: that of the last event with a failed act on it. VMs on which an act has succeeded
+        There is at most one per VM, from the last event with a failed act on it. VMs on which an act has succeeded
         since, and removed VMs, are left out. At most the last 1,000 are known; after a start of the service, acts that
-        failed more than a day ago (RECENT_S) may be missing. Await `ensure_built` before: until then it returns [].
+        failed more than a day ago (RECENT_S) may be missing. Await `ensure_built` first: until then it returns [].
         """
         return [failed for failed in reversed(self._failures.values()) if failed.at >= since]

@@ -161,9 +161,9 @@ class EventVmView(BaseView, frozen=True, kw_only=True):
     is_hit: bool  # the event affects it; else it only received the event, as a member of the scope
     is_known: bool  # the user may see its page
     given_at: float | None  # first delivery as Scheduled; None: there was none
-    version: str  # api-version of the first delivery of either; "": there was none
+    version: str  # api-version of the first delivery, as Scheduled or Started; "": there was none
     given_started_at: float | None  # first delivery as Started; None: there was none
-    verb: str  # of its act, a Verb such as reboot; "": it has none, as before the event starts
+    verb: str  # the Verb of its act, such as reboot; "": it has none, as before the event starts
     ok: bool | None  # whether the act succeeded; None until its outcome is known
     performed_at: float | None  # lab time of the outcome; None: it is not known yet
     note: str  # while the act is under way: its progress; then of the outcome, such as why it failed
@@ -220,8 +220,8 @@ async def show_event_page(context: RequestContext, call: HandlerCall, query: Pag
 
     The path parameter `id` is the event's id, or a unique start of it of four characters or more, ignoring letter case.
     Its VMs are listed in pages of 15; an export has the first 500. First stores the polls and deliveries observed so
-    far. Raises NotFound, also if the user may see no VM of its scope, Refused if several events match, or UnknownFilter
-    for a page after the last one.
+    far. Raises NotFound (also if the user may see no VM of its scope), Refused if several events match, or
+    UnknownFilter for a page after the last one.
     """
     await context.dependencies.flush_observations()
     event = context.find_event(call.path_params["id"])

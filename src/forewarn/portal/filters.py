@@ -48,7 +48,7 @@ class UnknownFilter(Rejected):
 
     Handlers of pages raise it; the page is then shown without this filter, with the problem, and an export fails with
     `reason`. `parameter` is the name of the query parameter, `reason` the error in words. `choices` are values that
-    exist; `value`, mostly that of the query, is compared with them to find the nearest one.
+    exist; `value`, usually the query's value, is compared with them to find the nearest one.
     """
 
     def __init__(self, parameter: str, value: str, reason: Rejected, choices: Iterable[FilterChoice] = ()) -> None:
@@ -107,7 +107,7 @@ def resolve(
 ) -> Found | None:
     """Return what `find` returns for `value`; None, without calling it, if `value` is "".
 
-    `value` is that of the query parameter `parameter`. If `find` raises Rejected (as NotFound or Refused), raises
+    `value` is the value of the query parameter `parameter`. If `find` raises Rejected (as NotFound or Refused), raises
     UnknownFilter with the choices that `offer` returns for the value.
     """
     if not value:
@@ -130,7 +130,7 @@ def offer_vms(context: PortalContext, value: str) -> list[FilterChoice]:
 
     Similar names are offered only if no name contains `value`. Of `group/name` only the name counts, and the value of
     each choice is the VM's name, which need not be unique. If more than 5,000 VMs are visible, similar names are those
-    that contain the first three characters of `value`; none for a value of three characters or fewer.
+    that contain the first three characters of `value`; a value of three characters or fewer has none.
     """
     wanted = value.strip().casefold().rpartition("/")[2]
     found = context.overview.find_by_name(context.directory, wanted, _MAX_OFFERED)

@@ -30,8 +30,8 @@ _STANDALONE_PREFIX = "vms"
 class VmBlock:
     """The VMs of one scope, or all standalone VMs of a resource group, by their keys.
 
-    Its `id` is that of the scope, or `vms:SUBSCRIPTION/GROUP`; `size` is how many VMs it has, 0 at first. `group` is
-    the resource group that it belongs to, and the only one that changes it.
+    Its `id` is the id of the scope, or `vms:SUBSCRIPTION/GROUP`; `size` is how many VMs it has, 0 at first. `group` is
+    the resource group that it belongs to; only the group changes it.
     """
 
     __slots__ = ("_group", "_keys", "id", "size")
@@ -51,7 +51,7 @@ class VmBlock:
     def keys(self) -> Sequence[str]:
         """The keys of the VMs in this block, in the order of their addition.
 
-        It is the block's own list, which later changes of the block may change: do not change it, and do not keep it.
+        The list is the block's own, and changes with the block: do not change it, and do not keep it.
         """
         if len(self._keys) != self.size:
             self._compact()
@@ -99,7 +99,7 @@ class GroupOverview:
         return self.non_running.get(key, VmState.RUNNING) if key in self._block_by_vm else VmState.GONE
 
     def count_states(self, visible: VisibleKeys) -> Counter[VmState]:
-        """Return how many VMs of the group are in each state; states of no VM may be missing.
+        """Return how many VMs of the group are in each state; states without VMs may be missing.
 
         `visible` are the keys of those VMs of this group that count; None counts all.
         """
@@ -110,7 +110,7 @@ class GroupOverview:
     def add_vm(self, key: str, block_id: str) -> bool:
         """Put the VM with this key into a block of this group, in the state running.
 
-        Takes it out of the block that it is in, and creates the block if there is none with this id. Returns False, and
+        Takes it out of its present block, and creates the new block if there is none with this id. Returns False, and
         changes nothing, if the VM is in that block already; else True.
         """
         block = self._block_by_vm.get(key)
@@ -140,7 +140,7 @@ class GroupOverview:
     def set_state(self, key: str, state: VmState) -> None:
         """Set the state of the VM with this key.
 
-        That the VM is in this group is not checked. For GONE call `remove_vm` instead.
+        Does not check that the VM is in this group. For GONE call `remove_vm` instead.
         """
         if state is VmState.RUNNING:
             self.non_running.pop(key, None)
@@ -178,8 +178,8 @@ class VisibleScopes:
     def has(self, scope_id: str) -> bool:
         """Return whether the user may read a present VM of the scope with this id. Reads no store.
 
-        In a group that is visible as a whole every id counts, also one of no scope. `scope_id` must be in lower case;
-        raises ValueError if it has not the form of a scope id (`kind:subscription/group/…`).
+        In a group that is visible as a whole, every id counts, even one of no scope. `scope_id` must be in lower case;
+        raises ValueError if it does not have the form of a scope id (`kind:subscription/group/…`).
         """
         group = resource_group_of_scope(scope_id)
         return group in self.by_group and ((scopes := self.by_group[group]) is None or scope_id in scopes)
@@ -238,8 +238,8 @@ class FleetOverview:
     def count_states(self, directory: VisibleDirectory) -> dict[VmState, int]:
         """Return how many of the VMs that a user may see are in each state.
 
-        The result has a key for each state except GONE, also for states of no VM. `directory` is the user's. Await
-        `ensure_built` before: until then all are 0.
+        The result has a key for each state except GONE, even if no VM is in that state. `directory` is the user's.
+        Await `ensure_built` first: until then all are 0.
         """
         counts: Counter[VmState] = Counter()
         for group, visible in self.visible_groups(directory):
@@ -253,7 +253,7 @@ class FleetOverview:
 
         `directory` is the user's; users with equal grants share a result, and so do all who see everything. Of users
         who do not see everything, the 16 results used last are kept. `derive` must be a module-level function, because
-        it is part of the cache's key, and its result must not depend on states of VMs. Await `ensure_built` before.
+        it is part of the cache's key, and its result must not depend on states of VMs. Await `ensure_built` first.
         """
         key = (derive, None if directory.sees_everything else directory.grants)
         derived: Derived = self._derived.pop(key) if key in self._derived else derive(self, directory)
@@ -266,7 +266,7 @@ class FleetOverview:
     def all_groups(self) -> list[GroupOverview]:
         """Return all resource groups that have a present VM, in the order in which the fleet got them.
 
-        The list is new, the groups are live. Nothing is filtered for a user. Await `ensure_built` before.
+        The list is new, the groups are live. Nothing is filtered for a user. Await `ensure_built` first.
         """
         return list(self._groups.values())
 
@@ -274,7 +274,7 @@ class FleetOverview:
         """Yield the groups in which a user may see a VM, each with the keys of these VMs.
 
         The keys are None if the user may see all VMs of the group. `directory` is the user's. Groups are in the order
-        in which the fleet got them; they are live, so do not await while you iterate. Await `ensure_built` before.
+        in which the fleet got them; they are live, so do not await while you iterate. Await `ensure_built` first.
         """
         for group in self._groups.values():
             visible = self._visible_keys_in(group, directory)
@@ -285,7 +285,7 @@ class FleetOverview:
         """Yield the keys of all VMs that a user may see; `directory` is the user's.
 
         They are in the order of the fleet: group by group, and in a group block by block. They are read from the live
-        overview: do not await while you iterate. Await `ensure_built` before.
+        overview: do not await while you iterate. Await `ensure_built` first.
         """
         for group, visible in self.visible_groups(directory):
             for block in group.blocks.values():
@@ -295,17 +295,17 @@ class FleetOverview:
         """Return the names of the hosts with a VM that the user may see; None if they may see everything.
 
         `directory` is the user's. A VM that moves counts for the host that it leaves. Reads no store. Await
-        `ensure_built` before.
+        `ensure_built` first.
         """
         if directory.sees_everything:
             return None
         return frozenset[str]().union(*(locations.hosts for locations in self._visible_locations(directory)))
 
     def visible_scopes(self, directory: VisibleDirectory) -> VisibleNames:
-        """Return the ids of the scopes with a present VM that the user may see; None: they may see everything.
+        """Return the ids of the scopes with a present VM that the user may see; None if they see everything.
 
         `directory` is the user's. Reads no store. `Visibility.can_see_scope`, which reads it, counts removed VMs too.
-        Await `ensure_built` before.
+        Await `ensure_built` first.
         """
         if directory.sees_everything:
             return None
@@ -315,7 +315,7 @@ class FleetOverview:
         """Return the scopes with a present VM that the user may see, by resource group.
 
         `directory` is the user's. A group that the user may read as a whole has None in place of the ids of its scopes.
-        The result itself is never None, also not for a user who sees everything. Await `ensure_built` before.
+        The result itself is never None, not even for a user who sees everything. Await `ensure_built` first.
         """
         return VisibleScopes(
             {
@@ -345,8 +345,8 @@ class FleetOverview:
         """Return the keys of at most `limit` VMs that a user may see whose name contains `text`, best first.
 
         First come VMs of exactly that name, then names that begin with it, then the others; each in the order of the
-        fleet. `text` must be in lower case; "" finds none. `directory` is the user's. Await `ensure_built` before:
-        until then it returns [].
+        fleet. `text` must be in lower case; "" finds none. `directory` is the user's. Await `ensure_built` first: until
+        then it returns [].
         """
         if not text:
             return []

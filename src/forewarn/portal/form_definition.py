@@ -254,7 +254,7 @@ SCOPE_FIELD = FormField(
 
 
 def require_notice_length(context: RequestContext, values: FormValues) -> dict[str, Any]:
-    """Raise Rejected if the form allows a shorter notice but gives no notice; else return {}.
+    """Raise Rejected if the form allows a shorter notice but leaves the notice empty; else return {}.
 
     It is the `extra_body` of forms with the fields `notice` and `short_notice`: it adds nothing to the body. `context`
     is not used.

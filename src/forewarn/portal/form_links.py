@@ -52,9 +52,9 @@ class FormLink(BaseView, frozen=True, kw_only=True):
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
     """Return links to the forms that the user may submit for a VM in its current state.
 
-    Operations (performing pending maintenance before others) are for users with the right to operate the VM; setting a
-    fault is for those with the platform right. Links to destructive forms are last. `scope` is that of the VM; with
-    None, performing pending maintenance is not offered. Returns () if there is none, as for a removed VM.
+    Operations (performing pending maintenance comes first) are for users with the right to operate the VM; setting a
+    fault is for those with the platform right. Links to destructive forms are last. `scope` is the VM's scope; with
+    None, performing pending maintenance is not offered. Returns () if there are none, as for a removed VM.
     """
     if vm.removed_at is not None:
         return ()

@@ -111,8 +111,8 @@ def rollout_change_preview(effect: str) -> PreviewSentences:
     """Return a preview of a change to a rollout: a function that returns two sentences.
 
     The first sentence is the rollout's progress so far, the second one is `effect`. The preview finds the rollout by
-    the path parameter `id`, its id or a unique start of it, and raises NotFound, also for users who may not see
-    everything, or Refused if several match. It changes nothing.
+    the path parameter `id`, its id or a unique start of it, and raises NotFound (also for users who may not see
+    everything), or Refused if several match. It changes nothing.
     """
 
     def preview(context: RequestContext, call: HandlerCall) -> list[str]:
@@ -156,9 +156,9 @@ def preview_confirm_down(context: RequestContext, call: HandlerCall) -> list[str
 def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
     """Return sentences on which VMs a fault would affect, what their clients would see, and how long.
 
-    The body of the call is a NewFault; sets nothing. Raises Rejected for an unknown kind, or limits and parameters that
-    do not suit it; NotFound for its VM or scope, or Refused if several match. Without either, it says that the fault is
-    for all VMs: it does not check that exactly one of a VM, a scope or all is named.
+    The body of the call is a NewFault; sets nothing. Raises Rejected for an unknown kind, or for limits and parameters
+    that do not suit it; NotFound for an unknown VM or scope; and Refused if several match. If the body names neither,
+    the text says that the fault is for all VMs: it does not check that exactly one of a VM, a scope or all is named.
     """
     body = call.parse_body(NewFault)
     kind = parse_fault_kind(body.kind)
@@ -182,8 +182,8 @@ def preview_fault(context: RequestContext, call: HandlerCall) -> list[str]:
 def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str]:
     """Return one text, in a list: which faults and storms the body of the call would clear.
 
-    The body is a ClearFaultsBody, else Rejected. Clears nothing. Does not check that the faults exist, or that the body
-    names any. A scope to which the body restricts them is not mentioned.
+    The body is a ClearFaultsBody; any other raises Rejected. Clears nothing. Does not check that the faults exist, or
+    that the body names any. A scope to which the body restricts them is not mentioned.
     """
     body = call.parse_body(ClearFaultsBody)
     active = context.control.faults.active
@@ -197,8 +197,8 @@ def preview_clear_faults(context: RequestContext, call: HandlerCall) -> list[str
 def preview_storm(context: RequestContext, call: HandlerCall) -> list[str]:
     """Return one sentence, in a list: which VMs a fault storm would affect, for how long, and its seed.
 
-    The body of the call is a NewStorm, else Rejected. Starts nothing. Raises NotFound for an unknown VM, Refused if a
-    name fits several. A storm that names no VM affects all.
+    The body of the call is a NewStorm; any other raises Rejected. Starts nothing. Raises NotFound for an unknown VM,
+    Refused if a name fits several. A storm that names no VM affects all.
     """
     body = call.parse_body(NewStorm)
     vms = [context.directory.find(name).name for name in body.vms]
@@ -223,10 +223,10 @@ def preview_stop_replay(context: RequestContext, call: HandlerCall) -> list[str]
 def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[str]:
     """Return sentences on how far lab time would advance, and how many visible notices end by then.
 
-    The body of the call is an AdvanceClockBody, else Rejected; whether its duration is allowed is not checked. The
-    second sentence names the first three events; it counts scheduled events whose notice is over already, too. Events
-    are searched among the 20,000 newest scheduled ones. Advances nothing. Raises Rejected too if the clock shows real
-    time.
+    The body of the call is an AdvanceClockBody; any other raises Rejected. Does not check whether its duration is
+    allowed. The second sentence names the first three events; it also counts scheduled events whose notice is over
+    already. Events are searched among the 20,000 newest scheduled ones. Advances nothing. Also raises Rejected if the
+    clock shows real time.
     """
     context.control.lab_clock.require_lab_clock("advanced")
     by_s = call.parse_body(AdvanceClockBody).by_s
@@ -243,8 +243,8 @@ def preview_advance_clock(context: RequestContext, call: HandlerCall) -> list[st
 def preview_clock_speed(context: RequestContext, call: HandlerCall) -> list[str]:
     """Return one sentence, in a list, that says how fast lab time would run, or that it would pause.
 
-    The body of the call is a ClockSpeedBody, else Rejected; whether the speed is allowed is not checked. Sets nothing.
-    Raises Rejected too if the clock shows real time.
+    The body of the call is a ClockSpeedBody; any other raises Rejected. Does not check whether the speed is allowed.
+    Sets nothing. Also raises Rejected if the clock shows real time.
     """
     context.control.lab_clock.require_lab_clock("set to another speed")
     speed = call.parse_body(ClockSpeedBody).speed

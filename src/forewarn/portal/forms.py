@@ -218,11 +218,11 @@ def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
 
     GET shows a form, filled in from the query, or asks to confirm it at once if the form says so (`confirms_directly`)
     and the query fills in a field. POST asks to confirm the form or, if it is confirmed, calls the API's handler once
-    and redirects to the page of its result, also if the confirmation is repeated. It needs the session's CSRF token,
-    and fields of 2 MiB at most. If the handler refuses or fails, the form is shown again with the error. That a form
-    was confirmed is remembered in memory, for the newest 300 confirmations of a user: for an older one, and after a
-    restart, POST asks to confirm again, unless the store has a request of this confirmation. `authenticate` returns the
-    context and session of a request's user.
+    and redirects to the page of its result, even if the confirmation is repeated. POST needs the session's CSRF token,
+    and fields of 2 MiB at most. If the handler refuses or fails, the form is shown again with the error. The newest 300
+    confirmations of each user are remembered, in memory: for an older one, and after a restart, POST asks to confirm
+    again, unless the store has a request of that confirmation. `authenticate` returns the context and session of a
+    request's user.
     """
     idempotency_keys = IdempotencyKeys()
 
