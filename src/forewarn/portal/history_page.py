@@ -89,7 +89,7 @@ class HistoryPage(BaseView, frozen=True, kw_only=True):
         )
 
     def actor_of(self, entry: HistoryEntryView) -> str:
-        """Return the name of who caused an entry, as the page shows it beside the text.
+        """Return who caused an entry, by name, as the page shows it beside the text.
 
         Returns "" if the text of the entry names them, or if entries of its kind are shown without an actor.
         """

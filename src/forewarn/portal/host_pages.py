@@ -188,8 +188,8 @@ async def show_host_page(context: PortalContext, call: HandlerCall, query: PageQ
     """Show one host with its VMs, live events and past events.
 
     The path parameter `name` is the host's name, ignoring letter case. VMs are 15 per page; an export has all. Past
-    events are searched among the 1,000 newest of the fleet. Raises NotFound, also if the user may see no VM on the
-    host, or UnknownFilter for a page after the last one.
+    events are searched among the 1,000 newest of the fleet. Raises NotFound (also if the user may see no VM on the
+    host), or UnknownFilter for a page after the last one.
     """
     host = context.find_host(call.path_params["name"])
     vms = [*_visible_vms_on(context, host), *_arriving_vms(context, host)]

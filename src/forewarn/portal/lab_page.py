@@ -100,9 +100,9 @@ async def show_lab_page(context: RequestContext, call: HandlerCall, query: LabPa
 
     It also works in production, where the clock shows real time (`is_lab` is false). Active faults, storms with their
     next fault, replays, and recent changes of the clock and faults are shown only to users who may see everything: for
-    them it first stores the requests observed so far, and removes expired faults. `call` is not used. `query` names the
-    form that led here, if any, whose message the page then shows; after an advance of the clock also what happened
-    meanwhile.
+    these users, it first stores the requests observed so far, and removes expired faults. If a form led here, `query`
+    names it, and the page shows its message and, after an advance of the clock, what happened meanwhile. `call` is not
+    used.
     """
     now, speed, is_lab = context.control.lab_clock.status()
     sees_all = context.can_see_everything()

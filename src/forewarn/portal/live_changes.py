@@ -72,7 +72,7 @@ class ChangeBatch:
         return msgspec.json.encode(self.full_change)
 
     def visible_change(self, visible: Visibility, store: Store) -> LiveChange:
-        """Return the change for a user, without what `visible` says that they may not see; it may be empty.
+        """Return the change with only what one user may see, as `visible` decides; it may be empty.
 
         Reads the changed VMs and requests from the store, unless the user sees everything; those that are no longer
         stored are left out.
@@ -131,7 +131,7 @@ class ChangeCollector:
     def add_commit(self, commit: Commit) -> None:
         """Add what a commit changed: scopes, requests, hosts, events and history entries.
 
-        The new states of VMs are not in a commit: give them to `add_vm_states`.
+        The new states of VMs are not in a commit: pass them to `add_vm_states`.
         """
         self._scopes.update(scope.id for scope in commit.scopes)
         self._scopes.update(vm.scope_id for vm in commit.vms)
@@ -169,13 +169,13 @@ class ChangeCollector:
                 self._events.setdefault(entry.event_id, entry.scope_id)
 
     def add_deliveries(self, deliveries: Iterable[EventDelivery]) -> None:
-        """Add the events and scopes of deliveries to VMs: pages show these, although the history does not."""
+        """Add the events and scopes of deliveries to VMs: pages show deliveries, the history does not."""
         for delivery in deliveries:
             self._events[delivery.event_id] = delivery.scope_id
             self._scopes.add(delivery.scope_id)
 
     def add_act(self, act: Act, scope_id: str) -> None:
-        """Add the event and the hosts of an act of which the hypervisor has reported progress.
+        """Add the event and the hosts of an act on which the hypervisor has reported progress.
 
         `scope_id` is the scope of the event; the scope itself does not count as changed.
         """

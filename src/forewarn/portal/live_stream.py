@@ -138,12 +138,12 @@ def live_routes(authenticate: PageAuthenticator, hub: LiveUpdateHub) -> list[Bas
     """Return the route `/portal/live`, which streams to an open page what changes, as server-sent events.
 
     `authenticate` returns the context and session of a request's user. All streams share the hub. The header
-    Last-Event-ID, else the query's `after`, is the last history entry that the page knows (without both, the newest
-    one); `age` is how many seconds ago the page was up to date, without which changes of polling since then are not
-    sent. A stream first sends what the page missed, checks the user's rights again while it is open, and ends when the
-    user is signed out or the service stops. Its messages are change, reset, asking, clock, counts, health, hold, nodes,
-    alive (after 15 s without others) and over (signed out). An error before a stream, such as too many open streams, is
-    answered as plain text with its status.
+    Last-Event-ID, or else the query's `after`, is the last history entry that the page knows (without either, the
+    newest one). The query's `age` is how many seconds ago the page was up to date; without it, changes of polling since
+    then are not sent. A stream first sends what the page missed, checks the user's rights again while it is open, and
+    ends when the user is signed out or the service stops. Its messages are change, reset, asking, clock, counts,
+    health, hold, nodes, alive (after 15 s without others) and over (signed out). An error before the stream begins,
+    such as too many open streams, is answered as plain text with its status.
     """
 
     async def endpoint(request: Request) -> Response:

@@ -56,8 +56,8 @@ class PendingUpdates:
 class LiveSubscriber:
     """One open page with its pending updates, which are bounded for a page that reads slowly.
 
-    `principal_id` is that of the page's user. `LiveUpdateHub.subscribe` makes it; the hub adds updates and closes it
-    (`is_closed`), and the page's stream takes the updates with `wait`. Use it on the event loop only.
+    `principal_id` is the principal id of the page's user. `LiveUpdateHub.subscribe` makes it; the hub adds updates and
+    closes it (`is_closed`), and the page's stream takes the updates with `wait`. Use it on the event loop only.
     """
 
     def __init__(self, principal_id: str) -> None:
@@ -195,10 +195,10 @@ class LiveUpdateHub:
         return self._counts_cache[grants]
 
     def require_capacity(self, principal_id: str) -> None:
-        """Raise Unavailable if the limit of open pages is reached, that of all users or of this one.
+        """Raise Unavailable if all users together, or this user, have reached their limit of open pages.
 
-        The limits are 1,000 and 100, or fewer if the service's connections do not allow as many. `principal_id` is that
-        of the user. Reserves nothing: call `subscribe` next.
+        The limits are 1,000 and 100, or fewer if the service's connections do not allow as many. `principal_id` is the
+        user's. Reserves nothing: call `subscribe` next.
         """
         shares = self._dependencies.connection_shares
         limit = min(MAX_SUBSCRIBERS, shares.streams)
@@ -212,9 +212,9 @@ class LiveUpdateHub:
     def subscribe(self, principal_id: str) -> Iterator[LiveSubscriber]:
         """Return a context manager that adds an open page of a user until its block ends.
 
-        It yields the LiveSubscriber of the page. `principal_id` is that of the user; `require_capacity` is not checked.
-        The first page starts the hub's work, and the end of the last stops it. The subscriber is closed when the
-        service stops, or at once if it is stopping.
+        It yields the LiveSubscriber of the page. `principal_id` is the user's; `require_capacity` is not checked. The
+        hub works from the first open page until the last one is closed. The subscriber is closed when the service
+        stops, or at once if it is stopping.
         """
         subscriber = LiveSubscriber(principal_id)
         self._subscribers.add(subscriber)
@@ -254,8 +254,8 @@ class LiveUpdateHub:
     def polling_changes_within(self, age_s: float) -> ChangedScopes:
         """Return the ids of the scopes in which a VM started or stopped polling lately.
 
-        That is within the last `age_s` seconds of real time, and the five seconds before (PAGE_LAG_S). None, which
-        means any scope, if the hub does not know all of them, as when no page was open then.
+        Lately means within the last `age_s` seconds of real time, or the five seconds before (PAGE_LAG_S). Returns
+        None, which means any scope, if the hub does not know all of them, as when no page was open then.
         """
         return self._polling_monitor.changes_within(age_s)
 

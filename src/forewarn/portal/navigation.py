@@ -72,6 +72,6 @@ def pages_for(*, is_cluster: bool) -> tuple[NavigationPage, ...]:
 def current_page(path: str) -> NavigationPage | None:
     """Return the page of the header that a path belongs to, such as the Fleet for a VM; None for none.
 
-    None for forms, for example. `path` begins with `/portal`.
+    Forms, for example, belong to none. `path` begins with `/portal`.
     """
     return next((page for page in NAVIGATION if path == page.path or path.startswith(page.below)), None)

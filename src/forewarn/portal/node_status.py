@@ -118,9 +118,10 @@ def _control_advice(row: NodeView, active_version: str) -> str:
 def host_node_rows(dependencies: Dependencies) -> tuple[HostNodeRow, ...]:
     """Return the nodes of all hosts, those with a problem first; () if the service has no bus.
 
-    In both parts silent ones come first, then absent, stopped and answering ones, each in natural order of the hosts. A
-    host of the fleet for which no node has joined has a row too, and so has a node whose host is not in the fleet.
-    Values that change all the time are rounded, so that rows are equal as long as a page shows the same.
+    Among those with a problem, and among the others, silent nodes come first, then absent, stopped and answering ones,
+    each in natural order of the hosts. A host of the fleet for which no node has joined has a row too, and so has a
+    node whose host is not in the fleet. Values that change all the time are rounded, so that rows are equal as long as
+    a page shows the same.
     """
     if dependencies.host_nodes is None:
         return ()

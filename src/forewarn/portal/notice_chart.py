@@ -170,7 +170,7 @@ class NoticeChart(BaseView, frozen=True, kw_only=True):
     def count_lines(self) -> tuple[ScaleLine, ...]:
         """Return the lines of the chart of starts, in this order: at 0, at about half and at the highest bar.
 
-        The half is left out if the highest bar is 1 or 2; without events the highest bar counts as 1.
+        The middle line is left out if the highest bar is 1 or 2; without events the highest bar counts as 1.
         """
         top = self._highest_count()
         values = sorted({0, top // 2, top} if top > 2 else {0, top})
@@ -230,9 +230,9 @@ def _column_title(column: NoticeColumn) -> str:
 def notice_chart(history: NoticeHistory, now: float, span: str, sees: ScopeFilter | None) -> NoticeChart:
     """Return the charts of a span of time, up to the end of the column that lab time `now` is in.
 
-    `span` is a key of CHART_SPANS (1h, 6h, 1d or 7d), else this raises KeyError; "" stands for the shortest that shows
-    every start of the last seven days. The charts begin later than the span if earlier starts are not known. `sees`
-    returns whether the user may see the scope with an id; None: the user may see all.
+    `span` is a key of CHART_SPANS (1h, 6h, 1d or 7d); an unknown one raises KeyError. "" stands for the shortest that
+    shows every start of the last seven days. The charts begin later than the span if earlier starts are not known.
+    `sees` returns whether the user may see the scope with a given id; it is None for a user who may see all.
     """
     chosen = span or _suitable_span(history.first_start(now - KEPT_S, sees), now)
     window = _window_for(chosen, now)

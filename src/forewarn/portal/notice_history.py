@@ -106,8 +106,8 @@ class NoticeHistory:
     """The notice of the events that started in the last seven days, summed in steps of five minutes.
 
     The last 20,000 events are also kept one by one, for users who may not see all of them. `complete_since` is the lab
-    time from which on every start is added; earlier starts are ignored, because some would be missing. None: none is
-    missing.
+    time from which on every start is added, None if no start is missing; earlier starts are ignored, because some would
+    be missing.
     """
 
     def __init__(self, complete_since: float | None = None) -> None:
@@ -131,7 +131,7 @@ class NoticeHistory:
         self._totals.setdefault(step, NoticeTotals()).add(sample)
 
     def complete_since(self, sees: ScopeFilter | None) -> float | None:
-        """Return the lab time since which every start of the last seven days is known; None: all are.
+        """Return the lab time since which every start of the last seven days is known; None if all are.
 
         It is a multiple of five minutes. `sees` is a filter of the scopes that a user may see, None for a user who may
         see all. With a filter, the time may be later: only the last 20,000 starts are known then.
@@ -153,11 +153,11 @@ class NoticeHistory:
     def totals_by_column(
         self, since: float, until: float, column_s: int, sees: ScopeFilter | None
     ) -> dict[int, NoticeTotals]:
-        """Return the sums of each column of a chart, by the number of the column from 0.
+        """Return the sums of each column of a chart, by column number, from 0.
 
         Columns without events are left out. The chart begins at `since`, a multiple of `column_s`, which is a multiple
         of 300 seconds, and ends before `until`. `sees` leaves out events of scopes that the user may not see, and
-        starts before `complete_since(sees)`; None: the user may see all.
+        starts before `complete_since(sees)`; with None, the user may see all.
         """
         columns: dict[int, NoticeTotals] = {}
 

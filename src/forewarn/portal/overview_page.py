@@ -152,8 +152,8 @@ class OverviewPage(BaseView, frozen=True, kw_only=True):
     def calm_text(self) -> str:
         """The text of the page if `attention` is empty: how many VMs run, and that events are delivered.
 
-        Does not check that `attention` is empty. Says so if the user may see no VM, if no event is scheduled, or if
-        only the next scheduled events were checked.
+        Does not check that `attention` is empty. The text says so if the user may see no VM, if no event is scheduled,
+        or if only the next scheduled events were checked.
         """
         if not self.total:
             return "There are no VMs that you can see."

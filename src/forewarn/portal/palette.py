@@ -78,7 +78,7 @@ def palette_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
     """Return the route `/portal/palette`, which finds what a user may see or do, and answers with JSON.
 
     The query parameter `q` has the text; without one, it finds the pages of the header and forms that the user may
-    submit. `results` of the JSON object has at most 20 (MAX_RESULTS), the best first: VMs, operations on them, pages,
+    submit. The JSON object's `results` has at most 20 (MAX_RESULTS), the best first: VMs, operations on them, pages,
     forms, hosts, scopes, events and rollouts, each with kind, title, detail, href and keys. `authenticate` returns the
     context and session of a request's user. An error is answered as plain text with its status.
     """

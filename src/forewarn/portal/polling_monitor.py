@@ -72,8 +72,8 @@ class PollingMonitor:
     def take_changes(self) -> ChangedScopes:
         """Return and drop the ids of the scopes in which VMs started or stopped polling since the last call.
 
-        Changes before `start` are left out. None, which means any scope, if there are more than MAX_CHANGED_SCOPES
-        (2,000).
+        Changes before `start` are left out. Returns None, which means any scope, if there are more than
+        MAX_CHANGED_SCOPES (2,000).
         """
         changes, self._new_changes = self._new_changes, {}
         return frozenset(changes) if len(changes) <= MAX_CHANGED_SCOPES else None
@@ -81,8 +81,8 @@ class PollingMonitor:
     def changes_within(self, age_s: float) -> ChangedScopes:
         """Return the ids of the scopes in which VMs started or stopped polling within `age_s` + 5 seconds.
 
-        Both are real time; the 5 are PAGE_LAG_S. None, which means any scope, if the monitor does not remember all of
-        them. Drops nothing: `take_changes` still returns them.
+        Both are real time; the 5 seconds are PAGE_LAG_S. Returns None, which means any scope, if the monitor does not
+        remember all of them. Drops nothing: `take_changes` still returns them.
         """
         since = _loop_time() - age_s - PAGE_LAG_S
         if since <= self._complete_since:

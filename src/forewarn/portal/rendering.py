@@ -205,7 +205,7 @@ def page_response(
     (the user's name), `token` (CSRF), `path` and `query` (of the request), `now`, `speed` and `lab` (of the lab clock),
     `hypervisor` (in words), `hold` (on all rollouts, or None), `seq` (the last history entry that the page surely
     includes), and `may(right, over)`, which says whether the user has a right over a resource id, by default the root.
-    `status` is that of the HTTP response.
+    `status` is the HTTP status.
     """
     now, speed, is_lab = context.control.lab_clock.status()
 
