@@ -75,9 +75,8 @@ class RequestTimeline(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """Return the CSV export: one row per event of `lanes`.
 
-        Columns are event, kind, scope, vms (names with blanks between them), state, published_at, not_before,
-        started_at, over_at and waits_for. Times are lab time in ISO 8601. It does not say that events are left out
-        (`more`).
+        Columns are event, kind, scope, vms (names separated by blanks), state, published_at, not_before, started_at,
+        over_at and waits_for. Times are lab time in ISO 8601. The file does not say that events are left out (`more`).
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
@@ -111,7 +110,7 @@ def _csv_row(row: EventRow) -> list[object]:
 
 
 class RequestPage(BaseView, frozen=True, kw_only=True):
-    """The page of one request, also of a rollout. Field names are JSON keys."""
+    """The page of one request, which may be a rollout. Field names are JSON keys."""
 
     card: EventStatusCard | None  # its live event that matters next; None: none is live
     standing: RequestStatusView  # the request with its state and what it waits for
@@ -123,7 +122,7 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
 
     @property
     def target_text(self) -> str:
-        """The names of the request's targets: up to four, of more the first three and `and 17 more`."""
+        """The names of the request's targets: all of up to four, else the first three and `and 17 more`."""
         return first_names(self.standing.request.targets)
 
     @property
@@ -153,7 +152,7 @@ class RequestPage(BaseView, frozen=True, kw_only=True):
         """Return the CSV export: one row per event of `course`, at most 100.
 
         Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for. Times
-        are lab time in ISO 8601. It does not say that events are left out.
+        are lab time in ISO 8601. The file does not say that events are left out.
         """
         return self.course.table()
 
@@ -170,11 +169,11 @@ def request_page_path(context: RequestContext, request_id: str) -> str:
 
 
 async def show_request_page(context: RequestContext, call: HandlerCall, query: RequestPageQuery) -> RequestPage:
-    """Show a request, also a rollout, with its state and its events over time.
+    """Show a request, which may be a rollout, with its state and its events over time.
 
-    The path parameter `id` is the request's full id, ignoring letter case. `query` names the form that led here, if
-    any, whose message the page then shows. First stores the polls and deliveries observed so far. Raises NotFound, also
-    if the user may not see the request, or UnknownFilter for a page of events after the last one.
+    The path parameter `id` is the request's full id, ignoring letter case. If a form led here, `query` names it, and
+    the page shows its message. First stores the polls and deliveries observed so far. Raises NotFound (also if the user
+    may not see the request), or UnknownFilter for a page of events after the last one.
     """
     await context.dependencies.flush_observations()
     request = context.find_request(call.path_params["id"])

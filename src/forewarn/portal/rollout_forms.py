@@ -103,7 +103,7 @@ def window_members(values: FormValues) -> dict[str, list[str]]:
     """Return the members `windows` and `blackouts` of a request body, from the texts of a form.
 
     Each is the list of the texts between the semicolons, stripped, without empty ones; a member whose field is empty is
-    left out. What the texts mean is not checked.
+    left out. Does not check what the texts mean.
     """
     return {
         field.name: [part.strip() for part in text.split(";") if part.strip()]

@@ -131,7 +131,7 @@ class RolloutTracker:
         return {name: self._counts[name] for name in RolloutTally.__struct_fields__ if name not in ("total", "waiting")}
 
     def stalled_s(self, now: float) -> float | None:
-        """Return for how many seconds of lab time a stalled rollout has made no progress; None: not stalled.
+        """Return the seconds of lab time for which a stalled rollout made no progress; None if not stalled.
 
         `now` is lab time. Only a running rollout stalls: when progress is overdue by more than 300 s (STALL_S).
         Progress is due when the last notice of its events has ended, plus the usual time of an act while some are under
@@ -254,7 +254,7 @@ class StoppedRollout:
 class RolloutIndex:
     """Tracks all open rollouts, and the last ones that stopped by themselves, in memory.
 
-    An EventIndex has one. Await `build` first; then pass every commit since that began to `on_commit`, in order.
+    An EventIndex has one. Await `build` first; then pass every commit since the build began to `on_commit`, in order.
     `rollouts` finds the VMs of a rollout. Use it on one event loop.
     """
 
@@ -269,8 +269,8 @@ class RolloutIndex:
     async def build(self) -> None:
         """Read the open rollouts with their VMs and events, and recent rollouts that stopped, from the store.
 
-        Recent are those among the 500 newest requests. Lets other tasks run in between. Raises Unavailable if the store
-        cannot be read.
+        Recent rollouts are among the 500 newest requests. Lets other tasks run in between. Raises Unavailable if the
+        store cannot be read.
         """
         open_requests = self._store.requests(open_only=True)
         await self._read_serving_events(open_requests)
@@ -330,8 +330,8 @@ class RolloutIndex:
     def on_commit(self, commit: Commit, now: float) -> None:
         """Take in a commit: new, changed and closed rollouts, their events and VMs; `now` is lab time.
 
-        The VMs of a new rollout are counted in a task that this starts, so call it on the event loop. If the store
-        cannot be read there, that is only logged, and VMs of the rollout are missing in its tally.
+        The VMs of a new rollout are counted in a task that this starts, so call it on the event loop. If that task
+        cannot read the store, it only logs that, and VMs of the rollout are missing in its tally.
         """
         for request in commit.requests:
             self._on_request(request, now)

@@ -73,7 +73,7 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
     def target_text(self) -> str:
         """What the rollout covers: names of hosts, or words.
 
-        Of hosts it names up to four, of more the first three and `and 4 more`.
+        It names all of up to four hosts, else the first three and `and 4 more`.
         """
         hosts = self.rollout.hosts
         if not hosts:
@@ -134,7 +134,7 @@ class RolloutBatchView(BaseView, frozen=True, kw_only=True):
     state: str  # now: it has live events; withdrawn: all events were, before they started; done: all are over
     update_domains: tuple[int, ...]  # of its VMs, each once, ascending
     vms: int  # how many VMs its events affect
-    done: int  # VMs whose event is over, also if it failed, and was not withdrawn
+    done: int  # VMs whose event is over, even if it failed, and was not withdrawn
     failed: int  # VMs whose event failed
     published_at: float  # lab time
     next_start: float | None  # the earliest NotBefore of its scheduled events; None: it has none
@@ -187,7 +187,7 @@ class RolloutPage(BaseView, frozen=True, kw_only=True):
         """Return the CSV export: one row per event of `course`, at most 100.
 
         Columns are event, kind, scope, vms, state, published_at, not_before, started_at, over_at and waits_for. Times
-        are lab time in ISO 8601. It does not say that events are left out.
+        are lab time in ISO 8601. The file does not say that events are left out.
         """
         return self.course.table()
 
@@ -208,7 +208,7 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: R
 
     The path parameter `id` is the rollout's id or a unique start of it, ignoring letter case. `query` names the form
     that led here, if any, whose message the page then shows, and the batch. First stores the polls and deliveries
-    observed so far. Raises NotFound, also for users who may not see everything, Refused if several rollouts match, and
+    observed so far. Raises NotFound (also for users who may not see everything), Refused if several rollouts match, and
     UnknownFilter for a batch or a page of events after the last one.
     """
     await context.dependencies.flush_observations()

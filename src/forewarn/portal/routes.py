@@ -76,7 +76,7 @@ class PageRoute:
 
     The handler returns a msgspec struct, which the template receives as `page`. The query `?as=json` exports the struct
     unchanged, `?as=csv` its `table()` and `?as=svg` its `svg()`, if it has these methods. Unless the query has page,
-    before, after or limit, the handler makes what is exported with whole lists (`for_export` of the call).
+    before, after or limit, the handler is asked for whole lists (`for_export` of the call).
     """
 
     path: str  # below /portal, in starlette's syntax
@@ -134,8 +134,8 @@ def portal_routes(
 ) -> list[BaseRoute]:
     """Return the routes under /portal that need a signed-in user, and the redirect from / to them.
 
-    `directory` is that of the whole fleet, `authenticate_session` resolves the session of a request; `api_routes` are
-    the API's routes, which forms call. All share one fleet overview, which the first request builds, one event index
+    `directory` covers the whole fleet, `authenticate_session` resolves the session of a request; `api_routes` are the
+    API's routes, which forms call. All routes share one fleet overview, which the first request builds, one event index
     and one hub of live updates. At most two exports run at once; others wait. Static files need no sign-in. The last
     route answers every other path under /portal with 404, so sign-in routes (`sign_in`) must come before these.
     """

@@ -57,7 +57,7 @@ class RemovedVmView(BaseView, frozen=True, kw_only=True):
 class ScopePage(BaseView, frozen=True, kw_only=True):
     """The page of one scope. Field names are JSON keys.
 
-    `document` has the events of all VMs, also if `is_narrow`. If the scope is not enabled, the first poll of a VM
+    `document` has the events of all VMs, even if `is_narrow`. If the scope is not enabled, the first poll of a VM
     enables it and receives the document, with incarnation 1.
     """
 
@@ -99,8 +99,8 @@ async def show_scope_page(context: PortalContext, call: HandlerCall, query: Page
     """Show one scope: its VMs with their polls, its events, and the document that its VMs receive.
 
     The path parameter `id` is the scope's id, the name of its set or service, or the name of a VM of it, ignoring
-    letter case. VMs are 15 per page; an export has all. First stores the polls observed so far. Raises NotFound, also
-    if the user may see no VM of the scope, Refused if several match, or UnknownFilter for a page of VMs after the last
+    letter case. VMs are 15 per page; an export has all. First stores the polls observed so far. Raises NotFound (also
+    if the user may see no VM of the scope), Refused if several match, or UnknownFilter for a page of VMs after the last
     one.
     """
     await context.dependencies.flush_observations()

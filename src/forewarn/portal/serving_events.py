@@ -30,9 +30,9 @@ class ServingEvents:
     """The published and planned events of rollouts, to find VMs that one rollout serves for another.
 
     A rollout serves a VM for another rollout if it does the same work on the VM, on the same host, since the other one
-    was requested: then the other need not do it. Known are rollouts that are open, or closed since the oldest open one
-    was requested; a RolloutIndex passes them in. Pass every rollout's request to `on_request` before its events. Events
-    of other requests are ignored.
+    was requested: then the other need not do it. It knows the rollouts that are open, or that closed since the oldest
+    open one was requested; a RolloutIndex passes them in. Pass every rollout's request to `on_request` before its
+    events. Events of other requests are ignored.
     """
 
     def __init__(self) -> None:
@@ -119,8 +119,8 @@ class ServingEvents:
         """Return the field of RolloutTally that counts a VM, on this host, which another rollout serves.
 
         The field is scheduled, started or done; "" if no other rollout serves the VM. If several do, planned events win
-        over published ones, and then the rollout that was taken in last. `request` is that of the rollout which covers
-        the VM, and has no event for it; `vm` is (scope id, name).
+        over published ones, and then the rollout that was taken in last. `request` is the request of the rollout that
+        covers the VM, and has no event for it; `vm` is (scope id, name).
         """
         serving = [work for work in self._work.get(vm, {}).values() if self._serves(work, request, host)]
         # As `shared_work` has it: the last event of the newest rollout counts, and planned ones before all.

@@ -126,7 +126,7 @@ class SessionManager:
         """Sign out: clear the cookie, and store that the session ended, so that a copy of it is worthless.
 
         Other sessions of the user go on. Raises Unauthenticated if the request has no valid session, Unavailable if the
-        end cannot be stored; then this session goes on, too.
+        end cannot be stored: then this session also goes on.
         """
         session = self._read_session(self._cookie.read(request))
         async with self._ended_sessions_lock:

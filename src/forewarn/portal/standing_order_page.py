@@ -28,7 +28,7 @@ class StandingOrderPage(BaseView, frozen=True, kw_only=True):
     hosts: tuple[HostVisitView, ...]  # those that are late first: 20 per page, in an export all, at most 1,000
     page: int  # its number, from 1
     pages: int  # how many there are; an export is one
-    values: dict[str, str]  # the form that changes the order is filled in with these; {}: there is no order
+    values: dict[str, str]  # texts that the form that changes the order is filled in with; {}: there is no order
     done: str  # the done message of the form that led here; "": none
 
     @property
@@ -56,9 +56,9 @@ async def show_standing_order_page(
 ) -> StandingOrderPage:
     """Show the standing order and a page of its hosts, 20 per page, those that wait longest first.
 
-    At most 1,000 hosts are shown, sorted by when they are late. Without an order, the page has none. `query` names the
-    form that led here, if any, whose message the page then shows. Does not check what the user may see: the route
-    demands the right to read everything. Raises UnknownFilter for a page after the last one.
+    At most 1,000 hosts are shown, sorted by when they are late. Without an order, the page has none. If a form led
+    here, `query` names it, and the page shows its message. Does not check what the user may see: the route demands the
+    right to read everything. Raises UnknownFilter for a page after the last one.
     """
     view = read_standing_order(context)
     hosts, pages = (view.hosts, 1) if call.for_export else items_on_page(view.hosts, query.page, _HOSTS_PER_PAGE)

@@ -198,8 +198,8 @@ def event_state(event: _EventFacts) -> str:
 def state_label(value: str, family: str = "vm") -> str:
     """Return what pages call a state, such as `event scheduled` for the VM state `noticed`.
 
-    An unknown `value` is its own label. `family` is the name of a StateFamily, ignoring letter case, by default that of
-    VMs; raises KeyError for an unknown one.
+    An unknown `value` is its own label. `family` is the name of a StateFamily, ignoring letter case, by default `vm`;
+    raises KeyError for an unknown one.
     """
     return _look(value, family).label
 
@@ -212,9 +212,9 @@ def state_class(value: str) -> str:
 def state_element(value: str, family: str, *, key: str = "", text: str = "") -> Markup:
     """Return the HTML element that shows a state; its symbol and colour come from `state_stylesheet`.
 
-    `family` is the name of a StateFamily, ignoring letter case, else this raises KeyError; an unknown `value` is its
-    own label. `key` is that of the VM whose state it is, so that scripts keep it up to date; "": scripts leave it
-    alone. `text` replaces the label where a sentence says more. All of them are escaped.
+    `family` is the name of a StateFamily, ignoring letter case; an unknown one raises KeyError. An unknown `value` is
+    its own label. `key` is the key of the VM whose state it is, so that scripts keep it up to date; with "" they leave
+    it alone. `text` replaces the label where a sentence says more. All texts are escaped.
     """
     vm = Markup(' data-vm="{}"').format(key) if key else ""
     css = f"{StateFamily[family.upper()].value} {state_class(value)}"

@@ -60,7 +60,7 @@ def _may_withdraw_event(context: RequestContext, event: Event) -> bool:
 def event_status_card(context: RequestContext, event: Event, *, others: int = 0) -> EventStatusCard:
     """Return the card of one event, live or over.
 
-    `others` is the number of other live events on the page. Check before that the user may see the scope of the event:
+    `others` is the number of other live events on the page. First check that the user may see the scope of the event:
     if not, an event that awaits approval raises NotFound, and any other is shown.
     """
     event = context.visibility.shown_event(event)
@@ -83,8 +83,8 @@ def next_event_card(context: RequestContext, events: Iterable[Event]) -> EventSt
     """Return the card of the live event that matters most among these; None if none is live.
 
     An event that has started comes before others (of several in a scope, the one published first), then the one with
-    the earliest NotBefore. Check before that the user may see their scopes: if not, an event that awaits approval
-    raises NotFound, and any other is shown.
+    the earliest NotBefore. First check that the user may see their scopes: if not, an event that awaits approval raises
+    NotFound, and any other is shown.
     """
     live = sorted((event for event in events if event.is_live), key=_urgency)
     return event_status_card(context, live[0], others=len(live) - 1) if live else None

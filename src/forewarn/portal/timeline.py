@@ -131,7 +131,7 @@ def _matches(event: Event, kind: str, vm: str) -> bool:
 
 
 def _newest_visible_event(context: RequestContext) -> Event | None:
-    """The newest event that the user may see, live or over, also if no filter matches it; None for none.
+    """The newest event that the user may see, live or over, even if no filter matches it; None for none.
 
     For users who may not see everything only the newest 20,000 events are searched.
     """
@@ -173,9 +173,9 @@ class TimelinePage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """Return the CSV export: one row per event of `lanes`.
 
-        Columns are event, kind, vms (names with blanks between them), scope, cause, state, published_at, not_before,
+        Columns are event, kind, vms (names separated by blanks), scope, cause, state, published_at, not_before,
         promised_s, approved_at, approved_by, started_at, given_s, over_at, notice and waits_for. Times are lab time in
-        ISO 8601, durations in seconds. It does not say that events are left out (`more`).
+        ISO 8601, durations in seconds. The file does not say that events are left out (`more`).
         """
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 

@@ -117,7 +117,7 @@ def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
 
 
 def parse_span(text: str) -> float:
-    """Return the seconds of a span such as `1h`; Rejected if it is no duration from 1m to 31d (included)."""
+    """Return the seconds of a span such as `1h`; raise Rejected unless it is from 1m to 31d, inclusive."""
     try:
         seconds = parse_duration(text)
     except ValueError as error:
@@ -130,8 +130,8 @@ def parse_span(text: str) -> float:
 def parse_instant(text: str) -> float:
     """Return the POSIX seconds of a time in ISO 8601, or written as POSIX seconds.
 
-    A time without an offset is in UTC. Raises Rejected for other text, and for times before 1970 or after the year 9000
-    begins.
+    A time without an offset is in UTC. Raises Rejected for other text, and for times before 1970 or after the start of
+    the year 9000.
     """
     try:
         at = float(text)
@@ -158,7 +158,7 @@ def format_iso(at: float) -> str:
 def axis_ticks(window: TimeWindow, density: AxisDensity = WIDE_AXIS) -> tuple[AxisTick, ...]:
     """Return the ticks of a window in order of time, at whole steps such as 5 minutes or a day, in UTC.
 
-    There is at most one more than `density.max_ticks`; more only in a window beyond `max_ticks` times 14 days.
+    There is at most one tick more than `density.max_ticks`, except in a window longer than `max_ticks` times 14 days.
     """
     step = next((s for s in _TICK_STEPS_S if window.span_s / s <= density.max_ticks), _TICK_STEPS_S[-1])
     first, last = math.ceil(window.since / step), math.floor(window.until / step)
@@ -248,8 +248,8 @@ class EventRow(BaseView, frozen=True, kw_only=True):
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
     """Return the row of an event. Reads no store.
 
-    `title_of_scope` is such as `availability set web`; `waits_for` says in words what the event waits for before it
-    starts, "" for nothing.
+    `title_of_scope` is a text such as `availability set web`; `waits_for` says in words what the event waits for before
+    it starts, "" for nothing.
     """
     return EventRow(
         id=event.id,

@@ -87,7 +87,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
 
 
 def vm_cell(vm: Vm, overview: FleetOverview) -> VmCell:
-    """Return the cell of a VM, with its current state from the overview; GONE if it is not in there.
+    """Return the cell of a VM, with its current state from the overview; GONE if it is not there.
 
     The overview must be built.
     """
@@ -112,9 +112,9 @@ def vm_block_view(
 ) -> VmBlockView:
     """Return the view of a block: one scope, or the scopes of standalone VMs.
 
-    `vms` are those on this page; `visible_keys` are the keys of all VMs of the scopes that the user may see, by which
+    `vms` are the VMs on this page; `visible_keys` are the keys of all VMs of the scopes that the user may see, by which
     size and polling are counted. `pace_of` returns how a VM polls, by its key, None if it never did; `overview` has the
-    states of VMs, and must be built. Events of all VMs count, visible or not. `title` is that of the block.
+    states of VMs, and must be built. Events of all VMs count, visible or not. `title` is the block's.
     """
     single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]

@@ -52,18 +52,18 @@ class VmPage(BaseView, frozen=True, kw_only=True):
     def table(self) -> ExportTable:
         """Return the CSV export: one row per event of the page, live ones first, at most 20 past ones.
 
-        Columns are id, kind, VMs (names with blanks between them), status, ending, published at, not before, approved
-        by, started at and over at. Times are lab time, in POSIX seconds.
+        Columns are id, kind, VMs (names separated by blanks), status, ending, published at, not before, approved by,
+        started at and over at. Times are lab time, in POSIX seconds.
         """
         return _events_export_table((*self.events, *self.over))
 
 
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
-    """Show one VM, also a removed one.
+    """Show one VM, present or removed.
 
     The path parameter `name` is the VM's name, `group/name` or key, ignoring letter case. Past events are searched
     among the 500 newest of its scope. First stores the polls observed so far and, for users who may see everything, may
-    remove expired faults. Raises NotFound, also if the user may not see the VM, or Refused if several VMs match.
+    remove expired faults. Raises NotFound (also if the user may not see the VM), or Refused if several VMs match.
     """
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()

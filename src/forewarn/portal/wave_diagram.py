@@ -90,7 +90,7 @@ class _WaveFacts(BaseView, frozen=True, kw_only=True):
 def diagram_of_plan(waves: Sequence[PlannedWave], now: float) -> WaveDiagram | None:
     """Return the diagram of a planned rollout at lab time `now`; None if no wave has times.
 
-    It shows the latest times: those if nobody approves. Waves without VMs are left out.
+    It shows the latest times, which apply if nobody approves. Waves without VMs are left out.
     """
     if not any(wave.latest for wave in waves):
         return None
@@ -118,8 +118,8 @@ def diagram_of_rollout(
 ) -> WaveDiagram | None:
     """Return the diagram of a started rollout; None if it has only one wave, which does not settle.
 
-    `request` and `rollout` are those of the `snapshot`. Waves that have begun have the times of their events so far,
-    unless the history of their begin was pruned: then they are left out. Later waves have a number of VMs and no times,
+    `request` and `rollout` belong to `snapshot`. Waves that have begun have the times of their events so far, unless
+    the history of their beginning was pruned: then they are left out. Later waves have a number of VMs and no times,
     and are left out if they have no VMs or the rollout is closed.
     """
     specs = wave_specs(rollout)
