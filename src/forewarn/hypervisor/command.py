@@ -58,9 +58,10 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def check_commands(commands: Mapping[str, CommandSpec]) -> None:
     """Raise Rejected if a command has an unknown verb, no program, or a timeout that is not above 0.
 
-    Also if its `steps` lack release, as empty ones do, or have others than prepare, release, activate, undo and return.
-    `commands` has the commands by verb, in lower case; the key `*` is the command of all verbs that have none of their
-    own. `check` is not looked at. Runs nothing, and does not look for the programs.
+    Also raises it if the command's `steps` lack release (as empty steps do), or have a step other than prepare,
+    release, activate, undo and return. `commands` has the commands by verb, in lower case; the key `*` is the command
+    of all verbs that have none of their own. `check` is not validated. Runs nothing, and does not look for the
+    programs.
     """
     for name, spec in commands.items():
         if name != ANY_VERB and name not in list(Verb):
@@ -114,26 +115,26 @@ class CommandHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start the command of this act and wait for it for `perform_wait_s`, or return its recorded outcome.
 
-        If the command still runs then, returns ActUnderWay, and the next call waits again. The act fails (ActDone with
-        `ok` False) if its verb has no command, or if the command cannot be started, ends with another code than 0, or
-        is killed after its `timeout_s`. If an earlier service started the command and did not see its end, first waits
-        for that run to end or kills it; then the check, if there is one, decides whether the command runs again. Raises
-        Unavailable if the check cannot say whether the act was done, or if that earlier run does not end; ActNotTried
-        if the journal cannot be used. `now` is lab time.
+        If the command is still running then, returns ActUnderWay, and the next call waits again. The act fails (ActDone
+        with `ok` False) if its verb has no command, or if the command cannot be started, ends with a code other than 0,
+        or is killed after its `timeout_s`. If an earlier service started the command and did not see its end, first
+        waits for that run to end or kills it; then the check, if there is one, decides whether the command runs again.
+        Raises Unavailable if the check cannot say whether the act was done, or if that earlier run does not end;
+        ActNotTried if the journal cannot be used. `now` is lab time.
         """
         return await self._perform(act, "", now)
 
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Perform this step of a move to or from another host, if the act's command has the step.
 
-        Steps that the command does not have succeed at once, but RETURN fails: the VM may be on the destination. A
-        RELEASE that succeeds hands over `release_of` the act. WITHDRAW makes a later RELEASE fail; if a RELEASE is on
-        record, it waits for that, and hands over the release if it was given; it always succeeds. FENCE always fails,
-        and so do RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By default a command performs a
-        whole move in RELEASE, on the source; if the source was fenced (`given.release`), in ACTIVATE, on the
-        destination. A verb without a command fails. Waits for the command for `perform_wait_s`, then reports that the
-        step is under way. Raises Unavailable if it is not known whether the step was done, ActNotTried if the journal
-        cannot be used. `now` is lab time.
+        Steps that the command does not have succeed at once, except RETURN, which fails because the VM may be on the
+        destination. A RELEASE that succeeds hands over `release_of` the act. WITHDRAW always succeeds, and makes a
+        later RELEASE fail; if a RELEASE is on record, WITHDRAW waits for it, and hands over the release if it was
+        given. FENCE always fails, and so do RELEASE after RETURN, ACTIVATE after UNDO and UNDO after ACTIVATE. By
+        default a command performs a whole move in RELEASE, on the source; if the source was fenced (`given.release`),
+        in ACTIVATE, on the destination. A verb without a command fails. Waits for the command for `perform_wait_s`,
+        then reports that the step is under way. Raises Unavailable if it is not known whether the step was done,
+        ActNotTried if the journal cannot be used. `now` is lab time.
         """
         done = StepReport.of(ActDone(True))
         match step:

@@ -63,10 +63,10 @@ class CommandRun:
     def start(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], stdin: bytes, output: Path) -> CommandRun:
         """Start the command in a session of its own, and return at once. Raises OSError if that fails.
 
-        `environment` is all that it gets; the program is searched in this process's PATH. `stdin` must fit into a
-        pipe's buffer (64 KiB): more blocks for ever. Stdout and stderr go to the file `output`, which is replaced; its
-        directory is created. The command and its children hold a lock on the file, which shows that one of them still
-        runs, also to a restarted service.
+        `environment` is the command's whole environment; the program is looked up in this process's PATH. `stdin` must
+        fit into a pipe's buffer (64 KiB): a longer one blocks for ever. Stdout and stderr go to the file `output`,
+        which is replaced; its directory is created. The command and its children hold a lock on the file, which shows,
+        even to a restarted service, that one of them still runs.
         """
         with ExitStack() as stack:
             read_end, write_end = os.pipe()
@@ -88,9 +88,9 @@ class CommandRun:
     async def wait(self, *, within_s: float) -> CommandResult:
         """Wait for the end of the command, and return its exit code and the end of its output.
 
-        Deletes the output file. `within_s` seconds of real time after this call, kills the command with its process
-        group, and waits until it is gone; the result's `code` is then None. Meanwhile an output file above 1 MiB is cut
-        to its end. Only the process that started the command may wait, and not again after a result
+        Deletes the output file. After `within_s` seconds of real time, kills the command with its process group, and
+        waits until it is gone; the result's `code` is then None. Meanwhile an output file above 1 MiB is cut to its
+        end. Only the process that started the command may wait, and it may not wait again after a result
         (ChildProcessError). If the wait is cancelled, the command goes on, and its starter may wait again.
         """
         deadline = asyncio.get_running_loop().time() + within_s
@@ -168,7 +168,7 @@ def _is_locked(output: Path) -> bool:
 
 
 async def end_orphaned_command(record: CommandRunRecord, output: Path, *, within_s: float) -> bool:
-    """Wait for a command that an earlier service started, kill it if needed; return whether it is gone.
+    """Wait for a command that an earlier service started, or kill it; return whether it is gone.
 
     `record` is its entry in the journal. After `within_s` seconds of real time the command is killed, and has 10
     seconds more to end. If the earlier service died before it recorded the process (`pid` 0), the command cannot be
@@ -205,9 +205,10 @@ class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
 class CommandRunJournal:
     """The journal of the commands that performed acts, a SQLite file. Writes are durable on return.
 
-    The constructor creates the file, or raises Rejected if it cannot be used; later calls raise ActNotTried. Each act
-    has at most one entry, about its latest run; `begin` deletes entries that have an outcome and began over 30 days of
-    lab time ago. Calls block. For each run: `begin`, `record_process`, `end`. `path` is the file.
+    If the file cannot be used, the constructor, which creates it, raises Rejected, and later calls raise ActNotTried.
+    Each act has at most one entry, about its latest run; `begin` deletes entries that have an outcome and began over 30
+    days of lab time ago. Calls block. For each run, call `begin`, then `record_process`, then `end`. `path` is the
+    file.
     """
 
     def __init__(self, path: Path) -> None:

@@ -56,8 +56,8 @@ class Hypervisor(Protocol):
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Start this act, or return how it is going; does not wait for lab time to pass.
 
-        An act, known by its id, takes effect at most once, however often this is called, also at the same time and
-        after reopening; but an operator's command without a check runs again if the service did not see its end. While
+        An act, known by its id, takes effect at most once, however often this is called, even concurrently or after
+        reopening; but an operator's command without a check runs again if the service did not see its end. While
         another call for the VM runs, the answer may only be ActUnderWay. `now` is lab time. The answer is ActDone once
         the act is over, with `ok` False if it failed, and ActUnderWay before. Raises Unavailable if the outcome is
         unknown: call it again later; ActNotTried if the attempt does not count.
@@ -66,8 +66,8 @@ class Hypervisor(Protocol):
     async def close(self) -> None:
         """Release connections, files and tasks; may be called twice. Call nothing else afterwards.
 
-        Of acts under way, operators' commands, those of supervisors and migrations that hosts run themselves go on;
-        others stay as they are. A hypervisor opened later finds them by their ids.
+        Of the acts under way, operators' commands, acts of supervisors, and migrations that hosts run themselves go on;
+        all others stay as they are. A hypervisor opened later finds them by their ids.
         """
 
 

@@ -67,7 +67,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False  # whether a perform at `ends_at` or later has seen its end
     from_host: str = ""  # where the VM was when it began; "": on no host
     to_host: str = ""  # where it brings the VM; "": it does not move
-    performs: int = 0  # how often `perform` was called for this act id, or a release performed; 0: of an activation
+    performs: int = 0  # how often `perform` was called for this act id, or a release performed; 0 for an activation
 
 
 class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,9 +81,10 @@ class EffectLedger:
     """The simulated hypervisor's record of effects on VMs, at most one per act id.
 
     It is durable in a SQLite file, or in memory. It also has the outcomes of acts that ended without an effect. Of what
-    has ended, it keeps at least the newest 100,000 and the last day of lab time. Open it with `EffectLedger.open`; its
-    user must close it. Calls without `await` block, and are safe from any thread. Reads and writes raise ActNotTried if
-    the ledger cannot be used now. `connection` is the open database, `name` its file or `:memory:` for messages.
+    has ended, it keeps at least the newest 100,000 entries and those of the last day of lab time. Open it with
+    `EffectLedger.open`; the caller must close it. Calls without `await` block, and are safe from any thread. Reads and
+    writes raise ActNotTried if the ledger cannot be used now. `connection` is the open database, `name` its file or
+    `:memory:` for messages.
     """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
@@ -128,10 +129,10 @@ class EffectLedger:
     async def write_in_group(self, write: Callable[[], T]) -> T:
         """Run `write` in a transaction, and return its result, or raise its error, once that is durable.
 
-        Concurrent calls share a commit. `write` may run in another thread, and again after a rollback because of
-        another call: it must change only the ledger, and not use `transaction`. If this call is cancelled, `write` may
-        still take effect. Raises ActNotTried if the ledger cannot be written. A ledger in memory runs `write` at once,
-        in this thread.
+        Concurrent calls share a commit. `write` may run in another thread, and run again if another call causes a
+        rollback, so it must change only the ledger, and must not use `transaction`. If this call is cancelled, `write`
+        may still take effect. Raises ActNotTried if the ledger cannot be written. A ledger in memory runs `write` at
+        once, in this thread.
         """
         if self._name == _IN_MEMORY:
             with self.transaction():
@@ -245,8 +246,8 @@ class EffectLedger:
     def effects(self, vm: str | None = None) -> list[Effect]:
         """Return all effects in the order they began, ended or not, or only those on `vm` (a key).
 
-        [] if there are none. Those that were deleted as old are not among them. Raises ActNotTried if the ledger cannot
-        be read.
+        Effects that were deleted as old are left out; [] if there are none. Raises ActNotTried if the ledger cannot be
+        read.
         """
         return [
             _effect_from_row(row)

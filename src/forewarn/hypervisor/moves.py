@@ -99,10 +99,10 @@ class SteppedHypervisor(Protocol):
 
         A step, known by the act's id and `step`, takes effect at most once; only an operator's command without a check
         may run again after an interruption. A RELEASE fails after WITHDRAW or RETURN, an ACTIVATE after UNDO; a step
-        that a hypervisor does not need succeeds at once, but a FENCE or, with commands, a RETURN that it does not have
-        fails. `given` is what the hosts of the move have handed over so far. `now` is lab time. A step that failed is a
-        report whose `done` has `ok` False. Raises Unavailable if the outcome is unknown: call it again later;
-        ActNotTried if the attempt does not count.
+        that a hypervisor does not need succeeds at once, but a FENCE that it does not have fails, and so does, with
+        commands, such a RETURN. `given` is what the hosts of the move have handed over so far. `now` is lab time. The
+        report of a step that failed has a `done` whose `ok` is False. Raises Unavailable if the outcome is unknown:
+        call it again later; ActNotTried if the attempt does not count.
         """
 
 
@@ -123,7 +123,7 @@ def release_of(act: Act) -> MoveRelease:
 
 
 def step_act(act: Act, step: MoveStep) -> Act:
-    """Return the step of a move as an act of its own, whose id is `ACT/STEP`; all else is that of `act`.
+    """Return the step of a move as an act of its own: `act` with the id `ACT/STEP`.
 
     For ledgers and journals, which know whole acts only.
     """

@@ -32,9 +32,9 @@ class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
-    """Makes acts that match `vm` and `verb` take this long, instead of as long as asked for or usual.
+    """Makes acts that match `vm` and `verb` take this long, instead of the requested or usual time.
 
-    Acts that have begun keep their time. A SlowRule that matches too multiplies it. `vm` is a pattern for VM names,
+    Acts that have begun keep their time. A SlowRule that also matches multiplies it. `vm` is a pattern for VM names,
     ignoring letter case, such as `web-*`, by default all; `verb` None means every verb. Of several such rules that
     match an act, the first counts.
     """
@@ -78,7 +78,7 @@ class FalseSuccessRule(_BaseRule, frozen=True, kw_only=True, tag="lie"):
     """Makes acts that match `vm` and `verb` report success at once, although they have no effect.
 
     Acts that have begun go on. `vm` is a pattern for VM names, ignoring letter case, such as `web-*`, by default all;
-    `verb` None means every verb. A FailRule that matches too comes first.
+    `verb` None means every verb. A FailRule that also matches takes precedence.
     """
 
 
@@ -102,7 +102,7 @@ class SimulatedBehaviour(msgspec.Struct, frozen=True):
 
         `then` chooses the kind: take (with `seconds`), slow (`factor`), fail (`note`), unavailable (`times`) or lie.
         `vm` is a pattern for names, such as `web-*`, and `verb` a verb; a rule without them matches all. Raises
-        Rejected, which names the first wrong rule, or if `rows` is not a list.
+        Rejected if a rule is wrong, naming the first one, or if `rows` is not a list.
         """
         if not isinstance(rows, list | tuple):
             raise Rejected(f"hypervisor rules {rows!r} are not a list: give a list of tables, one per rule")
@@ -192,8 +192,8 @@ class SimulatedHypervisor:
         """Record the effect of the act in the ledger, or return how it is going; touches no machine.
 
         The first call begins the effect at lab time `now`. Until its end, calls return ActUnderWay with the time of the
-        end; from then on ActDone. A rule may make it fail or succeed at once without an effect; the ledger has that
-        outcome then, which later calls return. Raises Unavailable if a rule makes it unreachable, ActNotTried if the
+        end; from then on ActDone. A rule may make it fail or succeed at once without an effect; the ledger then keeps
+        that outcome, and later calls return it. Raises Unavailable if a rule makes it unreachable, ActNotTried if the
         ledger cannot be written.
         """
         answer = await self._ledger.write_in_group(lambda: self._perform_in_ledger(act, now))

@@ -14,8 +14,8 @@ from forewarn.hypervisor.interface import Hypervisor
 class LimitedHypervisor(Protocol):
     """A hypervisor that says which verbs it can perform; one without this is taken to perform all of them.
 
-    A verb is what an act does, such as reboot. `supported_verbs` are those verbs, `verb_setting` the setting that adds
-    another ("": none does).
+    A verb is what an act does, such as reboot. `supported_verbs` has these verbs, `verb_setting` is the setting that
+    adds another ("": none does).
     """
 
     @property
@@ -36,7 +36,7 @@ class VerbSupport:
 
     @classmethod
     def of(cls, hypervisor: Hypervisor) -> VerbSupport:
-        """Return which verbs this hypervisor supports; all of them if it is no `LimitedHypervisor`."""
+        """Return which verbs this hypervisor supports; all of them if it is not a `LimitedHypervisor`."""
         if isinstance(hypervisor, LimitedHypervisor):
             return cls(verbs=hypervisor.supported_verbs, setting=hypervisor.verb_setting)
         return cls()

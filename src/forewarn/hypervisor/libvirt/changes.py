@@ -46,9 +46,9 @@ class DomainChanges:
     async def wait_for(self, host: str, vm: str, *, within_s: float) -> bool:
         """Wait for a change of this VM on this host since `forget`, and return whether one came.
 
-        False after `within_s` seconds of real time. True also forgets the changes so far, so of several calls that wait
-        for the same VM only one gets it. That the host itself is lost or found is no change of its VMs. `host` and `vm`
-        are names, ignoring letter case.
+        False after `within_s` seconds of real time. If it returns True, it forgets the changes so far, so only one of
+        several calls that wait for the same VM gets a change. Losing or finding the host itself is not a change of its
+        VMs. `host` and `vm` are names, ignoring letter case.
         """
         key = (host.casefold(), vm.casefold())
         with contextlib.suppress(TimeoutError):
@@ -61,9 +61,9 @@ class DomainChanges:
 
     @contextlib.contextmanager
     def subscribe(self) -> Iterator[asyncio.Queue[DomainChange]]:
-        """Return a context manager that gives a queue, which gets every later change until the block is left.
+        """Return a context manager for a queue that gets every later change until the block is left.
 
-        The changes are those given to `report`, of all hosts. The queue is not bounded.
+        It gets the changes that are passed to `report`, of all hosts. The queue is not bounded.
         """
         queue: asyncio.Queue[DomainChange] = asyncio.Queue()
         self._subscribers.add(queue)

@@ -58,8 +58,8 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def check_libvirt(settings: LibvirtSettings) -> None:
     """Raise Rejected if the settings of a host are wrong; the message names the setting.
 
-    Wrong are lock directories, a `uri` without `://` or that two hosts have, a timeout that is not above 0, and a fence
-    command that begins with an empty string. `peer_uri` and `migrate_uri` are not checked. Connects to nothing.
+    It rejects lock directories, a `uri` without `://`, a `uri` that two hosts share, a timeout that is not above 0, and
+    a fence command that begins with an empty string. `peer_uri` and `migrate_uri` are not checked. Connects to nothing.
     """
     if settings.lock_directories:
         raise Rejected(
@@ -120,15 +120,15 @@ class LibvirtConnection:
         self._is_closed = False
 
     async def call(self, work: Callable[[LibvirtSession], T], *, waits: bool = False, exclusive: str = "") -> T:
-        """Run `work` with the open connection, in a thread, and return its result; opens it if needed.
+        """Run `work` in a thread with the connection, which is opened if needed, and return its result.
 
         `work` must be safe to repeat: it runs again, once, if the connection has ended meanwhile. With `waits` there is
         no timeout and no repetition, for work that takes long. `exclusive` is the name of a VM whose disks `work`
         changes or uses ("": none): such calls for one VM never overlap, even if an earlier one has timed out or was
         cancelled. Raises HostUnreachable if the host does not answer within its `timeout_s` (`work` may go on then),
-        still works on an earlier exclusive call for the VM, has 32 calls unanswered, or after `close`. Raises what
-        `session` raises, Refused without permission, LibvirtFailure for everything else that libvirt refuses, with
-        `waits` also for a lost connection, and other errors of `work`.
+        still works on an earlier exclusive call for the VM, has 32 calls unanswered, or after `close`. Also raises what
+        `session` raises, Refused without permission, LibvirtFailure for everything else that libvirt refuses (and, with
+        `waits`, for a lost connection), and other errors of `work`.
         """
         try:
             return await self._call_once(work, waits=waits, exclusive=exclusive)
@@ -148,8 +148,8 @@ class LibvirtConnection:
         """Return the open connection; opens it if there is none, within `timeout_s` of the host.
 
         Concurrent calls share one attempt, which goes on after a timeout. Do not close the session. Raises
-        HostUnreachable if that fails or after `close`, Refused without permission, Rejected if libvirt's Python module
-        is not installed, and other errors of `on_open`.
+        HostUnreachable if the connection cannot be opened or after `close`, Refused without permission, Rejected if
+        libvirt's Python module is not installed, and other errors of `on_open`.
         """
         if self._is_closed:
             raise HostUnreachable(f"the connection to host {self.name} is closed")
@@ -162,7 +162,7 @@ class LibvirtConnection:
     async def close(self) -> None:
         """Close the connection; may be called twice. Later calls raise HostUnreachable.
 
-        Waits for calls that change disks, and for the daemon, for two seconds each at most. Other calls that are not
+        Waits for calls that change disks, and for the daemon, for at most two seconds each. Other calls that are not
         answered yet end by themselves.
         """
         self._is_closed = True
@@ -291,7 +291,7 @@ def _open_error(host: str, uri: str, failure: LibvirtFailure) -> ForewarnError:
 
 
 def operation_error(host: str, vm: str, what: str, failure: LibvirtFailure) -> Refused | HostUnreachable:
-    """Return (not raise) the error for an operation on a VM that libvirt has failed.
+    """Return (not raise) the error for an operation on a VM that failed in libvirt.
 
     HostUnreachable if the domain is busy, so that its state is not known; else Refused, with a sentence for people.
     `host` and `vm` are names for the message, `what` the operation, such as "resume".

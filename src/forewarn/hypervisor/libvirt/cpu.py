@@ -28,9 +28,9 @@ def cpu_needs(domain: str, host_cpu: str) -> str:
     """Return what a running domain needs from the CPU of another host, as JSON; "": nothing, or not known.
 
     `domain` is the domain's XML, `host_cpu` the CPU of its host, as `host_cpu_identity` returns it ("": not known). A
-    domain that sees its host's CPU (host-passthrough or maximum) needs the same one. It is "" if the XML names no CPU
-    model, so give the running XML. `parse_cpu_needs` reads the result. Raises Rejected if `domain` is not a domain's
-    XML.
+    domain that sees its host's CPU (host-passthrough or maximum) needs the same one. The result is "" if the XML names
+    no CPU model, so pass the running XML. `parse_cpu_needs` reads the result. Raises Rejected if `domain` is not a
+    domain's XML.
     """
     root = parse_xml(domain)
     cpu, os_type = root.find("cpu"), root.find("os/type")
@@ -53,7 +53,7 @@ def cpu_needs(domain: str, host_cpu: str) -> str:
 def parse_cpu_needs(text: str) -> CpuNeeds:
     """Return the needs that `cpu_needs` has encoded as this text.
 
-    Raises msgspec.DecodeError for any other text, also for "", which stands for no needs.
+    Raises msgspec.DecodeError for any other text, including "", which stands for no needs.
     """
     return msgspec.json.decode(text, type=CpuNeeds)
 

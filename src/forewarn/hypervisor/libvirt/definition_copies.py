@@ -15,10 +15,9 @@ from forewarn.hypervisor.interface import ActNotTried
 class DefinitionCopies:
     """Copies of VMs' definitions, and of other XML by name: files `HOST/NAME.xml` below a directory.
 
-    They outlive the host. Without a directory (None), it keeps nothing. Names of hosts and VMs count with their letter
-    case. The files may contain passwords, so only their owner can read them. Calls block. Methods raise ActNotTried if
-    a file cannot be read, written or deleted, as on a full disk: that is a problem of this machine, and not of the
-    host.
+    The copies outlive the host. Without a directory (None), nothing is kept. Names of hosts and VMs are case-sensitive.
+    The files may contain passwords, so only their owner can read them. Calls block. Methods raise ActNotTried if a file
+    cannot be read, written or deleted, such as on a full disk: that is a problem of this machine, not of the host.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -27,9 +26,9 @@ class DefinitionCopies:
     def save(self, host: str, vm: str, xml: str) -> None:
         """Keep this XML as the definition of a VM on a host, in place of an earlier one.
 
-        `host` "": the VM is on no host. `xml` is the XML of a domain, or of a volume, whose path is `vm` then. Does
-        nothing without a directory, or if the XML is the same. If the machine crashes just then, the earlier one may
-        stay. Raises ActNotTried.
+        A `host` of "" means that the VM is on no host. `xml` is the XML of a domain, or of a volume; `vm` is then the
+        volume's path. Does nothing without a directory, or if the XML is the same. If the machine crashes just then,
+        the earlier one may stay. Raises ActNotTried.
         """
         if self._directory is None or self.load(host, vm) == xml:
             return
@@ -55,7 +54,8 @@ class DefinitionCopies:
     def load(self, host: str, vm: str) -> str | None:
         """Return what was last saved for a VM (or volume path) on a host.
 
-        None if nothing was, or without a directory. `host` "": of a VM that is on no host. Raises ActNotTried.
+        None if nothing was saved, or without a directory. A `host` of "" stands for a VM that is on no host. Raises
+        ActNotTried.
         """
         if self._directory is None:
             return None
@@ -69,8 +69,8 @@ class DefinitionCopies:
     def load_all(self, host: str) -> dict[str, str]:
         """Return everything that is kept for the host, such as the XML of domains and volumes, by name.
 
-        Sorted by file name; {} if there is nothing, or no directory. `host` "": of VMs that are on no host. Raises
-        ActNotTried.
+        Sorted by file name; {} if there is nothing, or no directory. A `host` of "" stands for VMs that are on no host.
+        Raises ActNotTried.
         """
         if self._directory is None:
             return {}
@@ -81,8 +81,8 @@ class DefinitionCopies:
     def load_from_any_host(self, host: str, name: str) -> str | None:
         """Return what is kept under this name for the host, else for the first other host that has it.
 
-        Other hosts are tried in the order of their names. None if no host has it, or without a directory. `host` "": of
-        VMs that are on no host. Raises ActNotTried.
+        Other hosts are tried in the order of their names. None if no host has it, or without a directory. A `host` of
+        "" stands for VMs that are on no host. Raises ActNotTried.
         """
         if (own := self.load(host, name)) is not None or self._directory is None:
             return own

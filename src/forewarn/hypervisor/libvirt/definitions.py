@@ -35,10 +35,10 @@ from forewarn.hypervisor.machines.driver import HostUnreachable, MachineState, V
 class DomainDefinitions:
     """Reads, copies and defines domains on libvirt hosts, with the volumes of their ephemeral disks.
 
-    `copies` gets a copy of each definition that is read or given, which is used when its host does not answer, refuses
-    or has lost the domain. VMs are named exactly, hosts ignoring letter case. Methods raise HostUnreachable if one of
-    `hosts` does not answer, Refused with a sentence if it refuses or is not in the settings, Rejected for XML that
-    cannot be read, and ActNotTried if a copy cannot be read or written.
+    Each definition that is read or passed in is copied to `copies`; the copy is used when the host does not answer,
+    refuses or has lost the domain. VMs are named exactly, hosts ignoring letter case. Methods raise HostUnreachable if
+    one of `hosts` does not answer, Refused with a sentence if it refuses or is not in the settings, Rejected for XML
+    that cannot be read, and ActNotTried if a copy cannot be read or written.
     """
 
     def __init__(self, hosts: LibvirtHosts, copies: DefinitionCopies) -> None:
@@ -48,9 +48,9 @@ class DomainDefinitions:
     async def copy(self, host: str, vm: str, to_host: str, *, fresh_ephemeral_disk: bool) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
 
-        A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
-        another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
-        cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so. No disk is created or
+        A `host` of "" means that the VM is on no host: it is defined as on its last host. Raises Refused if `to_host`
+        has another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
+        cannot create its ephemeral disks. A VM that is RECEIVING or RECEIVED there stays so. No disk is created or
         copied. Raises HostUnreachable if `to_host` does not answer, or `host` does not and there is no copy of the
         definition; Refused if a VM on no host has no copy.
         """
@@ -60,10 +60,10 @@ class DomainDefinitions:
         await self._define(to_host, vm, MovedDomain(xml, volumes), disks)
 
     async def read(self, host: str, vm: str) -> bytes:
-        """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks.
+        """Return the XML of the domain and of its ephemeral disks' volumes, as JSON (`MovedDomain`).
 
-        If the host does not answer, refuses, or has lost the domain, they come from the copies; without a copy raises
-        what the host raised, HostUnreachable or Refused.
+        If the host does not answer, refuses, or has lost the domain, the XML comes from the copies; without a copy,
+        raises what the host raised, HostUnreachable or Refused.
         """
         xml = await self._xml(host, vm)
         return msgspec.json.encode(MovedDomain(xml, await self._volumes(host, vm, ephemeral_disks(xml))))
@@ -73,11 +73,11 @@ class DomainDefinitions:
     ) -> None:
         """Define the VM on `host`, OFF there, as `read` described it on `from_host`.
 
-        `definition` is what `read` returned (msgspec.DecodeError for other bytes); b"": the copy for `from_host`
-        counts. Keeps what it was given as that copy. One that is RECEIVING or RECEIVED on `host` stays so. Refused
-        without a description and a copy, or if `host` has another VM of this name, runs this one, has too little memory
-        free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks. Raises HostUnreachable if `host` does
-        not answer.
+        `definition` is what `read` returned (msgspec.DecodeError for other bytes), and is kept as the copy for
+        `from_host`; with b"", the present copy is used. A VM that is RECEIVING or RECEIVED on `host` stays so. Raises
+        Refused if there is neither a definition nor a copy, or if `host` has another VM of this name, runs this one,
+        has too little memory free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks. Raises
+        HostUnreachable if `host` does not answer.
         """
         xml = "" if definition else self._copies.load(from_host, vm)
         if xml is None:
@@ -93,7 +93,7 @@ class DomainDefinitions:
         Then deletes the copy of its definition; does nothing without that copy. A disk that no host has was deleted
         earlier. If a disk was not found and a host could not say whether it has it, raises what that host raised
         (HostUnreachable or Refused; Refused also if there are no hosts), and the copy stays for a later call; other
-        disks are deleted then. A host on which one of the disks is in no active storage pool deletes none.
+        disks are deleted even then. A host on which one of the disks is in no active storage pool deletes none.
         """
         definition = self._copies.load("", vm)
         if definition is None:
@@ -114,7 +114,7 @@ class DomainDefinitions:
         self._copies.delete("", vm)
 
     def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return, by name, what VMs need that were removed with their disks kept; only memory is known.
+        """Return the needs of VMs that were removed with their disks kept, by name; only memory is known.
 
         Wrong definitions are left out. Asks no host.
         """

@@ -1,7 +1,7 @@
 """Deletes the disks of a VM, empties them, or creates them again from their image.
 
-libvirt can do that only to volumes of its active storage pools: of an inactive one it does not know the volumes, which
-must not pass for deleted. The functions block, and raise ActNotTried if a copy cannot be read or written.
+libvirt can do this only to volumes of its active storage pools. It does not know the volumes of an inactive pool, which
+must not be taken for deleted. The functions block, and raise ActNotTried if a copy cannot be read or written.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from forewarn.hypervisor.libvirt.session import LibvirtSession
 
 
 def owned_disks(definition: str) -> list[str]:
-    """Return where the disks are that belong to the VM of this domain XML alone, in the order of the XML.
+    """Return the locations of the disks that only this domain's VM uses, in the order of the XML.
 
     Each is a path, POOL/VOLUME, or a name in network storage. CD-ROMs and the like, and read-only and shareable disks,
-    are left out. Raises Rejected if it is not a domain's XML.
+    are left out. Raises Rejected if `definition` is not a domain's XML.
     """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_owned and disk.source]
 
 
 def ephemeral_disks(definition: str) -> list[str]:
-    """Return where the disks are that this domain XML calls ephemeral, in the order of the XML.
+    """Return the locations of the disks that this domain XML calls ephemeral, in the order of the XML.
 
     forewarn's metadata in the XML names them. Each is a path, POOL/VOLUME, or a name in network storage; [] if there
-    are none. Raises Rejected if it is not a domain's XML.
+    are none. Raises Rejected if `definition` is not a domain's XML.
     """
     return [disk.source for disk in parse_domain(definition).disks if disk.is_ephemeral and disk.source]
 
@@ -45,7 +45,7 @@ def delete_disks(session: LibvirtSession, host: str, vm: str, paths: Sequence[st
 def volumes_of(session: LibvirtSession, paths: Sequence[str]) -> dict[str, str]:
     """Return the XML of the volumes with these paths, by path.
 
-    Those that do not exist, or are in no active storage pool, are left out. Blocks. Raises LibvirtFailure.
+    Volumes that do not exist, or are in no active storage pool, are left out. Blocks. Raises LibvirtFailure.
     """
     found = {path: session.storage.volume_xml(path) for path in paths if _has_active_pool(session, path)}
     return {path: volume for path, volume in found.items() if volume is not None}
@@ -61,10 +61,10 @@ def require_new_disks(
 ) -> None:
     """Check that the host can create these disks; raise Refused if not. Creates no disk.
 
-    `volumes` has the XML of the disks on another host, by path: for those that this host does not have, saves that XML
-    in `copies`, from which `empty_ephemeral_disks` creates them. Refused if the host lacks a disk whose XML neither
-    `volumes` nor `copies` has, or if one is in no active storage pool. `paths` are the disks, `host` (also the name in
-    `copies`) and `vm` names. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be written.
+    `volumes` has the XML of the disks on another host, by path. The XML of disks that this host does not have is saved
+    in `copies`, from which `empty_ephemeral_disks` creates them. Raises Refused if the host lacks a disk whose XML
+    neither `volumes` nor `copies` has, or if one is in no active storage pool. `paths` are the disks, `host` (also the
+    name in `copies`) and `vm` names. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be written.
     """
     _require_pools(session, host, vm, paths)
     for path in paths:
@@ -80,7 +80,7 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
     """Replace the VM's ephemeral disks with empty ones: delete and create each of them.
 
     `host` is the name of the session's host. Raises Refused if one is in no active storage pool, or does not exist and
-    `copies` has no copy of its XML. A call that was interrupted is finished by the next. The VM must be off, which is
+    `copies` has no copy of its XML. The next call finishes a call that was interrupted. The VM must be off, which is
     not checked. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be used.
     """
     paths = ephemeral_disks(session.stored_xml(vm))
@@ -90,9 +90,9 @@ def empty_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, hos
 
 
 def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
-    """Create the ephemeral disks of the VM that are missing, as after a failed move, empty.
+    """Create the VM's missing ephemeral disks, such as after a failed move; they are empty.
 
-    Others are left alone. A disk without a copy of its XML in `copies` (of this host, else of any), or without an
+    Other disks are left alone. A disk without a copy of its XML in `copies` (of this host, else of any), or without an
     active storage pool, is left out. `host` is the name of the session's host. Blocks. Raises LibvirtFailure, and
     ActNotTried if `copies` cannot be read.
     """
@@ -107,10 +107,10 @@ def restore_ephemeral_disks(session: LibvirtSession, copies: DefinitionCopies, h
 def renew_os_disk(session: LibvirtSession, copies: DefinitionCopies, host: str, vm: str) -> None:
     """Replace the VM's OS disk with a new copy of its image (the backing file).
 
-    The OS disk is its first own disk that is not ephemeral. Raises Refused if the VM has no such disk, or that is not a
-    copy of an image, or is in no active storage pool. The VM must be off, which is not checked. A call that was
-    interrupted may leave it without the disk; the next call finishes it, from `copies`. `host` is the name of the
-    session's host. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be used.
+    The OS disk is its first own disk that is not ephemeral. Raises Refused if the VM has no such disk, or if that disk
+    is not a copy of an image or is in no active storage pool. The VM must be off, which is not checked. A call that was
+    interrupted may leave the VM without the disk; the next call finishes the work, from `copies`. `host` is the name of
+    the session's host. Blocks. Raises LibvirtFailure, and ActNotTried if `copies` cannot be used.
     """
     disk = _os_disk(session, host, vm)
     _require_pools(session, host, vm, [disk.source])

@@ -19,7 +19,7 @@ def state_of(session: LibvirtSession, vm: str) -> MachineState:
 
 
 def require_memory(session: LibvirtSession, host: str, vm: str, xml: str) -> None:
-    """Raise Refused if a VM needs more memory than the host has free, by its definition `xml`.
+    """Raise Refused if a VM, by its definition `xml`, needs more memory than the host has free.
 
     `host` and `vm` are names for the message. Blocks. Raises LibvirtFailure, and Rejected if `xml` is not a domain's
     XML.

@@ -81,8 +81,8 @@ _OFF_CAUSES = {  # by the reason of DomainState.OFF
 def observed_machine(domain: ListedDomain) -> ObservedMachine:
     """Return what a domain's state and reason in a list of domains say about the VM.
 
-    A pause that libvirt makes for a moment, as in a migration, is CHANGING. A crashed one is PAUSED if it still has its
-    process, else OFF. All other states than paused, off and crashed count as RUNNING. `instance` is libvirt's id, "" if
+    A pause that libvirt makes for a moment, as in a migration, is CHANGING. A crashed domain is PAUSED if it still has
+    its process, else OFF. States other than paused, off and crashed count as RUNNING. `instance` is libvirt's id, "" if
     it is off. forewarn's own marks in the domain's definition do not count.
     """
     instance = str(domain.number) if domain.number >= 0 else ""
@@ -102,7 +102,7 @@ def observed_machine(domain: ListedDomain) -> ObservedMachine:
 
 
 def machine_state(status: DomainStatus) -> MachineState:
-    """Return the state of a VM, from what libvirt reports and forewarn's marks say about live migrations.
+    """Return the state of a VM, from libvirt's report and forewarn's marks of live migrations.
 
     A VM that is being sent counts as running until its migration is over, although libvirt pauses it at the end. Never
     ABSENT.

@@ -45,9 +45,9 @@ class MovedDomain(msgspec.Struct, frozen=True, array_like=True):
 class MoveMark(StrEnum):
     """How far a live migration has come; stored in a VM's definition, because libvirt forgets parts of it.
 
-    RECEIVING: on the destination, in its stored definition, it is prepared. RECEIVED: on the destination, in its
-    running definition; it counts once no migration to it is active. SENT: on the source, its migration has completed.
-    ENDED: on the source, the VM that was sent is off here, for good.
+    RECEIVING: in the stored definition on the destination, where the VM is prepared. RECEIVED: in the running
+    definition on the destination; it counts once no migration to the VM is active. SENT: on the source; the migration
+    has completed. ENDED: on the source; the VM that was sent is off there, for good.
     """
 
     RECEIVING = "receiving"  # on the destination, in its stored definition: prepared
@@ -90,8 +90,8 @@ class DomainDefinition(msgspec.Struct, frozen=True, kw_only=True):
 def parse_domain(xml: str) -> DomainDefinition:
     """Return what this domain XML says about the VM. Raises Rejected if it is not the XML of a domain.
 
-    Disks and interfaces are in the XML's order. What it does not say is "" or 0; without a number of CPUs it is 1.
-    ValueError if its memory or CPUs are not a whole number, which libvirt never writes.
+    Disks and interfaces are in the XML's order. Values that the XML lacks are "" or 0, but the number of CPUs is then
+    1. Raises ValueError if its memory or CPUs are not a whole number, which libvirt never writes.
     """
     root = parse_xml(xml)
     ephemeral = _ephemeral_targets(root)
@@ -191,9 +191,9 @@ def parse_move(element: str | None) -> MoveMark | None:
 
 
 def with_own_metadata(xml: str, *, mark: MachineMark | None, move: MoveMark | None) -> str:
-    """Return the domain XML with exactly this mark and this migration mark of forewarn's in its metadata.
+    """Return the domain XML with exactly these two marks of forewarn's in its metadata.
 
-    None removes the one that is there; other metadata stays as it is. Raises Rejected if `xml` is not the XML of a
+    None removes a mark that is there; other metadata stays as it is. Raises Rejected if `xml` is not the XML of a
     domain.
     """
     root = parse_xml(xml)
@@ -249,10 +249,10 @@ def _element_text(tag: str, attributes: dict[str, str]) -> str:
 
 
 def parse_xml(text: str, *, root_tag: str = "domain") -> ET.Element:
-    """Parse the text of XML from a host, and return its root element.
+    """Parse XML text from a host, and return its root element.
 
-    Document types are not allowed, because their entities could fill the memory. Raises Rejected if it has one, is
-    longer than 4 MiB or cannot be read, or if its root element is not `root_tag` (without a namespace).
+    Document types are not allowed, because their entities could fill the memory. Raises Rejected if the text has one,
+    is longer than 4 MiB or cannot be read, or if its root element is not `root_tag` (without a namespace).
     """
     if len(text) > _MAX_XML_CHARACTERS or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Rejected(f"the XML of a {root_tag} is longer than 4 MiB or has a document type: it is not read")

@@ -45,7 +45,7 @@ from forewarn.hypervisor.machines.fence_command import run_fence_command
 class LibvirtDriver:
     """Performs operations on the domains of libvirt hosts; implements `MachineDriver`.
 
-    `hosts` has the settings by the fleet's names of the hosts, which ignore letter case; a VM is the domain of exactly
+    `hosts` has the settings, by the fleet's names of the hosts, ignoring letter case; a VM is the domain with exactly
     its name. `definitions` is a directory for copies of the VMs' definitions; None: no copies. No connection is opened
     before it is needed. Methods raise HostUnreachable if the host does not answer, or has not finished an earlier call
     that uses the VM's disks; Refused with a sentence if libvirt refuses or the settings lack the host, Rejected without
@@ -159,10 +159,10 @@ class LibvirtDriver:
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is OFF: OFF becomes RUNNING.
 
-        Its ephemeral disks are new and empty with `fresh_ephemeral_disk`; otherwise only those are made that are
-        missing, and of which a copy of the XML is kept. Does nothing if it is RUNNING or HALTED. Refused in any other
-        state, if a disk cannot be made, and if it does not start, when its disks may be empty already; HostUnreachable
-        if the host does not answer.
+        With `fresh_ephemeral_disk`, its ephemeral disks are new and empty; otherwise only missing ones are made, if a
+        copy of their XML is kept. Does nothing if the VM is RUNNING or HALTED. Raises Refused in any other state, if a
+        disk cannot be made, or if the VM does not start (its disks may already be empty then); HostUnreachable if the
+        host does not answer.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -204,11 +204,11 @@ class LibvirtDriver:
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Make the host forget a VM that is OFF: it becomes ABSENT. Does nothing if it is ABSENT.
 
-        With `delete_disks`, deletes its disks first, but no CD-ROMs and the like, and no read-only and shareable ones;
-        Refused if one of them is in no active storage pool of the host. Without, a copy of its definition stays for its
-        next start. A `host` of "" is a VM that is on no host: with `delete_disks`, any host that has its disks deletes
-        them; without, nothing is done. Raises HostUnreachable, or Refused in any other state. After a failure some
-        disks may be deleted: call it again.
+        With `delete_disks`, deletes its disks first, except CD-ROMs and the like, and read-only and shareable disks;
+        raises Refused if one of the disks is in no active storage pool of the host. Without it, a copy of the
+        definition stays for the VM's next start. A `host` of "" means that the VM is on no host: with `delete_disks`,
+        any host that has its disks deletes them; without, nothing is done. Raises HostUnreachable, or Refused in any
+        other state. After a failure some disks may be deleted: call it again.
         """
         if not host:
             if delete_disks:
@@ -248,19 +248,19 @@ class LibvirtDriver:
     ) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`, or as `host` had it when it last answered.
 
-        A `host` of "" is a VM that is on no host: it becomes what it was on its last host. Refused if `to_host` has
-        another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
-        cannot create its ephemeral disks. One that is RECEIVING or RECEIVED there stays so. `then_receives` makes no
+        A `host` of "" means that the VM is on no host: it is defined as on its last host. Raises Refused if `to_host`
+        has another VM of this name, or runs this one, or has too little memory free, or, with `fresh_ephemeral_disk`,
+        cannot create its ephemeral disks. A VM that is RECEIVING or RECEIVED there stays so. `then_receives` makes no
         difference here. Raises HostUnreachable if `to_host` does not answer, or `host` does not and there is no copy of
         the definition.
         """
         await self._definitions.copy(host, vm, to_host, fresh_ephemeral_disk=fresh_ephemeral_disk)
 
     async def read_definition(self, host: str, vm: str) -> bytes:
-        """Return, as JSON (`MovedDomain`), the domain's XML and that of the volumes of its ephemeral disks.
+        """Return the XML of the domain and of its ephemeral disks' volumes, as JSON (`MovedDomain`).
 
-        They come from the copies if the host does not answer, refuses, or has lost the domain; without a copy raises
-        what the host raised, HostUnreachable or Refused.
+        The XML comes from the copies if the host does not answer, refuses, or has lost the domain; without a copy,
+        raises what the host raised, HostUnreachable or Refused.
         """
         return await self._definitions.read(host, vm)
 
@@ -269,21 +269,21 @@ class LibvirtDriver:
     ) -> None:
         """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
 
-        `definition` is what that returned; b"": this driver's copy for `from_host` counts. Keeps a description that is
-        given as that copy. Refused without a description and a copy, or if `host` has another VM of this name, runs
-        this one, has too little memory free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral disks. Raises
-        HostUnreachable.
+        `definition` is what that returned, and is kept as this driver's copy for `from_host`; with b"", the present
+        copy is used. Raises Refused if there is neither a definition nor a copy, or if `host` has another VM of this
+        name, runs this one, has too little memory free, or, with `fresh_ephemeral_disk`, cannot create its ephemeral
+        disks. Raises HostUnreachable.
         """
         await self._definitions.define(
             host, vm, definition, from_host=from_host, fresh_ephemeral_disk=fresh_ephemeral_disk
         )
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Check that the destination has the memory, and mark the VM there: OFF becomes RECEIVING.
+        """Check that the destination has enough memory, and mark the VM there: OFF becomes RECEIVING.
 
-        libvirt starts the process of the VM there itself, when the migration begins. Does nothing if it is RECEIVING.
-        Raises HostUnreachable, or Refused in any other state, such as ABSENT (copy the definition first), and if the
-        host has too little memory free.
+        libvirt itself starts the VM's process there when the migration begins. Does nothing if it is RECEIVING. Raises
+        HostUnreachable, or Refused in any other state, such as ABSENT (copy the definition first), and if the host has
+        too little memory free.
         """
 
         def work(session: LibvirtSession) -> None:
@@ -297,9 +297,9 @@ class LibvirtDriver:
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
 
-        Does nothing if the VM is being sent already, or was SENT. `migration` shows how it goes, and in `error` why it
-        failed, as for a VM that does not run. Raises HostUnreachable, or Refused if the VM is not RECEIVING on
-        `to_host`. Both hosts must be in the settings.
+        Does nothing if the VM is being sent already, or was SENT. `migration` shows the progress and, in `error`, why
+        it failed, for example because the VM does not run. Raises HostUnreachable, or Refused if the VM is not
+        RECEIVING on `to_host`. Both hosts must be in the settings.
         """
         if self._migrations.is_active(host, vm) or await self.state(host, vm) is MachineState.SENT:
             return
@@ -318,8 +318,8 @@ class LibvirtDriver:
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
         """Begin to migrate the VM live to `to_host`, and return at once; `address` is not used.
 
-        The destination must be a host of this driver, too: Refused if its settings lack it, or the VM is not RECEIVING
-        there. Does nothing if the VM is being sent already, or was SENT. Raises HostUnreachable.
+        The destination must also be a host of this driver: raises Refused if the settings lack it, or the VM is not
+        RECEIVING there. Does nothing if the VM is being sent already, or was SENT. Raises HostUnreachable.
         """
         await self.send(host, vm, to_host)
 
@@ -355,7 +355,7 @@ class LibvirtDriver:
     async def write_mark(self, host: str, vm: str, mark: MachineMark) -> None:
         """Store the mark (an act and its step) durably with the VM on this host, instead of an earlier one.
 
-        It is in the VM's definition. Also keeps a copy of the definition. Raises HostUnreachable, or Refused if the
+        The mark is part of the VM's definition, of which a copy is kept too. Raises HostUnreachable, or Refused if the
         host does not know the VM, or would forget it when it ends (a transient domain).
         """
 
@@ -377,8 +377,8 @@ class LibvirtDriver:
     async def fence(self, host: str) -> bool:
         """Run the operator's fence command for the host; return whether it ended with code 0 in time.
 
-        It gets the host's name as FOREWARN_HOST. False also without such a command. Failures are logged. Raises Refused
-        if the settings lack the host.
+        The command gets the host's name as FOREWARN_HOST. Also returns False if there is no such command. Failures are
+        logged. Raises Refused if the settings lack the host.
         """
         connection = self._hosts.connection(host)
         return await run_fence_command(
@@ -386,7 +386,7 @@ class LibvirtDriver:
         )
 
     async def capacity(self, host: str) -> FreeCapacity:
-        """Return what memory the host has free, and what its VMs need. Raises HostUnreachable or Refused."""
+        """Return how much memory the host has free, and what its VMs need. Raises HostUnreachable or Refused."""
         return await self._hosts.run(host, "", "look at", lambda session: session.capacity())
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
@@ -397,7 +397,7 @@ class LibvirtDriver:
         return await self._hosts.run(host, "", "look at", lambda session: session.can_run_cpu(cpu))
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return, by name, what VMs need that were removed with their disks kept; only memory is known.
+        """Return the needs of VMs that were removed with their disks kept, by name; only memory is known.
 
         Asks no host.
         """

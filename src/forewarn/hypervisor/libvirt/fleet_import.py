@@ -86,10 +86,10 @@ def read_host(session: LibvirtSession, name: str, uri: str) -> ImportedHost:
 def plan_import(hosts: Sequence[ImportedHost]) -> ImportedFleet:
     """Return the fleet that these hosts make: which of their domains become VMs, with notes for people.
 
-    A domain that cannot be a VM, or that several hosts have, is left out with a note; but one that runs on exactly one
-    of them is taken from there, with a note, unless the names differ in letter case. A transient one is taken, with a
-    note. The VMs are sorted by name, ignoring letter case, the hosts as given. Raises Rejected if two hosts have the
-    same name, ignoring letter case, or a host's name is not allowed. Asks no host.
+    A domain that cannot be a VM, or that several hosts have, is left out with a note; but if it runs on exactly one of
+    several hosts, it is taken from there, with a note, unless the names differ in letter case. A transient domain is
+    taken, with a note. The VMs are sorted by name, ignoring letter case; the hosts stay in the given order. Raises
+    Rejected if two hosts have the same name, ignoring letter case, or a host's name is not allowed. Asks no host.
     """
     _check_host_names(hosts)
     found: defaultdict[str, list[ImportedVm]] = defaultdict(list)

@@ -26,7 +26,7 @@ class LibvirtHosts:
     """The connections to the libvirt hosts of the settings, by the fleet's names of them.
 
     Names ignore letter case. No connection is opened before it is needed. `on_open` is called with the host's name and
-    the session, in a thread, whenever a connection was opened. The attribute `changes` has what the hosts report about
+    the session, in a thread, whenever a connection is opened. The attribute `changes` has what the hosts report about
     VMs and themselves.
     """
 
@@ -45,7 +45,7 @@ class LibvirtHosts:
         return tuple(connection.name for connection in self._connections.values())
 
     def connection(self, host: str) -> LibvirtConnection:
-        """Return the connection to this host, which may not be open. Refused if the settings lack the host.
+        """Return the connection to this host, open or not. Raises Refused if the settings lack the host.
 
         `host` is its name, ignoring letter case. Opens nothing.
         """
@@ -61,9 +61,9 @@ class LibvirtHosts:
 
         Opens the connection if needed; `work` may run twice, if the connection ends meanwhile. `what` says in errors
         what could not be done with the VM `vm` ("": with the host). With `is_exclusive`, only one such work runs on the
-        VM at a time: HostUnreachable while an earlier one does, also one that has timed out. Raises HostUnreachable if
-        the host does not answer in time (`work` may go on then), Refused if libvirt refuses, or the host is not in the
-        settings, Rejected without libvirt's Python module, and other errors of `work`.
+        VM at a time: raises HostUnreachable while an earlier one does, even if that has timed out. Also raises
+        HostUnreachable if the host does not answer in time (`work` may go on then), Refused if libvirt refuses, or the
+        host is not in the settings, Rejected without libvirt's Python module, and other errors of `work`.
         """
         try:
             return await self.connection(host).call(work, exclusive=vm if is_exclusive else "")

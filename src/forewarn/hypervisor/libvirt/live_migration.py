@@ -33,7 +33,7 @@ _ABORT_INTERVAL_S = 0.2  # between attempts to abort a migration that libvirt ha
 class LiveMigrations:
     """The live migrations that this process has begun, and why the latest one of each VM failed.
 
-    It is kept in memory only. `on_end` is called with the names of the source host and of the VM when a migration is
+    This is kept in memory only. `on_end` is called with the names of the source host and of the VM when a migration is
     over, however it ended, or `close` no longer waits for it.
     """
 
@@ -55,7 +55,7 @@ class LiveMigrations:
 
         `vm` is the exact name of the VM. When it succeeds, the source's definition is marked SENT. Raises
         HostUnreachable if a host does not answer, Refused without permission, LibvirtFailure for other errors.
-        `complete` says why one failed later; but that the connection to the source ended is only logged. Does not check
+        `complete` says why a migration failed later, but a lost connection to the source is only logged. Does not check
         that the target waits for the VM.
         """
         if (await source.call(lambda session: session.progress(vm))).is_active:
@@ -94,7 +94,7 @@ class LiveMigrations:
             self._errors[_key(source.name, vm)] = str(error)
 
     def complete(self, host: str, vm: str, progress: MigrationProgress) -> MigrationProgress:
-        """Return libvirt's progress with what only this process knows: that it has begun, or has failed.
+        """Return libvirt's progress with what only this process knows: that a migration began or failed.
 
         `is_active` is also True while this process migrates the VM; `error` is why its latest migration failed ("": it
         did not). `host` is the name of the source, ignoring letter case, `vm` the exact name of the VM. Changes
@@ -109,8 +109,9 @@ class LiveMigrations:
     async def cancel(self, source: LibvirtConnection, vm: str) -> None:
         """Abort the migration of the VM, and wait until neither the host nor this process is sending it.
 
-        Returns at once if nothing does; it may also complete first. Raises HostUnreachable if the host does not answer,
-        or does not stop within its `timeout_s`, Refused without permission, LibvirtFailure for other errors.
+        Returns at once if neither is; the migration may also complete first. Raises HostUnreachable if the host does
+        not answer, or does not stop within its `timeout_s`, Refused without permission, LibvirtFailure for other
+        errors.
         """
         task = self._tasks.get(_key(source.name, vm))
         try:

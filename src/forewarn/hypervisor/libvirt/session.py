@@ -124,7 +124,7 @@ class LibvirtSession:
             return str(self._connection.getHostname())
 
     def domains(self) -> list[FoundDomain]:
-        """Return all domains of the host, sorted by name, without any that vanish. Raises LibvirtFailure."""
+        """Return all domains of the host, sorted by name, except any that vanish. Raises LibvirtFailure."""
         found = []
         with self._failures():
             listed = self._connection.listAllDomains()
@@ -162,8 +162,8 @@ class LibvirtSession:
     def status(self, name: str) -> DomainStatus | None:
         """Return what the host reports about a domain; None if it has none of this name.
 
-        libvirt answers in several calls, so looks up to 20 times until nothing has changed between them. Raises
-        LibvirtFailure, also if it changes all the time.
+        Repeats its several libvirt calls, up to 20 times, until nothing changes between them. Raises LibvirtFailure,
+        also if the domain keeps changing.
         """
         if (domain := self._domain_or_none(name)) is None:
             return None
@@ -280,7 +280,7 @@ class LibvirtSession:
     def undefine(self, name: str) -> None:
         """Make the host forget a domain that is off, with its saved memory, firmware variables and snapshots.
 
-        Its disks stay. A driver without these options only undefines it. LibvirtFailure if it is unknown or refused.
+        Its disks stay. A driver without these options only undefines it. LibvirtFailure if unknown or refused.
         """
         flags = self._libvirt
         domain = self._domain(name)
@@ -347,7 +347,7 @@ class LibvirtSession:
         `dest_xml` is its running definition there, `stored_xml` the stored one. With `peer_uri` the source's daemon
         calls the target's, and continues when this process ends; without it ("") this process passes the messages
         between the two. `migrate_uri` "": libvirt chooses. Disks are not copied. LibvirtFailure if it fails: the domain
-        goes on here, but after a lost connection that is not known.
+        then goes on here, but after a lost connection that is unknown.
         """
         constants = self._libvirt
         flags = constants.VIR_MIGRATE_LIVE | constants.VIR_MIGRATE_PAUSED | constants.VIR_MIGRATE_PERSIST_DEST
@@ -432,10 +432,10 @@ class LibvirtSession:
         return needs
 
     def can_run_cpu(self, cpu: str) -> bool:
-        """Return whether the host can continue a running domain with this CPU (of `cpu_needs`).
+        """Return whether the host can continue a running domain with this CPU (from `cpu_needs`).
 
         True also if this libvirt cannot compare CPUs: a migration that is not possible then fails, and the VM stays.
-        LibvirtFailure if the connection is lost, msgspec.DecodeError if `cpu` is "" or another text.
+        Raises LibvirtFailure if the connection is lost, msgspec.DecodeError if `cpu` is "" or another text.
         """
         needs = parse_cpu_needs(cpu)
         try:
@@ -482,7 +482,7 @@ class LibvirtSession:
 
 
 def open_session(uri: str) -> LibvirtSession:
-    """Open a session at this URI; blocks; its user closes it. LibvirtFailure, or Rejected without libvirt."""
+    """Open a session, which the caller closes; blocks. Raises LibvirtFailure, or Rejected without libvirt."""
     libvirt = load_libvirt()
     try:
         connection = libvirt.open(uri)

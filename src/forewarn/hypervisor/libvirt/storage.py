@@ -21,7 +21,7 @@ class StoragePool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibvirtStorage:
-    """The storage pools of one libvirt host. A path is that of a file or device, or POOL/VOLUME.
+    """The storage pools of one libvirt host. A path names a file or device, or is POOL/VOLUME.
 
     `LibvirtSession.storage` is one. `failures` is a context manager that turns libvirt's errors into LibvirtFailure,
     which all methods raise. `connection` is libvirt's. Calls block.
@@ -34,7 +34,7 @@ class LibvirtStorage:
     def find_pool(self, path: str) -> StoragePool | None:
         """Return the storage pool that manages this path; None if none does.
 
-        Of several, an active one if there is one. The volume need not exist. Raises LibvirtFailure.
+        If several do, it is an active one, if there is one. The volume need not exist. Raises LibvirtFailure.
         """
         with self._failures():
             found = [StoragePool(name=pool.name(), is_active=bool(pool.isActive())) for pool in self._pools(path)]

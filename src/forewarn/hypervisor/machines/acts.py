@@ -48,9 +48,9 @@ _GIVEN_UP_AFTER_S = 3600.0  # real time; by then an act that was given up has no
 class MachinePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long acts on real VMs wait for guests, hosts and migrations, in seconds of real time.
 
-    After `migration_deadline_s`, a live migration is cancelled, a silent host fails a move that is being prepared, and
-    marks on a silent host are not waited for any more. After `clean_up_timeout_s`, an act ends although a silent host
-    keeps an old definition, and a VM boots that has not arrived completely.
+    After `migration_deadline_s`, a live migration is cancelled, a move that is being prepared fails if a host is
+    silent, and marks on a silent host are no longer waited for. After `clean_up_timeout_s`, an act ends although a
+    silent host keeps an old definition, and a VM that has not arrived completely boots.
     """
 
     acpi_timeout_s: float = 60.0  # until a guest that was asked to shut down is powered off or reset
@@ -118,10 +118,10 @@ class MachineHypervisor:
     async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         """Advance the act for about `perform_wait_s` of real time, or return its recorded outcome.
 
-        A host that does not answer makes the act wait, and some acts fail at last; the note of ActUnderWay says what it
-        waits for. So does one that refuses to be read, as one that is not in the settings. While another call for this
-        VM runs, it only returns ActUnderWay, or the recorded outcome. An earlier act on the VM that was given up is
-        ended first, which may make this one wait, too. Raises ActNotTried if the journal, or another file of this
+        A host that does not answer, or refuses to be read (such as one that is not in the settings), makes the act
+        wait, and some acts fail in the end; the note of ActUnderWay says what the act waits for. While another call for
+        this VM runs, only returns ActUnderWay or the recorded outcome. An earlier act on the VM that was given up is
+        ended first, which may also make this one wait. Raises ActNotTried if the journal, or another file of this
         machine, cannot be used. `now` is lab time.
         """
         record = self._journal.find(act.id)
@@ -373,9 +373,9 @@ class MachineHypervisor:
     async def observe(self, host: str) -> HostObservation:
         """Return what a host reports about its VMs, or, in `problem`, why it does not answer or refuses.
 
-        `acting_on` has the keys of the VMs, on any host, of acts that have not ended and entered a step within the last
-        hour of real time; it is empty if the host does not answer. Raises ActNotTried if the journal or another file of
-        this machine cannot be used.
+        `acting_on` has the keys of VMs, on any host, with an act that has not ended and that entered a step within the
+        last hour of real time; it is empty if the host does not answer. Raises ActNotTried if the journal or another
+        file of this machine cannot be used.
         """
         since = self._clock.now() - _GIVEN_UP_AFTER_S
         acting_on = self._journal.vms_acted_on(since)
@@ -397,7 +397,7 @@ class MachineHypervisor:
 
     @property
     def free_mib(self) -> Mapping[str, int]:
-        """Memory in MiB that hosts have free, by the host's name; without those that did not answer last time.
+        """Memory in MiB that hosts have free, by the host's name; without hosts that did not answer last time.
 
         Empty until `watch_capacity` has looked at the hosts.
         """
@@ -428,16 +428,16 @@ class MachineHypervisor:
     def vm_cpus(self) -> Mapping[str, str]:
         """The CPU that each running VM needs, by the VM's name, as a text for `can_run_cpu`.
 
-        VMs that any host can run, or whose CPU cannot be compared with those of hosts, have no entry. The VMs of a host
-        that became silent keep theirs.
+        VMs that any host can run, or whose CPU cannot be compared with the CPUs of hosts, have no entry. The VMs of a
+        host that became silent keep their entries.
         """
         return self._capacity.vm_cpus
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
         """Return whether a VM with this CPU can be migrated live to the host; None if that is not known now.
 
-        `cpu` is a text from `vm_cpus`. It is not known if the host has not answered yet, or does not answer now. Raises
-        nothing for such a host.
+        `cpu` is a text from `vm_cpus`. The answer is not known if the host has not answered yet, or does not answer
+        now. Raises nothing for such a host.
         """
         return await self._capacity.can_run_cpu(host, cpu)
 

@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 class HostCapacityMonitor:
     """Keeps in memory what is known about the free memory of a driver's hosts, and what VMs need.
 
-    `free_mib` is by host, in MiB, `vm_mib`, `vm_cpus` and `incompatible_hosts` by the VM's name; all are empty until
-    `run` or `refresh` has looked. `vm_cpus` has the CPUs that can be compared. A host that did not answer the last time
-    is in `silent_hosts`, and its free memory is not known. What VMs need stays known. `interval_s` is real time.
+    `free_mib` (in MiB) is by host; `vm_mib`, `vm_cpus` and `incompatible_hosts` are by the VM's name. All are empty
+    until `run` or `refresh` has looked. `vm_cpus` has the CPUs that can be compared. A host that did not answer the
+    last time is in `silent_hosts`, and its free memory is not known. What VMs need stays known. `interval_s` is real
+    time.
     """
 
     def __init__(self, driver: MachineDriver, *, interval_s: float) -> None:
@@ -47,7 +48,7 @@ class HostCapacityMonitor:
     async def run(self) -> None:
         """Look at all hosts until cancelled, each on its own, so that a silent one delays no other.
 
-        Each is looked at every `interval_s` seconds of real time, and at once after `look_again`. That a host becomes
+        Each is looked at every `interval_s` seconds of real time, and at once after `look_again`. A host that becomes
         silent is logged.
         """
         async with asyncio.TaskGroup() as tasks:
@@ -55,7 +56,7 @@ class HostCapacityMonitor:
                 tasks.create_task(self._watch(host))
 
     def look_again(self, *hosts: str) -> None:
-        """Let `run` look at these hosts, and at VMs on no host, at once; does not wait for that.
+        """Make `run` look at these hosts, and at VMs on no host, at once; does not wait for that.
 
         Ignores names that the driver does not have.
         """
@@ -126,8 +127,8 @@ class HostCapacityMonitor:
     async def can_run_cpu(self, host: str, cpu: str) -> bool | None:
         """Return whether the host can run a VM with this CPU; None if that is not known now.
 
-        `cpu` is a text from `vm_cpus`. It is not known if the host has never answered, or does not answer now. An
-        answer of the host is kept while its CPU model stays the same.
+        `cpu` is a text from `vm_cpus`. The answer is not known if the host has never answered, or does not answer now.
+        A host's answer is kept while its CPU model stays the same.
         """
         return await self._fits(host, cpu) if host in self._cpu_models else None
 

@@ -88,10 +88,10 @@ class MachineDriver(Protocol):
 
     Every call raises HostUnreachable if the host does not answer within the driver's own timeout, and
     `forewarn.errors.Refused` with one sentence if the platform refuses the operation for good (no permission, no such
-    disk, the destination is full), or the settings lack the host. Names of VMs count exactly, those of hosts too with
-    QEMU, and ignoring letter case with libvirt. It raises ActNotTried if a file that the driver keeps on this machine
-    cannot be used, as on a full disk (QEMU: Refused). A call that was lost or came too late must do no harm: each
-    checks the state that it needs, on the host, when it takes effect.
+    disk, the destination is full), or the settings lack the host. Names of VMs must match exactly; names of hosts too
+    with QEMU, but libvirt ignores their letter case. A call raises ActNotTried if a file that the driver keeps on this
+    machine cannot be used, such as on a full disk (QEMU: Refused). A call that was lost or came too late must do no
+    harm: each call checks the state that it needs, on the host, when it takes effect.
     """
 
     can_reimage: bool  # whether `reimage` is possible; False: it always refuses
@@ -103,7 +103,7 @@ class MachineDriver(Protocol):
     async def observe(self, host: str) -> dict[str, ObservedMachine]:
         """Return all VMs that the host has now, by name, and their states. Changes nothing.
 
-        VMs that the fleet does not know are among them, and those that are off. A VM whose QEMU does not answer is
+        This includes VMs that the fleet does not know, and VMs that are off. A VM whose QEMU does not answer is
         CHANGING. Raises HostUnreachable or Refused.
         """
 
@@ -128,7 +128,7 @@ class MachineDriver(Protocol):
         """
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Wait until the host reports that the VM may have changed since `state` was last asked.
+        """Wait until the host reports that the VM may have changed since `state` was last called.
 
         Returns True then, and False after `within_s` seconds of real time, or earlier if nothing would be reported, as
         for a VM without a QEMU. With QEMU, other operations on the VM wait meanwhile. Raises HostUnreachable or
@@ -150,7 +150,7 @@ class MachineDriver(Protocol):
         """
 
     async def reset(self, host: str, vm: str) -> None:
-        """Reset a PAUSED or HALTED VM, as its reset button does: now PAUSED, its next resume boots it.
+        """Reset a PAUSED or HALTED VM like its reset button: it is PAUSED then, and its next resume boots it.
 
         Raises HostUnreachable, or Refused in any other state. A repeated call resets it again.
         """
@@ -165,9 +165,9 @@ class MachineDriver(Protocol):
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
         """Boot a VM that is OFF, with a new and empty ephemeral disk if asked: OFF becomes RUNNING.
 
-        Does nothing if it is RUNNING or HALTED: it has been booted. An ephemeral disk that is missing is made, too;
-        with libvirt only if its XML is kept. Raises HostUnreachable, or Refused in any other state, if a disk cannot be
-        made, or if it does not start; the disk may be empty already then.
+        Does nothing if it is RUNNING or HALTED: it has been booted. A missing ephemeral disk is also made, with libvirt
+        only if its XML is kept. Raises HostUnreachable, or Refused in any other state, if a disk cannot be made, or if
+        the VM does not start; the disk may already be empty then.
         """
 
     async def power_off(self, host: str, vm: str) -> None:
@@ -198,13 +198,13 @@ class MachineDriver(Protocol):
     ) -> None:
         """Define the VM on `to_host`, OFF there, as on `host`.
 
-        Needs the disks to be reachable from both hosts. `fresh_ephemeral_disk` says that `power_on` will be asked for a
-        new ephemeral disk there: Refused if that is certainly not possible. `then_receives` says that
+        The disks must be reachable from both hosts. `fresh_ephemeral_disk` says that `power_on` will be asked for a new
+        ephemeral disk there: raises Refused if that is certainly not possible. `then_receives` says that
         `prepare_to_receive` follows at once: the definition is durable at the latest when that returns. If the service
-        is killed before, the VM is ABSENT there, or OFF or RECEIVING with its definition. Finishes what an earlier call
-        left unfinished. After the loss of `host`, and for a VM that is on no host because it was removed with its disks
-        kept (`host` is ""), drivers keep what they need outside the host. Raises HostUnreachable, or Refused if
-        `to_host` runs a VM of this name, or has too little memory free.
+        is killed before that, the VM is ABSENT there, or OFF or RECEIVING with its definition. Finishes what an earlier
+        call left unfinished. Drivers keep what they need outside the host, for when `host` is lost, or is "" because
+        the VM was removed with its disks kept and is on no host. Raises HostUnreachable, or Refused if `to_host` runs a
+        VM of this name, or has too little memory free.
         """
 
     async def read_definition(self, host: str, vm: str) -> bytes:
@@ -219,30 +219,30 @@ class MachineDriver(Protocol):
     ) -> None:
         """Define the VM on `host`, OFF there, as `read_definition` described it on `from_host`.
 
-        b"" stands for a lost description: the copies of this driver are used. Needs the disks to be reachable from both
-        hosts; with `fresh_ephemeral_disk`, Refused if a new ephemeral disk is certainly not possible there. Keeps what
-        it was given as its copy. Finishes what an earlier call left unfinished. Raises HostUnreachable, or Refused if
-        there is no copy, if `host` runs a VM of this name, or has too little memory free. QEMU has one copy per VM, so
-        it ignores `from_host`.
+        b"" stands for a lost description: the copies of this driver are used. The disks must be reachable from both
+        hosts; with `fresh_ephemeral_disk`, raises Refused if a new ephemeral disk is certainly not possible there.
+        Keeps the given definition as its copy. Finishes what an earlier call left unfinished. Raises HostUnreachable,
+        or Refused if there is no copy, if `host` runs a VM of this name, or has too little memory free. QEMU has one
+        copy per VM, so it ignores `from_host`.
         """
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
         """Make the VM on `to_host` the destination of a live migration: OFF becomes RECEIVING.
 
-        Does nothing if it is RECEIVING. Raises HostUnreachable, or Refused in any other state, also ABSENT. libvirt
-        also refuses if too little memory is free, QEMU if a disk has a relative path.
+        Does nothing if it is RECEIVING. Raises HostUnreachable, or Refused in any other state, including ABSENT.
+        libvirt also refuses if too little memory is free, QEMU if a disk has a relative path.
         """
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
         """Begin to migrate the VM live to a host where it is RECEIVING, and return at once.
 
-        It ends with SENT here and RECEIVED there, or, if it fails, with this VM in the state that it had. The
-        destination may be RECEIVED even if it fails here at the last moment. Does nothing if it is being sent, or was
-        SENT. Raises HostUnreachable, or Refused if the VM is not RECEIVING there.
+        The migration ends with the VM SENT here and RECEIVED there or, if it fails, in its earlier state here. The VM
+        may be RECEIVED there even if the migration fails here at the last moment. Does nothing if the VM is being sent,
+        or was SENT. Raises HostUnreachable, or Refused if the VM is not RECEIVING there.
         """
 
     async def receive_address(self, host: str, vm: str) -> str:
-        """Return where a VM that is RECEIVING waits, for `send_to` of another driver; "": not needed.
+        """Return the address where a RECEIVING VM waits, for `send_to` of another driver; "": not needed.
 
         Raises HostUnreachable, or Refused if the VM does not wait.
         """
@@ -284,38 +284,38 @@ class MachineDriver(Protocol):
         """
 
     async def can_lock_disks(self, host: str, vm: str) -> bool:
-        """Return whether the locks of the VM's disks are free, which a VM that runs on `host` would hold.
+        """Return whether the VM's disk locks, which it would hold if it ran on `host`, are free.
 
         `host` may be silent. True only if the VM certainly does not run there, was seen there with these locks, and
-        will hold them on any other host. False also if the settings do not allow it, or the platform cannot tell, as
+        will hold them on any other host. Also False if the settings do not allow it, or the platform cannot tell, as
         libvirt never can. Keeps no lock. Raises Refused if the kept definition of the VM is wrong.
         """
 
     async def fence(self, host: str) -> bool:
         """Cut the host off with the operator's fence command; return whether it succeeded. May take long.
 
-        False also without such a command, and after a timeout. After True, no VM runs on the host: with QEMU that is
-        looked at, with libvirt the exit code 0 counts. Raises HostUnreachable or Refused.
+        Also False without such a command, and after a timeout. After True, no VM runs on the host: QEMU checks that,
+        libvirt relies on the exit code 0. Raises HostUnreachable or Refused.
         """
 
     async def capacity(self, host: str) -> FreeCapacity:
         """Return what the host can still take, and what its VMs need. Raises HostUnreachable or Refused.
 
-        Free memory is what libvirt reports, page cache included; with QEMU, the setting less that of VMs with a
-        process.
+        Free memory is what libvirt reports, page cache included; with QEMU, it is the setting less the memory of VMs
+        with a process.
         """
 
     async def can_run_cpu(self, host: str, cpu: str) -> bool:
         """Return whether a VM with this CPU (a text from `VmNeeds.cpu`) can be migrated live to the host.
 
-        True also if the platform cannot tell; with QEMU always, since all its hosts are this machine. Raises
+        Also True if the platform cannot tell, and always with QEMU, since all its hosts are this machine. Raises
         HostUnreachable or Refused.
         """
 
     async def kept_vms(self) -> dict[str, VmNeeds]:
-        """Return what VMs need, by name, whose definition the driver keeps apart from any host.
+        """Return the needs, by name, of VMs whose definition the driver keeps apart from any host.
 
-        VMs on no host are among them; others may be, too. Asks no host.
+        This includes VMs on no host, and possibly others. Asks no host.
         """
 
     async def close(self) -> None:

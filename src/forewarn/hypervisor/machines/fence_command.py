@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 async def run_fence_command(command: Sequence[str], host: str, *, timeout_s: float) -> bool:
     """Run the operator's fence command of a host; return whether it ended with code 0 in time.
 
-    A fence command cuts the host off, so that no VM runs there. Its environment is this process's and FOREWARN_HOST,
-    the host's name; its output is dropped. If the call is cancelled, it is killed. After `timeout_s` seconds of real
-    time it is killed, and has failed. False also without a command ([]), and if it cannot be started. Failures are
-    logged; nothing is raised.
+    A fence command cuts the host off, so that no VM runs there. Its environment is this process's plus FOREWARN_HOST,
+    the host's name; its output is dropped. The command is killed if the call is cancelled; after `timeout_s` seconds of
+    real time it is killed, and has failed. Also returns False without a command ([]), or if it cannot be started.
+    Failures are logged; nothing is raised.
     """
     if not command:
         return False

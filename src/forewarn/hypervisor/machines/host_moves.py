@@ -60,12 +60,12 @@ _Perform = Callable[[Act, MoveHandover, float], Awaitable[StepReport]]
 
 
 class HostMoves:
-    """Performs one side's steps of moves of VMs between hosts that have a hypervisor each.
+    """Performs one side's steps when VMs move between hosts that have a hypervisor each.
 
-    It performs the steps for the hosts of its driver; the hypervisor of the other host performs the others. A VM is
+    It performs the steps for the hosts of its driver; the hypervisor of the other host performs the rest. A VM is
     activated only with a release, by which its source gives it up, and never after its preparation was undone. The
     source of a release never resumes the VM, unless it is told to take it back. The arguments are shared with the
-    MachineHypervisor that makes it; `clock` is real time.
+    MachineHypervisor that creates it; `clock` is real time.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class HostMoves:
     async def perform_step(self, act: Act, step: MoveStep, given: MoveHandover, now: float) -> StepReport:
         """Advance a step of a move for about `perform_wait_s` of real time, or return how it ended.
 
-        The policy has `perform_wait_s`. One call per VM at a time. `given` is what the hosts have handed over so far,
-        `now` lab time. A host that does not answer, or refuses to be read, makes the step wait. Raises ActNotTried if
-        the journal, or another file of this machine, cannot be used.
+        `perform_wait_s` is in the policy. Only one call per VM may run at a time. `given` is what the hosts have handed
+        over so far, `now` lab time. A host that does not answer, or refuses to be read, makes the step wait. Raises
+        ActNotTried if the journal, or another file of this machine, cannot be used.
         """
         performers: dict[MoveStep, _Perform] = {
             MoveStep.DESCRIBE: self._describe,
@@ -103,7 +103,7 @@ class HostMoves:
         return await performers[step](act, given, now)
 
     async def settle(self, act: Act, now: float) -> ActUnderWay | None:
-        """End the steps of earlier moves of the VM of a new act, which the journal has as not ended.
+        """End the steps of earlier moves of a new act's VM that have not ended according to the journal.
 
         Returns what they wait for, None once all have ended. A release that was given up is withdrawn, and an
         activation is completed, each for about `perform_wait_s` of real time. Other steps are given up: the VM may have

@@ -31,11 +31,11 @@ _MIGRATING = (MachineState.RECEIVING, MachineState.RECEIVED, MachineState.SENT)
 
 
 def immediate_end(act: MachineActRecord, *, can_reimage: bool) -> End | None:
-    """Return the outcome of an act, also a move, that needs no host; None: it has something to do.
+    """Return the outcome of an act, even a move, that needs no host; None if it has something to do.
 
-    That is a reapply; an act on a VM that is on no host, but for its deletion; a reimage that is not possible; a freeze
-    or reboot of a stopped VM; and a move without a destination, or to the host where the VM is. `can_reimage` says
-    whether the driver can replace OS disks. Carries out nothing.
+    Such acts are a reapply; an act on a VM that is on no host, except its deletion; a reimage that is not possible; a
+    freeze or reboot of a stopped VM; and a move without a destination, or to the host where the VM is. `can_reimage`
+    says whether the driver can replace OS disks. Carries out nothing.
     """
     name = act.name
     match act.verb:
@@ -60,11 +60,11 @@ def immediate_end(act: MachineActRecord, *, can_reimage: bool) -> End | None:
 
 
 def first_step(act: MachineActRecord) -> Step:
-    """Return the step with which an act begins, also a move; carries out nothing.
+    """Return the step with which an act, even a move, begins; carries out nothing.
 
     A move is prepared; a freeze pauses the VM, a start boots it, and the deletion of a VM on no host removes its disks.
     Any other act asks the guest to shut down; but if the act is abrupt, because its VM's host has failed, a reboot
-    pauses the VM, and others power it off.
+    pauses the VM, and other acts power it off.
     """
     if act.is_move:
         return Step.PREPARE
@@ -84,8 +84,8 @@ def first_step(act: MachineActRecord) -> Step:
 def next_in_place(act: MachineActRecord, seen: Observation) -> Decision:
     """Decide what an act that moves no VM does next, from its record and what its host reports.
 
-    Returns Do, Enter, Wait or End, and carries out nothing. The act must be beyond BEGIN. KeyError for a step that only
-    moves have, such as SEND.
+    Returns Do, Enter, Wait or End, and carries out nothing. The act must be beyond BEGIN. Raises KeyError for a step
+    that only moves have, such as SEND.
     """
     host = act.source
     if act.step is Step.UNDO:
@@ -139,9 +139,10 @@ def _undo(act: MachineActRecord, seen: Observation) -> Decision:
 def in_place_after_refusal(act: MachineActRecord, operation: Operation, reason: str) -> Decision:
     """Decide what follows when the platform refuses an operation for good: the VM is not left paused.
 
-    For acts that move no VM. A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, a
-    failed reimage boots it; a refused resume, unless the act was booting the VM, and any refusal while a start is
-    undone, is tried again; any other ends the act as failed. `reason` is a sentence for people. Carries out nothing.
+    For acts that move no VM. A guest that cannot be asked is reset or powered off; a failed reset resumes the VM, and a
+    failed reimage boots it. A refused resume (unless the act was booting the VM) and any refusal while a start is
+    undone are tried again; any other refusal ends the act as failed. `reason` is a sentence for people. Carries out
+    nothing.
     """
     if act.step is Step.UNDO:
         return Wait(reason)

@@ -37,9 +37,10 @@ _ACT_COLUMNS = tuple(name for name in MachineActRecord.__struct_fields__ if name
 class MachineJournal:
     """The journal of acts on real VMs, a SQLite file. Each act has one record, with all its steps.
 
-    The constructor creates the file `path` (its directory must exist), or raises Rejected if it cannot be used; later
-    calls raise ActNotTried. For each act: `begin`, `enter` for each further step, `end`. `begin` deletes acts that
-    ended and began over 30 days of lab time ago. Writes are durable on return. Calls block; one thread at a time.
+    The constructor creates the file `path`, whose directory must exist. If the file cannot be used, it raises Rejected,
+    and later calls raise ActNotTried. For each act, call `begin`, then `enter` for each further step, then `end`.
+    `begin` deletes acts that ended and began over 30 days of lab time ago. Writes are durable on return. Calls block;
+    only one thread may call at a time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,7 +133,7 @@ class MachineJournal:
         return bool(rows)
 
     def begin(self, record: MachineActRecord) -> None:
-        """Store a new record with its steps so far, at least one. An act that has a record keeps that.
+        """Store a new record with its steps so far, at least one. An act that has a record keeps it.
 
         Also deletes records of acts that began over 30 days of lab time ago and ended. Raises ActNotTried if the
         journal cannot be used.

@@ -37,7 +37,7 @@ _INCOMING = (MachineState.RECEIVING, MachineState.RECEIVED)
 def next_move(act: MachineActRecord, seen: Observation) -> Decision:
     """Decide what a migration or redeploy does next, from its record and what its two hosts report.
 
-    Returns Do, Enter, Wait or End, and carries out nothing. KeyError for a step that no move has, such as BEGIN.
+    Returns Do, Enter, Wait or End, and carries out nothing. Raises KeyError for a step that no move has, such as BEGIN.
     """
     return _DECIDERS[act.step](act, seen)
 

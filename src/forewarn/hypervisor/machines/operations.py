@@ -46,7 +46,7 @@ _VISIBLE_OPERATIONS = frozenset(
 
 
 class FoundMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an act continues, as its marks on hosts say, after the service has lost its journal.
+    """Where an act continues, by its marks on hosts, after the service has lost its journal.
 
     A mark is the act's id and step, stored with the VM on its host.
     """
@@ -59,8 +59,8 @@ class HostFencer:
     """Runs the operator's fence commands of hosts through the driver; a success counts for ten seconds.
 
     A fence command cuts a host off, so that no VM runs there. `interval_s` is the shortest time between two attempts at
-    one host: callers ask `may_try` first. It remembers in memory only, by exact name. All times are real time, by
-    `clock`.
+    one host: callers check `may_try` first. It remembers attempts in memory only, by the host's exact name. All times
+    are real time, by `clock`.
     """
 
     def __init__(self, driver: MachineDriver, clock: Clock, *, interval_s: float) -> None:
@@ -239,10 +239,10 @@ class MachineOperations:
     async def find_mark(self, act: MachineActRecord, *, is_final: bool) -> FoundMark | None:
         """Return where the act continues, as its marks say; None if its hosts have no mark of this act.
 
-        A mark is an act's id and step, stored with the VM on a host. Of a mark on the destination of a move, only
-        ACTIVATE counts; on the source, any step but ACTIVATE and CLEAN_UP. Raises HostUnreachable if a host does not
-        answer. With `is_final`, and for a source that has failed or is confirmed down, such a host counts as one
-        without a mark. Raises Refused if a host refuses to be read.
+        A mark is an act's id and step, stored with the VM on a host. On the destination of a move, only a mark of
+        ACTIVATE counts; on the source, a mark of any step but ACTIVATE and CLEAN_UP. Raises HostUnreachable if a host
+        does not answer. With `is_final`, and for a source that has failed or is confirmed down, such a host counts as
+        one without a mark. Raises Refused if a host refuses to be read.
         """
         if act.is_move:
             mark = await self._read_mark(act, act.destination, may_skip=is_final)
@@ -270,9 +270,9 @@ class MachineOperations:
         the VM is activated. But a VM that was sent is resumed first, because its guest is paused meanwhile; its mark on
         the destination follows, at the latest in CLEAN_UP. While the destination gets ready to receive, the mark of the
         next step is stored on the source. Failures to store these two marks are only logged. RESET also resumes the VM.
-        `wait_s` is how long it waits for a fence command, in real time; others take as long as the driver. Raises
-        HostUnreachable if the outcome is unknown, Rejected if the platform refuses it, ActNotTried if a file of this
-        machine cannot be used. FENCE raises nothing: `HostFencer.is_fenced` has its result.
+        `wait_s` is how long it waits for a fence command, in real time; other operations take as long as the driver
+        needs. Raises HostUnreachable if the outcome is unknown, Rejected if the platform refuses it, ActNotTried if a
+        file of this machine cannot be used. FENCE raises nothing: `HostFencer.is_fenced` has its result.
         """
         if operation is Operation.FENCE:
             await self._fencer.fence(host, wait_s=wait_s)

@@ -49,9 +49,9 @@ class Step(StrEnum):
 class Release(StrEnum):
     """Why a VM certainly does not run on the source of its move, so that it may run elsewhere. Stored.
 
-    STOPPED: the source reported that it is off, or does not know it. SENT: its live migration has completed. FENCED:
-    the source was fenced, or an operator confirmed that it is down. LOCKED: the locks of its disks were free, which the
-    source would hold if the VM ran there.
+    STOPPED: the source reported that the VM is off, or does not know it. SENT: its live migration has completed.
+    FENCED: the source was fenced, or an operator confirmed that it is down. LOCKED: the locks of its disks were free,
+    which the source would hold if the VM ran there.
     """
 
     STOPPED = "stopped"  # the source reported that it is off, or does not know it
@@ -122,7 +122,7 @@ class MachineActRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_stopped or was_off
 
     def entry(self, step: Step) -> StepEntry | None:
-        """Return when the act entered this step, the latest time; None if it never did."""
+        """Return when the act last entered this step; None if it never did."""
         return next((entry for entry in reversed(self.steps) if entry.step is step), None)
 
 

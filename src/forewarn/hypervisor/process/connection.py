@@ -85,7 +85,7 @@ class SupervisorConnection:
         """Record the hello: which VM the supervisor runs, its boot id and state, and the outcomes it knows.
 
         These outcomes of acts count as final answers to their orders (`final_answer`). The hello is not checked, and
-        nothing is sent: the caller checks it before, and sends the welcome.
+        nothing is sent: the caller checks it first, and sends the welcome.
         """
         self.hello, self.boot_id, self.state = hello, hello.boot_id, hello.state
         known = (
@@ -150,7 +150,7 @@ class SupervisorConnection:
         self.send({"thaw": act_id})
 
     def final_answer(self, act_id: str) -> SupervisorMessage | None:
-        """Return the final answer to this act, also one from the hello; None if it has not arrived.
+        """Return the final answer to this act, even one from the hello; None if it has not arrived.
 
         Does not wait.
         """
@@ -158,11 +158,11 @@ class SupervisorConnection:
         return message if message is not None and message.is_final else None
 
     async def wait_for_answer(self, act_id: str, *, within_s: float, final: bool) -> SupervisorMessage | None:
-        """Wait for the answer to an act, with `final` for its final answer, and return it.
+        """Wait for an answer to an act, or with `final` for its final answer, and return it.
 
         An answer that is not final says that the act is under way. After `within_s` seconds of real time returns the
         latest answer, which may not be final, or None if there is none. Raises Unavailable if the connection closes
-        before. Sends nothing: `send_order` comes first.
+        first. Sends nothing: call `send_order` before.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):

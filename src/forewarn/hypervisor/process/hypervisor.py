@@ -34,8 +34,8 @@ class FallbackHypervisor(Hypervisor, Protocol):
     def has_begun(self, act_id: str) -> bool:
         """Return whether this hypervisor has performed the act with this id, or is performing it.
 
-        Also after reopening; False again once it has forgotten the act as old. Raises ActNotTried if its record of acts
-        cannot be read.
+        This holds after reopening too, but it returns False again once it has forgotten the act as old. Raises
+        ActNotTried if its record of acts cannot be read.
         """
 
 
@@ -66,9 +66,9 @@ class ProcessHypervisor:
         An act that began with the fallback stays there; if the VM's supervisor is gone, the note says so. Then, and
         when the fallback has booted the VM, the registry forgets the supervisor, so that a program may start again. A
         freeze or migration pauses the VM until its duration in real time is over or lab time `now` has advanced by it;
-        until then returns ActUnderWay. Waits for the end of any other act, up to `answer_timeout_s`; ActUnderWay if it
-        goes on then. Raises Unavailable if the supervisor does not connect or answer in time, and what the fallback
-        raises.
+        until then returns ActUnderWay. Waits for the end of any other act, up to `answer_timeout_s`; returns
+        ActUnderWay if it is not over then. Raises Unavailable if the supervisor does not connect or answer in time, and
+        what the fallback raises.
         """
         connection = await self._supervisors.wait_for_connection(act.vm)
         if connection is None or (connection.final_answer(act.id) is None and self._fallback.has_begun(act.id)):

@@ -60,7 +60,7 @@ class SupervisorRecords:
     def vm_directory(self, vm: str) -> Path:
         """Return the directory of the VM with this key, for its record, log and ephemeral disk.
 
-        Its name is that of the VM, with other characters than a-z, 0-9, `.`, `_` and `-` replaced, and a hash of the
+        Its name is the VM's name, with characters other than a-z, 0-9, `.`, `_` and `-` replaced, and a hash of the
         key. It may not exist yet.
         """
         plain = re.sub(r"[^a-z0-9._-]", "_", vm.rpartition("/")[2])[:40]
@@ -201,8 +201,8 @@ class SupervisorRegistry:
     def unregister(self, vm: str, connection: SupervisorConnection) -> bool:
         """Forget this connection, and return True; False if it is no longer the VM's registered one.
 
-        It is no longer that if the supervisor has already connected again. Does not close the connection. The record of
-        the supervisor stays.
+        That is so if the supervisor has already connected again. Does not close the connection. The record of the
+        supervisor stays.
         """
         was_registered = self._connections.get(vm) is connection
         if was_registered:

@@ -40,7 +40,7 @@ class SupervisorServer:
     A supervisor is the process that holds a namespace VM. `serve` runs the server. It gets the rest of the service as
     functions: `find_vm` (by name or key), `listen` (gets a VM's key and a listening socket, serves metadata there, and
     returns a function that stops it) and `write_history` (gets kind, VM and text). It refuses a supervisor whose VM is
-    unknown or has another live supervisor, and a new one whose VM is not running; it closes a connection without a
+    unknown or has another live supervisor, and a new one whose VM is not running; it closes a connection that sends no
     hello within a minute. It registers all others in `supervisors`. Starts of supervisors, and ends of programs that no
     act caused, are written to the history.
     """

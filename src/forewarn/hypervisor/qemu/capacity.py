@@ -14,8 +14,8 @@ from forewarn.hypervisor.qemu.instance import QemuInstance
 def host_capacity(instances: Iterable[QemuInstance], *, total_mib: int) -> FreeCapacity:
     """Return what a host with these VMs can still take: its memory less that of VMs with a QEMU process.
 
-    Never below 0. `total_mib` is the host's memory for VMs in MiB; 0: all of this machine. Raises Refused if the
-    definition of a VM that runs is wrong, so that its memory is not known. Reads the files of the VMs.
+    The free memory is never below 0. `total_mib` is the host's memory for VMs in MiB; 0: all of this machine. Raises
+    Refused if the definition of a VM that runs is wrong, so that its memory is not known. Reads the files of the VMs.
     """
     instances = list(instances)
     used = sum(instance.read_definition()[0].memory_mib for instance in instances if instance.is_alive())

@@ -13,9 +13,9 @@ from forewarn.hypervisor.qemu.instance import QemuInstance, delete_file, write_d
 class QemuDefinitionCopies:
     """Copies of VMs' latest definitions, in one directory of this machine, created when it is needed.
 
-    There is one copy per VM name, of the host where the VM was last seen. They serve for VMs whose host is lost, and
-    for those that are on no host. Names count with their letter case, and are not checked. Calls block, and raise
-    Refused if a file cannot be used, also on a full disk.
+    There is one copy per VM name, of the host where the VM was last seen. The copies serve VMs whose host is lost, and
+    VMs that are on no host. Names are case-sensitive, and are not checked. Calls block, and raise Refused if a file
+    cannot be used, such as on a full disk.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -35,7 +35,7 @@ class QemuDefinitionCopies:
     def keep(self, instance: QemuInstance) -> None:
         """Copy the definition of a VM from its host's directory, durably, if the copy differs.
 
-        Raises Refused if that fails, also without a definition. Does not check it.
+        Raises Refused if that fails, or if there is no definition. Does not check the definition.
         """
         copy = self.instance(instance.vm).definition_file
         try:
@@ -64,11 +64,11 @@ class QemuDefinitionCopies:
             raise Refused(f"definition {str(copy)!r} cannot be written: {error.strerror}") from error
 
     def read(self, instance: QemuInstance) -> tuple[VmDefinition, bytes]:
-        """Return the VM's definition and its bytes: from its host, or the copy if the host cannot give it.
+        """Return the VM's definition and its bytes, from its host or else from the copy.
 
-        That is if the host's directory is lost, the host does not define the VM, or the VM is on no host. Raises
-        Refused if the definition is wrong or there is neither; HostUnreachable if the host is lost and there is no
-        copy.
+        The copy is used if the host's directory is lost, the host does not define the VM, or the VM is on no host.
+        Raises Refused if the definition is wrong or there is neither; HostUnreachable if the host is lost and there is
+        no copy.
         """
         copy = self.instance(instance.vm)
         try:

@@ -56,7 +56,7 @@ class QemuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def check_qemu(settings: QemuSettings) -> None:
     """Raise Rejected if the settings of a host are wrong; the message names the setting.
 
-    Wrong are paths that are not absolute, a directory that two hosts have, a negative memory, a timeout that is not
+    It rejects paths that are not absolute, a directory that two hosts share, a negative memory, a timeout that is not
     above 0, and commands that begin with an empty string. `migration` is not checked. Looks at no file.
     """
     for path in settings.lock_directories:
@@ -92,8 +92,8 @@ class EphemeralDisk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class VmDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the QEMU driver must know about a VM: the content of its definition file, `NAME.toml`.
 
-    `parse_definition` makes and checks it. Relative paths are relative to the host's directory; a VM moves only if its
-    `disks` are absolute, and live only if its ephemeral disk is, too.
+    `parse_definition` makes and checks it. Relative paths are relative to the host's directory; a VM moves only if the
+    paths of its `disks` are absolute, and live only if that of its ephemeral disk is as well.
     """
 
     command: tuple[str, ...]  # QEMU and its options, without those that the driver adds
@@ -161,8 +161,8 @@ def option_text(value: object) -> str:
 def check_vm_name(vm: str, directory: Path) -> None:
     """Raise Refused if a VM of this name cannot have files and sockets in a host's directory.
 
-    That is an empty name, one that begins with a dot or has `/`, `,` or NUL, and one with which the path of a socket in
-    `directory` gets too long. Looks at no file.
+    Such a name is empty, begins with a dot, has `/`, `,` or NUL, or makes the path of a socket in `directory` too long.
+    Looks at no file.
     """
     if not vm or vm.startswith(".") or "/" in vm or "\0" in vm or "," in vm:
         raise Refused(f"VM name {vm!r} cannot be the name of a file: QEMU's VMs need a name without '/' and ','")

@@ -32,16 +32,16 @@ class DiskFileJobs:
     async def make_empty_disk(self, path: Path, size_mib: int) -> None:
         """Replace the file with an empty raw disk of `size_mib` MiB, atomically and durably.
 
-        The file need not exist. Raises Refused if that fails. Raises HostUnreachable if `close` came before or
-        meanwhile; the file is as it was then.
+        The file need not exist. Raises Refused if that fails. Raises HostUnreachable if `close` was called before or
+        meanwhile; then the file is unchanged.
         """
         await self._run(lambda stop: _make_empty_disk(path, size_mib, stop))
 
     async def copy_disk(self, image: Path, disk: Path) -> None:
         """Replace the disk's file with a copy of the image, atomically and durably.
 
-        Raises Refused if that fails, or if `disk` is a device. Raises HostUnreachable if `close` came before or
-        meanwhile; the disk is as it was then.
+        Raises Refused if that fails, or if `disk` is a device. Raises HostUnreachable if `close` was called before or
+        meanwhile; then the disk is unchanged.
         """
         await self._run(lambda stop: _copy_disk(image, disk, stop))
 

@@ -39,7 +39,7 @@ class LockRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskLocks:
-    """Records which QEMU processes hold the locks of their VMs' disks, and tells whether these are free.
+    """Records which QEMU processes hold their VMs' disk locks, and tells whether the locks are free.
 
     QEMU holds the locks for as long as it uses the disks. `directories` are those whose locks count; without any, no
     locks count. `records` is a directory of this machine, which outlives the hosts. The constructor raises Rejected if
@@ -62,7 +62,7 @@ class DiskLocks:
         return bool(self._directories)
 
     def observe(self, instance: QemuInstance) -> None:
-        """Look whether the QEMU process of a VM that is in memory holds the locks of all its disks.
+        """Check whether the QEMU process of a VM that is in memory holds the locks of all its disks.
 
         Writes a record durably if it does, and deletes an earlier one if not. A process that is on record already is
         not looked at again. Does nothing without directories or a known process id. Raises Refused if the definition is

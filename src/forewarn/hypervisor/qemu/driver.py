@@ -63,7 +63,7 @@ class QemuDriver:
     `copies` is a directory of this machine, created if missing, for copies of all definitions: a VM whose host is lost,
     or that is on no host, is defined on another one from there. `lock_directories` are those of the settings.
     `timeout_s` limits the wait for an answer from QEMU, `start_timeout_s` that for its start, in real seconds. Names
-    count with letter case. Operations on one VM wait for each other. The constructor raises Rejected if the library
+    are case-sensitive. Operations on one VM wait for each other. The constructor raises Rejected if the library
     `qemu.qmp` is missing, or a directory's locks do not count; methods raise HostUnreachable and Refused, as
     `MachineDriver` says, Refused also for a full disk.
     """
@@ -132,7 +132,7 @@ class QemuDriver:
                 return ""
 
     async def wait_for_change(self, host: str, vm: str, *, within_s: float) -> bool:
-        """Return True at an event since the state was read; False after `within_s` real s, or without QEMU."""
+        """Wait for an event since the state was read: True; False after `within_s` real s, or without QEMU."""
         async with self._lock(host, vm):
             try:
                 async with self._processes.monitor(self._instance(host, vm)) as monitor:
@@ -141,13 +141,13 @@ class QemuDriver:
                 return False
 
     async def pause(self, host: str, vm: str) -> None:
-        """Stop a running VM's CPUs; nothing in other states. Refused without a QEMU process; HostUnreachable."""
+        """Stop the VM's CPUs if it is running. Raises Refused without a QEMU process, or HostUnreachable."""
         async with self._running(host, vm, "paused") as (instance, monitor):
             if await read_state(monitor, instance) is MachineState.RUNNING:
                 await monitor.execute("stop")
 
     async def resume(self, host: str, vm: str) -> None:
-        """Continue a paused, halted or received VM; nothing if it runs. Refused otherwise and while migrating."""
+        """Continue a paused, halted or received VM. Refused in other states (but running) and while migrating."""
         async with self._running(host, vm, "resumed") as (instance, monitor):
             state = await read_state(monitor, instance)
             if state is MachineState.RUNNING:
@@ -171,7 +171,7 @@ class QemuDriver:
                     await asyncio.sleep(_INTERVAL_S)
 
     async def press_power_button(self, host: str, vm: str) -> None:
-        """Send the ACPI event of a power button, and return. Nothing if the VM is off, Refused if not defined."""
+        """Send an ACPI power button event, unless the VM is off, and return. Refused if it is not defined."""
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
             try:
@@ -181,9 +181,9 @@ class QemuDriver:
                 require_defined(instance)
 
     async def power_on(self, host: str, vm: str, *, fresh_ephemeral_disk: bool = False) -> None:
-        """Boot a VM that is off, with a new ephemeral disk if asked; nothing if it is running or halted.
+        """Boot a VM that is off, with a new ephemeral disk if asked; no effect if running or halted.
 
-        A missing ephemeral disk is made, too. Raises HostUnreachable, or Refused in other states or if QEMU fails; its
+        A missing ephemeral disk is also made. Raises HostUnreachable, or Refused in other states or if QEMU fails; its
         ephemeral disk may be new and empty then.
         """
         async with self._lock(host, vm):
@@ -213,8 +213,8 @@ class QemuDriver:
     async def remove(self, host: str, vm: str, *, delete_disks: bool) -> None:
         """Delete the VM's files on this host, its definition last. Refused if it is not off.
 
-        Nothing if it is ABSENT. Disks stay unless `delete_disks` (Refused for a device), which also deletes the copy of
-        its definition; but a relative ephemeral disk always goes. Of a VM on no host (""), only disks and copy exist.
+        Does nothing if it is ABSENT. Disks stay unless `delete_disks` (Refused for a device), which also deletes the
+        definition's copy; a relative ephemeral disk is always deleted. A VM on no host ("") has only disks and copy.
         """
         async with self._lock(host, vm):
             instance = self._instance(host, vm)
@@ -295,7 +295,7 @@ class QemuDriver:
         await self.copy_definition("", vm, host)
 
     async def prepare_to_receive(self, to_host: str, vm: str) -> None:
-        """Start QEMU paused, to receive a live migration. Refused unless off or receiving, with shared disks."""
+        """Start QEMU paused, to receive a live migration. Refused unless off or receiving, on shared disks."""
         async with self._locks[to_host, vm]:
             instance = self._instance(to_host, vm)
             try:
@@ -318,7 +318,7 @@ class QemuDriver:
                 await begin_to_receive(monitor, instance, address=address)
 
     async def send(self, host: str, vm: str, to_host: str) -> None:
-        """Begin a live migration and return; nothing if under way or done. Refused unless `to_host` receives."""
+        """Begin a live migration, unless begun or done, and return. Refused unless `to_host` is receiving."""
         await self.send_to(host, vm, to_host, "")
 
     async def send_to(self, host: str, vm: str, to_host: str, address: str) -> None:
@@ -379,8 +379,8 @@ class QemuDriver:
     async def fence(self, host: str) -> bool:
         """Run the fence command; True if it succeeded and no process runs a VM of this host.
 
-        That is the VM's QEMU, one that answers on its monitor, or one that has a disk of it open for writing and is no
-        VM of another host. Obstacles are logged. False also without a command. Refused if the settings lack the host.
+        That is the VM's QEMU, one that answers on its monitor, or one that has its disk open for writing and is no VM
+        of another host. Obstacles are logged. False also without a command. Refused if the settings lack the host.
         """
         settings = self._host(host)
         if not await run_fence_command(settings.fence, host, timeout_s=settings.fence_timeout_s):

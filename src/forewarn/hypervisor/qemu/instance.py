@@ -97,7 +97,7 @@ class QemuInstance:
         return self.directory / f"{self.vm}{suffix}"
 
     def is_defined(self) -> bool:
-        """Return whether the definition file exists. HostUnreachable if the host's directory does not."""
+        """Return whether the definition file exists. Raises HostUnreachable if the host's directory does not."""
         if not self.directory.is_dir():
             raise HostUnreachable(
                 f"directory {str(self.directory)!r} of host {self.host!r} does not exist: create it, or mount it"
@@ -148,7 +148,7 @@ class QemuInstance:
     def is_alive(self) -> bool:
         """Return whether the QEMU process that the driver started is running, or is being started.
 
-        The lock on its log file shows that, also to a restarted service; a QEMU that a person started does not count.
+        The lock on its log file shows that, even to a restarted service; a QEMU that a person started does not count.
         Raises Refused if the log file cannot be read.
         """
         try:
@@ -238,8 +238,8 @@ class QemuInstance:
 def write_durably(path: Path, data: bytes) -> None:
     """Replace the file's content with `data`, atomically and durably. Raises Refused if that fails.
 
-    Uses a temporary file beside it, whose name ends with `.new`, and may stay after a failure. The directory must
-    exist. One call per file at a time. Blocks.
+    Uses a temporary file beside it, whose name ends with `.new` and which may stay after a failure. The directory must
+    exist. Make only one call per file at a time. Blocks.
     """
     temporary = path.with_name(f"{path.name}.new")
     try:
@@ -293,7 +293,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def require_movable(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk, also the ephemeral one, has a relative path: other hosts do not reach it.
+    """Raise Refused if a disk, even the ephemeral one, has a relative path: other hosts cannot reach it.
 
     `instance` is only named in the message.
     """
@@ -326,7 +326,7 @@ def require_defined(instance: QemuInstance) -> None:
 
 
 def require_files(definition: VmDefinition, instance: QemuInstance) -> None:
-    """Raise Refused if a disk exists and is a device, not a file: to delete its name would keep its data.
+    """Raise Refused if a disk exists and is a device, not a file: deleting its name would keep its data.
 
     Disks that do not exist are fine, and the ephemeral one is not looked at.
     """

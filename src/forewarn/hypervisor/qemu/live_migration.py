@@ -16,10 +16,10 @@ from forewarn.hypervisor.qemu.run_state import is_migrating, read_state
 
 
 async def begin_to_receive(monitor: Monitor, instance: QemuInstance, *, address: str) -> None:
-    """Let QEMU listen for a live migration: on a free TCP port of `address`; "": on a Unix socket.
+    """Make QEMU listen for a live migration on a free TCP port of `address`; "": on a Unix socket.
 
-    `monitor` is that of the destination's QEMU, `instance` its VM. Raises MonitorCommandFailed if it listens already,
-    or refuses, HostUnreachable if QEMU does not answer.
+    `monitor` belongs to the destination's QEMU, `instance` is its VM. Raises MonitorCommandFailed if it listens
+    already, or refuses, HostUnreachable if QEMU does not answer.
     """
     await monitor.enable_migration_options("late-block-activate", "events")
     uri = f"tcp:{_bracketed(address)}:0" if address else f"unix:{instance.migration_socket}"
@@ -54,7 +54,7 @@ async def begin_to_send(
 ) -> None:
     """Begin to send the VM to the URI `address`; "": to the one that `find_address` returns.
 
-    `monitor` is that of the source's QEMU. Returns before the migration is over. Does nothing if the VM is being sent,
+    `monitor` belongs to the source's QEMU. Returns before the migration is over. Does nothing if the VM is being sent,
     or was sent. Raises Refused if it is not in memory, or QEMU refuses, what `find_address` raises, and HostUnreachable
     if QEMU does not answer; the migration may have begun then.
     """

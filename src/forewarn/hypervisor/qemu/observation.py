@@ -87,7 +87,7 @@ async def changed_hosts(
     """Yield the name of a host for each change that QEMU reports about one of its VMs, and when QEMU ends.
 
     `directories` has the hosts' directories by name. A host is also yielded for each VM that is found, at the beginning
-    and, within `scan_interval_s` seconds of real time, after its start. A QEMU to whose events another client listens
+    and, within `scan_interval_s` seconds of real time, after its start. A QEMU whose events another client listens to
     is not watched. It goes on until it is closed, and raises nothing for a QEMU that cannot be watched.
     """
     changed: asyncio.Queue[str] = asyncio.Queue()

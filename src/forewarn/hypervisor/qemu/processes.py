@@ -59,7 +59,7 @@ class _KeptMonitor(NamedTuple):
 
 
 class QemuProcesses:
-    """Starts, reaches and ends the QEMU processes of VMs, also those that an earlier service started.
+    """Starts, reaches and ends the QEMU processes of VMs, including those that an earlier service started.
 
     `timeout_s` limits the wait for an answer from QEMU, `start_timeout_s` the time that QEMU needs to come up, in real
     seconds. A connection is kept open for a second for the next operation. One operation at a time per VM.
@@ -74,7 +74,7 @@ class QemuProcesses:
 
     @asynccontextmanager
     async def monitor(self, instance: QemuInstance) -> AsyncIterator[Monitor]:
-        """Return an async context manager that gives a connection to QEMU's monitor.
+        """Return an async context manager for a connection to QEMU's monitor.
 
         Waits for a QEMU that has just been started. The connection stays open for a second after the block, for the
         next operation, unless the block has failed. Only one caller at a time may connect to a VM. Raises NotRunning if
@@ -163,7 +163,7 @@ class QemuProcesses:
         """Start QEMU for this VM with the command `argv`, and return once its monitor answers.
 
         Raises Refused with its last message if it ends first, or if it runs already. Raises HostUnreachable if it does
-        not answer within `start_timeout_s`, and MonitorNotListening, which is one, if it has not opened its monitor by
+        not answer within `start_timeout_s`, and its subclass MonitorNotListening if it has not opened its monitor by
         then; it may come up later.
         """
         child = instance.start(argv)

@@ -26,7 +26,7 @@ class MonitorDisconnected(HostUnreachable):
 
 
 class MonitorNotListening(HostUnreachable):
-    """Nothing listens on the socket of QEMU's monitor (QMP): QEMU does not run, is ending, or just starts.
+    """Nothing listens on the socket of QEMU's monitor (QMP): QEMU is not running, ending, or starting.
 
     `open_monitor` raises it.
     """
@@ -56,8 +56,8 @@ def require_qmp() -> ModuleType:
 class Monitor:
     """An open connection to the monitor (QMP) of one QEMU process; `open_monitor` makes it.
 
-    It collects the events that the VM has changed, from when it is connected. `name` says in errors which VM it is,
-    `client` is the QMP client; a command fails after `timeout_s` seconds of real time. The caller closes it.
+    From when it is connected, it collects events about changes of the VM. `name` names the VM in errors, `client` is
+    the QMP client; a command fails after `timeout_s` seconds of real time. The caller closes it.
     """
 
     def __init__(self, client: Any, name: str, timeout_s: float) -> None:
@@ -155,9 +155,9 @@ async def open_monitor(socket: Path, name: str, *, timeout_s: float, connect_tim
 async def connect_monitor(socket: Path, name: str, *, timeout_s: float) -> AsyncIterator[Monitor]:
     """Return an async context manager that connects to QEMU's monitor, and disconnects after the block.
 
-    `socket` is the monitor's path, `name` says in errors which VM it is, `timeout_s` limits the connection and each
-    command in real time. Raises MonitorNotListening if the socket is missing or refuses connections, Refused without
-    permission for it, HostUnreachable if QEMU does not answer, Rejected if the library is missing.
+    `socket` is the monitor's path, `name` names the VM in errors, `timeout_s` limits the connection and each command in
+    real time. Raises MonitorNotListening if the socket is missing or refuses connections, Refused without permission
+    for it, HostUnreachable if QEMU does not answer, Rejected if the library is missing.
     """
     monitor = await open_monitor(socket, name, timeout_s=timeout_s)
     try:

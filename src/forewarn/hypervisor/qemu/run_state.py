@@ -103,7 +103,7 @@ async def is_migrating(monitor: Monitor) -> bool:
 def migration_progress(report: Mapping[str, Any]) -> MigrationProgress:
     """Return QEMU's report about the live migration from a host (`query-migrate`) as progress.
 
-    {}, for no migration, gives an inactive one with zeros. `error` says why it failed. Asks nothing.
+    {} (no migration) becomes an inactive one with zeros. `error` says why it failed. Asks nothing.
     """
     memory = report.get("ram", {})
     return MigrationProgress(
