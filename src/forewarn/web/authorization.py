@@ -52,7 +52,7 @@ class VisibleDirectory:
     def find(self, name: str) -> Vm:
         """Return the visible, present VM with this name, `group/name` or key, ignoring letter case.
 
-        Present means not removed. Raises NotFound, also for a removed VM and one that the caller may not read, or
+        Present means not removed. Raises NotFound (also for a removed VM and one that the caller may not read), or
         Refused if several visible VMs match.
         """
         return self.unfiltered.find(name, self.can_see)
@@ -60,16 +60,16 @@ class VisibleDirectory:
     def find_any(self, name: str) -> Vm:
         """Return the visible VM with this name, `group/name` or key, ignoring letter case; it may be removed.
 
-        A removed VM is found only if no present one matches. Raises NotFound, also for a VM that the caller may not
-        read, or Refused if several visible VMs match.
+        A removed VM is found only if no present one matches. Raises NotFound (also for a VM that the caller may not
+        read), or Refused if several visible VMs match.
         """
         return self.unfiltered.find_any(name, self.can_see)
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """Return the visible, present VMs of a subscription, group or set, in natural order of their keys.
 
-        `resource` is its Azure resource id, ignoring letter case. Empty for an unknown resource. Do not change the
-        list: it may be a cache.
+        `resource` is its Azure resource id, ignoring letter case. The result is empty for an unknown resource. Do not
+        change the list: it may be a cache.
         """
         vms = self.unfiltered.vms_within(resource)
         # An availability set contains VMs whose ids are not below its own: the right to read the set is not enough.
@@ -80,15 +80,15 @@ class VisibleDirectory:
     def sets_within(self, resource: str) -> list[str]:
         """Return the ids of the readable scale and availability sets of a subscription or group.
 
-        Readable by the caller, that is; in natural order. A readable VM does not make its set readable. `resource` is
-        an Azure resource id, ignoring letter case; empty for an unknown one.
+        Readable means by the caller. The ids are in natural order. A readable VM does not make its set readable.
+        `resource` is an Azure resource id, ignoring letter case; the result is empty for an unknown one.
         """
         return [set_id for set_id in self.unfiltered.sets_within(resource) if self.can_read(set_id)]
 
     def groups(self) -> list[str]:
         """Return the Azure ids of the resource groups with anything the caller may read, in natural order.
 
-        Only groups with a present VM exist. Empty if the caller may read nothing.
+        Only groups with a present VM exist. The result is empty if the caller may read nothing.
         """
         return [
             group
@@ -99,7 +99,7 @@ class VisibleDirectory:
     def most_common_group(self) -> tuple[str, str] | None:
         """Return subscription id and name of the resource group with the most present VMs, visible or not.
 
-        None if the fleet has no present VM.
+        Returns None if the fleet has no present VM.
         """
         return self.unfiltered.most_common_group()
 
@@ -130,8 +130,8 @@ class Visibility:
     def can_see_scope(self, scope_id: str) -> bool:
         """Return whether the caller may see this scope: may read any VM of it, present or removed.
 
-        One VM is enough, because each VM is shown all events of its scope (spec §7.2). False for a scope without VMs;
-        but True for any id if the caller sees everything.
+        One VM is enough, because each VM is shown all events of its scope (spec §7.2). Returns False for a scope
+        without VMs, but True for any id if the caller sees everything.
         """
         if self.sees_everything:
             return True
@@ -161,7 +161,7 @@ class Visibility:
         return self._requests[request.id]
 
     def can_see_entry(self, entry: HistoryEntry) -> bool:
-        """Return whether the caller may see an entry: its scope; without one its request; else its VM.
+        """Return whether the caller may see an entry: its scope decides, else its request, else its VM.
 
         An entry with only a VM's name needs the right to read every VM of that name, present or removed; at least one
         must be known. Entries about none of these (the service, its clock) are only for callers who see everything, and

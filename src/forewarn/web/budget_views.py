@@ -14,11 +14,12 @@ _MAX_NAMED_ROLLOUTS = 20
 
 
 class NewBudget(StrictBody, frozen=True, kw_only=True):
-    """A budget to set: how many VMs of a group may be out of service at once. Replaces one of its name.
+    """A budget to set: how many VMs of a group may be out of service at once.
 
-    It is `max_vms` VMs or `max_percent` % of them: exactly one of the two is above 0. `per` says which VMs are counted
-    together as a group: everything, location, fault-domain, scope or `tag:NAME`. `location` and `tag` select the VMs
-    that it counts at all. Each location, tag and value must be that of a present VM. At most 100 budgets can be set.
+    It replaces a budget of the same name. The limit is `max_vms` VMs or `max_percent` % of them: exactly one of the two
+    is above 0. `per` says which VMs are counted together as a group: everything, location, fault-domain, scope or
+    `tag:NAME`. `location` and `tag` select the VMs that it counts at all. Each location, tag and value must occur in a
+    present VM. At most 100 budgets can be set.
     """
 
     name: NonEmptyText  # up to 60 letters, digits, `-`, `_` and `.`; letter case does not matter
@@ -82,8 +83,8 @@ def read_budgets(context: RequestContext) -> BudgetsView:
 def budget_view(context: RequestContext, budget: Budget) -> BudgetView:
     """Return the view of a budget, with its use now; without groups if the budget is not set.
 
-    Groups have the most VMs out first; at most 1,000. Does not check what the caller may see. Raises Unavailable if the
-    store cannot be read.
+    Groups with the most VMs out come first; there are at most 1,000. Does not check what the caller may see. Raises
+    Unavailable if the store cannot be read.
     """
     uses = sorted(context.control.budgets.uses(budget), key=lambda use: (-len(use.out), use.title))
     return BudgetView(

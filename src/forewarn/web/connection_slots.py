@@ -37,7 +37,7 @@ class ShareExceeded(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionShares:
-    """How many connections one socket may have in total, and how many of them each kind of caller.
+    """How many connections one socket may have, and how many of them each kind of caller may have.
 
     Every property is a number of connections, computed from `total`.
     """
@@ -58,7 +58,7 @@ class ConnectionShares:
     def refused(self) -> int:
         """How many refused connections may be open at once, to be answered with the reason for their refusal.
 
-        A 16th of the total, rounded down.
+        It is a 16th of the total, rounded down.
         """
         return self.total // 16
 
@@ -66,8 +66,8 @@ class ConnectionShares:
     def reserved(self) -> int:
         """How many connections are kept for administrators and callers on this machine.
 
-        They are used when all general ones are in use, a few of them also by callers who have not signed in yet. An
-        eighth of the total, rounded down.
+        They are used when all general ones are in use, a few of them also by callers who have not signed in yet. It is
+        an eighth of the total, rounded down.
         """
         return self.total // 8
 
@@ -80,7 +80,7 @@ class ConnectionShares:
     def per_address(self) -> int:
         """How many connections of one address group (of another machine) may be open before sign-in.
 
-        An eighth of the total, at least 1.
+        It is an eighth of the total, at least 1.
         """
         return max(1, self.total // 8)
 
@@ -121,9 +121,9 @@ class ConnectionSlot:
     """The slot of one open connection: whom it counts for, and whether it may be closed for another one.
 
     `ConnectionSlots.open` and `refuse` make it. At first it is not signed in, and waits for its first request. Its
-    owner releases it when the connection is closed. `group` is that of its peer's address, `principal_id` is "" until
-    it is signed in, and `refusal`, if not None, is the error that answers its requests; `evict()` closes the connection
-    at once. `waits_since` (event loop time) is since when it waits for a whole request, None while one is answered;
+    owner releases it when the connection is closed. `group` is its peer's address group, `principal_id` is "" until it
+    is signed in, and `refusal`, if not None, is the error that answers its requests; `evict()` closes the connection at
+    once. `waits_since` is the event loop time since which it waits for a whole request, None while one is answered;
     `pool` says whether it counts among the general, the reserved or the refused connections.
     """
 
@@ -214,7 +214,7 @@ class ConnectionSlots:
         """Return a slot for a new connection whose requests are only answered with the error `refusal`.
 
         If too many are refused at once, it closes the one that has waited longest for its request; it returns None if
-        all are being answered: then close the connection. `group` is that of the peer's address, `now` the time of the
+        all are being answered: then close the connection. `group` is the peer's address group, `now` the time of the
         event loop; `evict` must close the connection at once.
         """
         if self._is_full(_Pool.REFUSED) and not self._evict_one(self._refused, now, after_s=0):
@@ -227,9 +227,9 @@ class ConnectionSlots:
     def claim(self, slot: ConnectionSlot, principal: Principal) -> None:
         """Count a slot's connection for this principal from now on. Call `ConnectionSlot.claim` instead.
 
-        That also sets the refusal. Does nothing if the slot counts for the principal already, or is released. Moves a
-        reserved slot of a caller who may not use it to the general ones. Raises ShareExceeded if the principal has its
-        share already, and Unavailable if only reserved slots are left.
+        That method also sets the refusal. Does nothing if the slot counts for the principal already, or is released.
+        Moves a reserved slot of a caller who may not use it to the general ones. Raises ShareExceeded if the principal
+        has its share already, and Unavailable if only reserved slots are left.
         """
         if slot not in self._slots or slot.principal_id == principal.id:
             return

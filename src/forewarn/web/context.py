@@ -142,8 +142,8 @@ class RequestContext:
         """Return the visible event, live or over, with this id or unique id prefix, ignoring letter case.
 
         A prefix has MIN_ID_PREFIX (4) characters or more, and is searched among the live and the 10,000 newest events.
-        Blanks around `name` are ignored. Raises NotFound, also for a shorter prefix and an event of a scope that the
-        caller may not see, or Refused if several visible events match.
+        Blanks around `name` are ignored. Raises NotFound (also for a shorter prefix and an event of a scope that the
+        caller may not see), or Refused if several visible events match.
         """
         wanted = name.strip().upper()
         if (event := self.store.event(wanted)) is not None and self.can_see_scope(event.scope_id):
@@ -168,9 +168,9 @@ class RequestContext:
     def find_scope(self, name: str) -> Scope:
         """Return the visible scope with this id or name, or of the VM with this name, ignoring letter case.
 
-        A name is that of a set, cloud service or placement group (`pool/pg-0`), also after its group (`lab/web`); the
-        VM, by name, `group/name` or key, may be a removed one. Raises NotFound, also for what the caller may not see,
-        or Refused if several visible scopes or VMs match.
+        A name is the name of a set, cloud service or placement group (`pool/pg-0`), with or without its resource group
+        in front (`lab/web`); the VM, by name, `group/name` or key, may be a removed one. Raises NotFound (also for what
+        the caller may not see), or Refused if several visible scopes or VMs match.
         """
         wanted = name.strip().casefold()
         exact = self.store.scope(wanted) if self.can_see_scope(wanted) else None
@@ -203,7 +203,7 @@ class RequestContext:
     def list_rollouts(self) -> list[MaintenanceRequest]:
         """Return the requests of all open rollouts, and of the ended ones among the 10,000 newest requests.
 
-        The oldest comes first. Empty for a caller who does not see everything.
+        The oldest comes first. The result is empty for a caller who does not see everything.
         """
         if not self.can_see_everything():
             return []
@@ -213,8 +213,8 @@ class RequestContext:
     def find_rollout(self, name: str) -> MaintenanceRequest:
         """Return the request of the rollout with this id or unique id prefix, ignoring letter case.
 
-        A prefix is searched among the rollouts of `list_rollouts`. Raises NotFound, also for an empty name, another
-        kind of request or a caller who does not see everything, or Refused if several match.
+        A prefix is searched among the rollouts of `list_rollouts`. Raises NotFound (also for an empty name, another
+        kind of request or a caller who does not see everything), or Refused if several match.
         """
         wanted = name.strip().lower()
         if not wanted:
@@ -230,8 +230,8 @@ class RequestContext:
     def find_host(self, name: str) -> Host:
         """Return the host with this name, ignoring letter case, if the caller may see it.
 
-        That is, if they may read everything, or a VM that is on the host now. Raises NotFound otherwise, and for an
-        unknown host.
+        The caller may see it if they may read everything, or a VM that is on the host now. Raises NotFound otherwise,
+        and for an unknown host.
         """
         hosts = self.control.transactions.placement.hosts()
         wanted = name.casefold()

@@ -73,7 +73,7 @@ class ControlNodeView(Protocol):
     def active_name(self) -> str:
         """The name of the control node that has the lease, this or another one; "" if none has it.
 
-        It is this node also while it starts, is suspended or stops. Another node is the one that this node knew last,
+        This node is named even while it starts, is suspended or stops. Another node is named as this node last knew it,
         which may be old while the record (PostgreSQL) does not answer.
         """
 
@@ -100,11 +100,11 @@ class ControlNodeView(Protocol):
         """All control nodes, sorted by name: this one as it is, the others as they described themselves last.
 
         The others are as of the last reading of the record, about every second; nodes that ended within the last week
-        are among them. Empty before the first reading.
+        are among them. The result is empty before the first reading.
         """
 
     def resign(self) -> None:
-        """Let this active control node give control to another one; returns at once, before that is done.
+        """Make this active control node give control to another one; returns at once, before that is done.
 
         For 10 s this node then leaves the lease to others. Raises Refused if this node is neither active nor suspended,
         or if no other node that was seen lately can take over.
@@ -147,7 +147,7 @@ class Dependencies:
     """What handlers need beside the caller: the control plane, and functions of the running service.
 
     The service makes one instance for all requests. A default stands for a service without that feature. Both
-    `subscribe_…` call the listener until the function that they return is called.
+    `subscribe_…` functions call the listener until the function that they return is called.
     """
 
     control: ControlPlane  # the use cases, which check no rights

@@ -111,7 +111,7 @@ class ResourceIndex:
     def sets_within(self, resource: str) -> list[str]:
         """Return the ids of the scale sets and availability sets of a subscription or group, in natural order.
 
-        `resource` is its Azure resource id, ignoring letter case. Empty for an unknown resource.
+        `resource` is its Azure resource id, ignoring letter case. The result is empty for an unknown resource.
         """
         return sorted(self._sets_by_parent.get(resource.casefold(), {}).values(), key=natural_sort_key)
 
@@ -260,7 +260,7 @@ class FleetDirectory:
     def find_all_named(self, name: str) -> list[Vm]:
         """Return all VMs with this name (letter case ignored), of any group, present or removed, by key.
 
-        `group/name` and keys find nothing. Empty if there are none.
+        `group/name` and keys find nothing. The result is empty if there are none.
         """
         wanted = name.casefold()
         keys = {*self._index.keys.get(wanted, ()), *self._index.removed_keys.get(wanted, ())}
@@ -300,8 +300,8 @@ class FleetDirectory:
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
         """Return the present VMs of a subscription, group or set, in natural order of their keys.
 
-        `resource` is its Azure resource id, ignoring letter case. Empty for an unknown resource. Do not change the
-        list: it is a cache.
+        `resource` is its Azure resource id, ignoring letter case. The result is empty for an unknown resource. Do not
+        change the list: it is a cache.
         """
         return self._index.resources.vms_within(resource)
 
@@ -315,7 +315,7 @@ class FleetDirectory:
     def sets_within(self, resource: str) -> list[str]:
         """Return the ids of the scale sets and availability sets of a subscription or group, in natural order.
 
-        `resource` is its Azure resource id, ignoring letter case. Empty for an unknown resource.
+        `resource` is its Azure resource id, ignoring letter case. The result is empty for an unknown resource.
         """
         return self._index.resources.sets_within(resource)
 

@@ -40,8 +40,8 @@ def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
     """Return the HTTP status, the API's error code and the message, with a remedy in the surface's words.
 
     The code is the name of the error's class or base class (NotFound with 404, Refused with 409, …), except
-    `TooManyRequests` with 429 for ShareExceeded; a too long body gives `Rejected` with 413. An unexpected error is
-    logged and gives 500 and `Internal`. For an InvalidFleetFile the message only counts its problems.
+    `TooManyRequests` with 429 for ShareExceeded; a body that is too long gives `Rejected` with 413. An unexpected error
+    is logged and gives 500 and `Internal`. For an InvalidFleetFile the message only counts its problems.
     """
     for error_type, status, code in _STATUS_BY_ERROR:
         if isinstance(error, error_type):

@@ -79,7 +79,7 @@ def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
     """Explain a scope: its present VMs, whether they poll, its live events and its ten latest past ones.
 
     Shows the first eight live events, and counts the others. Deliveries and polls are those that are stored. Does not
-    check whether the user may see the scope: check that before.
+    check whether the user may see the scope: check that first.
     """
     events = _events_with_facts(context, context.store.events(scope_id=scope.id))
     return scope_explanation(_scope_facts(context, scope, scope_title(scope), [], [], []), events)
@@ -90,7 +90,7 @@ def explain_request(context: RequestContext, request: MaintenanceRequest) -> Exp
 
     Shows the first eight live events, counts the others, and shows the ten latest past ones; of the history entries,
     those about the request as a whole. Deliveries and polls are those that are stored: call `flush_observations` first.
-    Does not check whether the user may see the request: check that before.
+    Does not check whether the user may see the request: check that first.
     """
     events = request_events(context, request)
     entries = list(map(context.visibility.shown_entry, context.store.history(request_id=request.id)))
@@ -136,7 +136,7 @@ def explain_event(context: RequestContext, event: Event) -> Explanation:
 
     From the history it shows skipped VMs, retries, the release of its gate and restarts of the service. Of the
     request's history it shows only what the user may see. Deliveries are those that are stored: call
-    `flush_observations` first. Does not check whether the user may see the event's scope: check that before.
+    `flush_observations` first. Does not check whether the user may see the event's scope: check that first.
     """
     scope = _load_scope(context, event.scope_id)
     of_request = context.visibility.visible_entries(context.store.history(request_id=event.request_id))
@@ -151,8 +151,8 @@ async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
     """Explain a VM, present or removed: its 100 newest events, unannounced changes, and its polls.
 
     To users who see everything it also shows the VM's faults, as only they may list faults; it then first removes
-    expired faults from the store. Call `flush_observations` before, so that recent polls count. Does not check whether
-    the user may see the VM: check that before.
+    expired faults from the store. Call `flush_observations` first, so that recent polls count. Does not check whether
+    the user may see the VM: check that first.
     """
     explanation = _vm_explanation(context, vm)
     return await _with_fault_lines(context, vm, explanation) if context.can_see_everything() else explanation

@@ -62,7 +62,7 @@ class ForwardingApp:
     """The ASGI app of a control node that is not active: forwards every HTTP call to the active node.
 
     `target` returns the active node's base URL, "" while no node is active; `node` is the name of this node. With
-    `owner`, the calls come from the unix socket, and count as those of the local owner of that name. `tls` verifies the
+    `owner`, the calls come from the unix socket, and count as calls of the local owner of that name. `tls` verifies the
     certificate of the other node. `tokens` signs each call, so that the active node knows where it comes from. A call
     that cannot be forwarded gets a 503. Close it at the end.
     """
@@ -94,11 +94,12 @@ class ForwardingApp:
     ) -> None:
         """Forward one HTTP call and send the response; raises NodeUnreachable if the call can be sent again.
 
-        It can if the active node cannot be connected to. If `can_repeat()` says that the same messages can be received
-        again, it also can if the node answers that it is not active, or a call that only reads fails. Any other
-        failure, also that another node becomes active meanwhile, is answered with an error: then the call may have had
-        an effect. So is a call while no node is active, and one that was forwarded already. If the response breaks off
-        after its beginning, that error is raised. Returns, without a response, if the client leaves.
+        A call can be sent again if the active node cannot be connected to. If `can_repeat()` says that the same
+        messages can be received again, this also holds if the node answers that it is not active, or if a call that
+        only reads fails. After any other failure, such as another node becoming active meanwhile, the call may have had
+        an effect, and is answered with an error. So is a call while no node is active, and one that was forwarded
+        already. If the response breaks off after its beginning, that error is raised. Returns without a response if the
+        client leaves.
         """
         if is_forwarded(scope):
             await _not_active_response(scope, self._node)(scope, receive, send)
@@ -335,7 +336,7 @@ def unreachable_response(scope: Scope) -> Response:
 
 
 def unsure_response(scope: Scope) -> Response:
-    """Make the 503 of a node that would refuse a change, but is not certain that it still has the lease.
+    """Make the 503 response of a node that would refuse a change, but may no longer have the lease.
 
     It has Retry-After and says what to do, as a page for the portal and else as JSON. `scope` is the ASGI scope of the
     call. Sends nothing.

@@ -46,8 +46,8 @@ async def refresh_faults(context: RequestContext) -> None:
 def fault_view(context: RequestContext, fault: Fault) -> FaultView:
     """Return the view of a fault, active or just ended: what is left of it, and the events it affected.
 
-    The events are ids from the 1,000 newest of its scope or, without one, of all, oldest first; () for a fault on
-    requests.
+    The events are ids, oldest first, from the 1,000 newest events of its scope or, without a scope, of all; () for a
+    fault on requests.
     """
     row = FAULT_DEFINITIONS[fault.kind]
     return FaultView(
@@ -79,7 +79,7 @@ def _touched_events(context: RequestContext, fault: Fault) -> tuple[str, ...]:
 def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
     """Return the seconds until the fault ends, never negative; None if it lasts until it is cleared.
 
-    Real time for faults on requests of VMs (transport), lab time for faults on events.
+    They are real time for faults on requests of VMs (transport), lab time for faults on events.
     """
     if fault.until is None:
         return None
@@ -131,7 +131,7 @@ def read_replays(context: RequestContext) -> tuple[ReplayView, ...]:
 def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
     """Return the view of a replay, running or ended, with the step that it shows now.
 
-    `request` must be that of a replay, else AssertionError. Does not check what the caller may see.
+    Raises AssertionError if `request` is not that of a replay. Does not check what the caller may see.
     """
     replay = request.replay
     assert replay is not None

@@ -37,7 +37,7 @@ class NodesView(msgspec.Struct, frozen=True, kw_only=True):
 def nodes_view(node: ControlNodeView | None) -> NodesView:
     """Return the view of all control nodes of the cluster, as `node`, the one that answers, knows them.
 
-    `node` None: the service runs alone, and the view is empty.
+    If `node` is None, the service runs alone, and the view is empty.
     """
     if node is None:
         return NodesView(active="", term=0, nodes=())

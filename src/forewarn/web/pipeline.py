@@ -87,9 +87,9 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
 def authorize_and_parse(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
     """Check the caller's right over the resources of a call; return its handler's keyword arguments.
 
-    These are `body` and `query`, decoded, as far as the handler declares them; {} if neither. Raises Forbidden without
-    the right over one of the resources, NotFound, Refused (an ambiguous name), and Rejected for a body or query that
-    the handler does not take. Does not run the handler.
+    The arguments are `body` and `query`, decoded, as far as the handler declares them; {} if it declares neither.
+    Raises Forbidden without the right over one of the resources, NotFound or Refused for an unknown or ambiguous name,
+    and Rejected for a body or query that the handler does not take. Does not run the handler.
     """
     for resource in route.resources(context, call):
         context.require(route.right, resource)
@@ -100,10 +100,10 @@ async def run_route(context: RequestContext, route: ApiRoute, call: HandlerCall,
     """Check the caller's right, parse the call, run the route's handler, and return what that returns.
 
     A repeated call of the same caller with the same `key` ("": none) does not run the handler: it returns what the
-    route's `show_repeated` returns for the request of the first call, as it is now. The caller must still see that
-    request, else NotFound; the route's right is not checked again. For routes that create no request the key is
-    ignored. Raises Rejected if the first call asked for something else, Forbidden, NotFound or Refused for the
-    resources that it names, Rejected for its body or query, and what the handler raises.
+    route's `show_repeated` returns for the request of the first call, as it is now. Raises NotFound if the caller may
+    no longer see that request; the route's right is not checked again. For routes that create no request the key is
+    ignored. Raises Rejected if the first call asked for something else, or for a wrong body or query; Forbidden,
+    NotFound or Refused for the resources that the call names; and what the handler raises.
     """
     show_repeated = route.show_repeated
     if not key or show_repeated is None:
