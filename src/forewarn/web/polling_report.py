@@ -35,7 +35,7 @@ _WORST_FIRST = tuple(EventAwareness)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEvent:
-    """Of the pending events of one VM, the one that the VM knows least of, and how far it knows of it.
+    """The pending event that a VM knows least of, and how far the VM knows of it.
 
     Of several with the same awareness, it is the one with the earliest NotBefore.
     """
@@ -114,8 +114,8 @@ async def polling_report(
 def silent_seconds(poll: LastPoll, pace: PollingPace | None, now: float) -> float:
     """Return how many seconds ago a VM last polled, in real time, as every page shows it.
 
-    It is `pace.silent_s`. Only if `pace` is None, it is the lab time from the stored `poll` to `now`, never negative:
-    lab time may jump. `now` is lab time.
+    It is `pace.silent_s` or, if `pace` is None, the lab time from the stored `poll` to `now`, never negative: lab time
+    may jump. `now` is lab time.
     """
     return pace.silent_s if pace is not None else max(0.0, now - poll.at)
 

@@ -37,9 +37,9 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
     """Return those of the events that concern this host, in the same order.
 
-    An event does if the maintenance is that of the host, if it has an act from or to the host, or if it is scheduled
-    for a VM on the host now. Events have acts from their start on; a past event does not count because its VM moved
-    here later. `host` is spelled as declared.
+    An event concerns the host if it is maintenance of the host, if it has an act from or to the host, or if it is
+    scheduled for a VM on the host now. Events have acts from their start on; a past event does not count because its VM
+    moved here later. `host` is spelled as declared.
     """
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
     return [
@@ -80,7 +80,7 @@ def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> Histo
     """Return the filter for this query, with its names and id prefixes resolved; its VM may be removed.
 
     Ignores `after`, `limit` and `wait_s`. With a VM, it leaves out the entries of events that the request approved.
-    Raises NotFound, also for what the caller may not see, or Refused if a name or prefix matches several. A request is
+    Raises NotFound (also for what the caller may not see), or Refused if a name or prefix matches several. A request is
     found only by its full id.
     """
     fields: dict[str, Any] = {}
@@ -129,9 +129,9 @@ def matching_entries(
     limit: int,
     newest: bool = True,
 ) -> list[HistoryEntry]:
-    """Return at most `limit` history entries that match the filter, oldest first, also invisible ones.
+    """Return at most `limit` history entries that match the filter, visible or not, oldest first.
 
-    The bounds are those of `read_history`. Fewer than `limit` means that there are no more. Pass them through
+    The bounds are those of `read_history`. Fewer than `limit` means that there are no more. Pass the entries through
     `Visibility.visible_entries` before a caller is shown any.
     """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}

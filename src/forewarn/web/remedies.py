@@ -219,6 +219,6 @@ def _remedy_text(error: ForewarnError, surface: Surface) -> str:
 def surface_of(header: str | None) -> Surface:
     """Return the surface that the header SURFACE_HEADER names: CLI for our command line, else API.
 
-    None, for a request without the header, gives API too.
+    A request without the header (None) counts as API, too.
     """
     return Surface.CLI if header == Surface.CLI else Surface.API

@@ -18,7 +18,7 @@ MAX_KEY_LENGTH = 255
 def read_idempotency_key(headers: Headers) -> str:
     """Return the value of the header `Idempotency-Key`; "" if there is none.
 
-    Raises Rejected if it is sent twice, is empty or longer than MAX_KEY_LENGTH (255), or has other characters than
+    Raises Rejected if it is sent twice, is empty or longer than MAX_KEY_LENGTH (255), or has characters other than
     printable ASCII.
     """
     values = headers.getlist(IDEMPOTENCY_KEY_HEADER)

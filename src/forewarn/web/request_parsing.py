@@ -151,7 +151,7 @@ class HandlerCall:
     def parse_body(self, body_type: type[T]) -> T:
         """Decode the JSON body into this struct and return it; an empty body counts as {}.
 
-        Raises Rejected if the body is not JSON or does not fit, also for an unknown field.
+        Raises Rejected if the body is not JSON, does not fit, or has an unknown field.
         """
         try:
             return msgspec.json.decode(self.body or b"{}", type=body_type)
@@ -163,7 +163,7 @@ class HandlerCall:
     def parse_query(self, query_type: type[T]) -> T:
         """Decode the query into this struct and return it, with texts converted to its types (`true`, `10`).
 
-        Raises Rejected if the query does not fit, also for an unknown field.
+        Raises Rejected if the query does not fit, or has an unknown field.
         """
         try:
             return msgspec.convert(dict(self.query), type=query_type, strict=False)

@@ -50,7 +50,7 @@ def read_request_status(context: RequestContext, request: MaintenanceRequest) ->
     """Read the state, the events and the planned events of a request from the store, and return them.
 
     Events are oldest first; of `perform-maintenance` they are those that the request approved. Does not check whether
-    the user may see the request: check that before.
+    the user may see the request: check that first.
     """
     events = request_events(context, request)
     planned = tuple(context.store.planned(request_id=request.id))
@@ -72,8 +72,8 @@ def rollout_waits(
     """Return what keeps a rollout from publishing more, as clauses for people; () if none of these does.
 
     These are settling, budgets and health checks (spec §13.1, §13.2, §13.5), and with a `snapshot` of the rollout other
-    rollouts that do the same work (spec §13.6); a pause, a hold and windows are not named. Also () for a request that
-    is not a rollout, and for a caller who does not see everything, because the clauses name VMs.
+    rollouts that do the same work (spec §13.6); a pause, a hold and windows are not named. Also returns () for a
+    request that is not a rollout, and for a caller who does not see everything, because the clauses name VMs.
     """
     if not context.can_see_everything() or request.rollout is None:
         return ()
@@ -96,7 +96,7 @@ def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
     """Return the view of a request with its state, its events and sentences about what it waits for.
 
-    It is read from the store now. Does not check whether the user may see the request: check that before.
+    It is read from the store now. Does not check whether the user may see the request: check that first.
     """
     status = read_request_status(context, request)
     view_builder = ViewBuilder(context)
@@ -126,8 +126,8 @@ def request_events(context: RequestContext, request: MaintenanceRequest) -> list
 def wait_sentences(view_builder: ViewBuilder, status: RequestStatus) -> tuple[str, ...]:
     """Return what a request in progress waits for, as sentences for people; () when it is over (spec §9).
 
-    One per live event, one that counts the planned ones, one for each thing that keeps its rollout from publishing
-    more, and one if the rollout is paused; equal ones only once. `status` is that of the request.
+    There is one per live event, one that counts the planned ones, one for each thing that keeps its rollout from
+    publishing more, and one if the rollout is paused; equal ones only once. `status` is the request's.
     """
     return tuple(dict.fromkeys(_waits(view_builder, status)))
 
@@ -164,7 +164,7 @@ def short_vm_list(event: Event) -> str:
 def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
     """Return all open rollouts, and the ended ones among the 10,000 newest requests; oldest first.
 
-    Empty for a caller who does not see everything.
+    The result is empty for a caller who does not see everything.
     """
     return tuple(rollout_view(context, request.id) for request in context.list_rollouts())
 
@@ -194,7 +194,7 @@ def rollout_fields_from_snapshot(
 ) -> dict[str, Any]:
     """Return the values of the fields of a RolloutView, by field name, for a rollout that is read already.
 
-    `rollout` is that of `request`; `snapshot` is None for a closed rollout, whose tally is stored. Does not check what
+    `rollout` belongs to `request`; `snapshot` is None for a closed rollout, whose tally is stored. Does not check what
     the caller may see.
     """
     return {
@@ -235,9 +235,9 @@ def next_update_domains(
 ) -> tuple[int, ...]:
     """Return the numbers of the update domains that the rollout affects next, each once, ascending.
 
-    In each of its scopes that is the lowest with a VM, of any wave, that it still has to handle (see `remaining_vms`)
-    and that no other rollout handles. Empty once the rollout has ended, stopped or been aborted, and for a request that
-    is not a rollout. `snapshot` is that of the rollout.
+    In each of its scopes, it is the lowest one with a VM, of any wave, that the rollout still has to handle (see
+    `remaining_vms`) and that no other rollout handles. The result is empty once the rollout has ended, stopped or been
+    aborted, and for a request that is not a rollout. `snapshot` is the rollout's.
     """
     rollout = request.rollout
     if rollout is None or not request.is_open or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):

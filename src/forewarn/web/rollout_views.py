@@ -42,7 +42,7 @@ class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
 class RolloutsView(BaseView, frozen=True, kw_only=True):
     """All open rollouts, and the ended ones among the 10,000 newest requests; the oldest request first.
 
-    Empty for a caller who does not see everything.
+    The result is empty for a caller who does not see everything.
     """
 
     rollouts: tuple[RolloutView, ...]

@@ -30,7 +30,7 @@ ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]  # the
 def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """Select the root resource for a route, so that its caller needs the right over everything.
 
-    For hosts, rollouts, faults and the clock, which belong to no owner of VMs.
+    It is for hosts, rollouts, faults and the clock, which belong to no owner of VMs.
     """
     return (ROOT_RESOURCE,)
 
@@ -58,8 +58,8 @@ def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """Select the present, visible VM that the path parameter `name` names: return its resource id alone.
 
-    `name` is the VM's name, `group/name` or key, ignoring letter case. Raises NotFound, also for a removed VM and one
-    that the caller may not read, or Refused if several VMs match.
+    `name` is the VM's name, `group/name` or key, ignoring letter case. Raises NotFound (also for a removed VM and one
+    that the caller may not read), or Refused if several VMs match.
     """
     return (vm_resource_id(context.directory.find(call.path_params["name"])),)
 
@@ -69,7 +69,7 @@ def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
     They are in the event's order. `id` is the event's id, or a unique prefix of four characters or more, ignoring
     letter case. The root resource stands for a VM that its scope no longer knows, and for an event without VMs. Raises
-    NotFound also for an event that the caller may not see, and Refused for an ambiguous prefix.
+    NotFound (also for an event that the caller may not see), and Refused for an ambiguous prefix.
     """
     event = context.find_event(call.path_params["id"])
     vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}

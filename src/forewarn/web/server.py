@@ -163,9 +163,9 @@ def _refusing_app(refusal: ForewarnError) -> ASGIApp:
 
 
 def is_loopback_address(address: str) -> bool:
-    """Return whether the text is a loopback address, also as an IPv4-mapped IPv6 address.
+    """Return whether the text is a loopback address, which may be an IPv4-mapped IPv6 address.
 
-    False for any other text, also for `localhost`.
+    Returns False for any other text, including `localhost`.
     """
     try:
         parsed = ip_address(address)

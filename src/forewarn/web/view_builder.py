@@ -37,7 +37,7 @@ _BATCH_SIZE = 500  # VMs or scopes between two chances for other tasks to run
 class ViewBuilder:
     """Builds views of events, VMs, hosts and scopes for one request; checks no rights of the caller.
 
-    But it leaves faults and other scopes that the caller may not see out of the texts of views. Reads from the store,
+    It does leave faults, and other scopes that the caller may not see, out of the texts of views. Reads from the store,
     and caches scopes and gates, so make a new one for each request.
     """
 
@@ -119,8 +119,8 @@ class ViewBuilder:
     def pending_wait(self, event: Event) -> StartWait | None:
         """Return what a scheduled event waits for before its start; None if it may start, started or is over.
 
-        The text names no other scopes if the caller may not see one of those that the event waits for. Also None if its
-        scope does not exist.
+        The text names no other scopes if the caller may not see one of those that the event waits for. Also returns
+        None if its scope does not exist.
         """
         if event.status is not EventState.SCHEDULED or (scope := self.load_scope(event.scope_id)) is None:
             return None
@@ -199,7 +199,7 @@ class ViewBuilder:
         )
 
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
-        """Return the view of a host with the names of `vms`; None: of all VMs on it, visible or not.
+        """Return the view of a host that names `vms`, or all VMs on it, visible or not, if that is None.
 
         `unreachable` is True if the host did not answer the hypervisor when this builder was made.
         """
