@@ -23,16 +23,17 @@ _NO_RESPONDERS_PAUSE_S = 0.05  # so that a missing service does not keep a core 
 class NoAnswer(Unavailable):
     """Raised by `Bus.request` if a request got no answer in time; it may have been carried out.
 
-    `request_repeatedly` raises it too, and `Bus.flush`, at once without a connection, else if the bus does not confirm.
-    Its subclass NoResponders comes at once, if nobody is subscribed or the bus is out of reach: pause before a retry.
+    `request_repeatedly` raises it too, and so does `Bus.flush`: at once without a connection, else if the bus does not
+    confirm. Its subclass NoResponders is raised at once if nobody is subscribed or the bus is out of reach: pause
+    before a retry.
     """
 
 
 class NoResponders(NoAnswer):
     """Raised at once by `Bus.request` if nobody is subscribed to the subject, or the bus is out of reach.
 
-    Also for a payload that is too long. Usually the request was not carried out; it may have been if the connection was
-    lost meanwhile.
+    It is also raised for a payload that is too long. Usually the request was not carried out, but it may have been if
+    the connection was lost meanwhile.
     """
 
 
@@ -70,8 +71,8 @@ class Bus(Protocol):
     def publish(self, subject: str, payload: bytes) -> None:
         """Send a message to the subscribers of this subject; returns at once.
 
-        Without a connection the message is lost: nothing is kept to be sent later. So is one that is longer than
-        `max_payload_bytes`, which is logged. Raises nothing. `payload` is the encoded message.
+        Without a connection the message is lost: nothing is kept to be sent later. A message that is longer than
+        `max_payload_bytes` is lost, too, and logged. Raises nothing. `payload` is the encoded message.
         """
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
@@ -87,7 +88,7 @@ class Bus(Protocol):
         The handler runs on the event loop, so it must not block; its errors are logged. The subscription survives
         reconnects. `subject` may end with the wildcard `*`. Returns a function that unsubscribes; calling it twice is
         harmless. Raises Refused if the server does not permit it; without a connection, the server is asked once there
-        is one, and then only `problem` tells of a refusal.
+        is one, and then only `problem` shows a refusal.
         """
 
     def subscribe_doubts(self, handler: DoubtHandler) -> Callable[[], None]:
@@ -148,7 +149,7 @@ async def request_repeatedly(
 
 
 def subject_token(name: str) -> str:
-    """Return a name as one token of a subject, in lower case; names that differ otherwise never share one.
+    """Return a name as one lower-case token of a subject; only names that differ in case alone share one.
 
     Characters that a subject cannot have, such as dots and blanks, are percent-encoded.
     """
@@ -172,21 +173,21 @@ class Subjects:
     def host(self, host: str) -> str:
         """Return the subject on which the active control node sends updates and heartbeats to a host's node.
 
-        Nothing is sent there before that node has joined. Messages: `HostUpdate` and `Heartbeat`.
+        Nothing is sent there before that node has joined. The messages are `HostUpdate` and `Heartbeat`.
         """
         return f"{self.prefix}.host.{subject_token(host)}"
 
     def ask(self, host: str) -> str:
         """Return the subject on which this host's node sends requests to the active control node.
 
-        They are joins, requests for parts of the state, and calls of VMs. With "*", the pattern for all hosts.
+        They are joins, requests for parts of the state, and calls of VMs. With "*", it is the pattern for all hosts.
         """
         return f"{self.prefix}.ask.{host if host == '*' else subject_token(host)}"
 
     def seen(self, host: str) -> str:
         """Return the subject on which this host's node sends its `SeenReport`s to the active control node.
 
-        With "*", the pattern for all hosts.
+        With "*", it is the pattern for all hosts.
         """
         return f"{self.prefix}.seen.{host if host == '*' else subject_token(host)}"
 
@@ -197,7 +198,7 @@ class Subjects:
     def inbox(self, name: str) -> str:
         """Return the prefix of the subjects on which a client of the bus gets answers to its requests.
 
-        `name` is that of the client: a host, or a control node.
+        `name` is the client's name: that of a host, or of a control node.
         """
         return f"{self.prefix}.inbox.{subject_token(name)}"
 

@@ -42,10 +42,10 @@ class ClusterControl:
     """The active control node's side of the bus: the streams to host nodes, and the remote hypervisor.
 
     Create it inside a running event loop, and give its attribute `hypervisor` to the control plane, which may perform
-    acts with it only after `make_streams`. Then call `attach`, pass `make_streams` to the publisher's start, and at
-    last `start`; `close` ends it. All methods but `attach` need `make_streams` before, else they raise AttributeError.
-    `session` tells this process apart from others of the same term. `name` is that of this node, `term` the lease that
-    it holds (None: it has none, and is the only service), `subjects` are those of this cluster.
+    acts with it only after `make_streams`. Then call `attach`, pass `make_streams` to the publisher's start, and
+    finally call `start`; `close` ends it. Before `make_streams`, all methods but `attach` raise AttributeError.
+    `session` tells this process apart from others of the same term. `name` is this node's name, `term` the lease that
+    it holds (None: it has none, and is the only service), `subjects` are the cluster's.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class ClusterControl:
     def make_streams(self, store_tag: str) -> HostStreams:
         """Make and return the streams to host nodes, to which the publisher then publishes. Sends nothing yet.
 
-        They are also the attribute `streams`, which exists only from then on. Also lets the control plane's decisions
-        know which host nodes are silent. `store_tag` is the random tag of the store. Call it once, after `attach`.
+        They are also the attribute `streams`, which exists only from then on. The control plane then also knows, for
+        its decisions, which host nodes are silent. `store_tag` is the random tag of the store. Call it once, after
+        `attach`.
         """
         config, control = self._config, self._control
         self._store_tag = store_tag
@@ -104,10 +105,10 @@ class ClusterControl:
         return self.streams
 
     async def start(self) -> None:
-        """Answer host nodes and send heartbeats from now on, also if the bus is out of reach.
+        """Answer host nodes and send heartbeats from now on, even if the bus is out of reach.
 
-        Also begins, in the background, to let host nodes compare their CPUs with those that VMs need. Raises Refused if
-        the bus does not permit this client what it needs.
+        Also begins, in the background, to have host nodes compare their CPUs with the CPUs that VMs need. Raises
+        Refused if the bus does not permit this client what it needs.
         """
         await self.streams.start()
         self._comparing = asyncio.create_task(self.hypervisor.compare_cpus())
@@ -259,8 +260,8 @@ class CommittedFleet:
     def scopes_on(self, host_key: str) -> Iterator[Scope]:
         """Yield the scopes with a VM on this host, or one that an unfinished act brings to it, each once.
 
-        Yields nothing for a host that the fleet does not have. In no particular order. `host_key` is the host's name in
-        lower case.
+        They are in no particular order. Yields nothing for a host that the fleet does not have. `host_key` is the
+        host's name in lower case.
         """
         name = self.host_name(host_key)
         if name is None:

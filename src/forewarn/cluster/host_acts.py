@@ -35,8 +35,8 @@ _RETRY_AFTER_S = 1.0  # lab time
 class TermMemory(Protocol):
     """Remembers durably the highest term whose orders this host has obeyed, for each store.
 
-    A term is the number of a control node's lease. A store is known by its tag, which tells those of different clusters
-    apart.
+    A term is the number of a control node's lease. A store is known by its tag, which tells stores of different
+    clusters apart.
     """
 
     def term_of(self, store_tag: str) -> int:

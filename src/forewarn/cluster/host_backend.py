@@ -61,14 +61,15 @@ class HostBackend:
         return self._clock.now()
 
     async def enable(self, vm: str) -> None:
-        """Let the active control node enable the scope of this VM (its key); on return this node shows it so.
+        """Have the active control node enable the scope of this VM (its key); this node shows that on return.
 
-        Raises Unavailable if it does not answer for 5 s, or NotFound, Rejected or Unavailable as it replies.
+        Raises Unavailable if the active node does not answer for 5 s, or NotFound, Rejected or Unavailable as it
+        replies.
         """
         await self._call(EnableRequest(next(self._ids), vm))
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        """Let the active control node approve events for this VM (its key), all or none; durable on return.
+        """Have the active control node approve events for this VM (its key), all or none; durable on return.
 
         Returns None, or the id of an event that is unknown: then none is approved. Raises Unavailable if the active
         node does not answer for 5 s, or NotFound, Rejected or Unavailable as it replies.
@@ -77,7 +78,7 @@ class HostBackend:
         return unknown.unknown if isinstance(unknown, RequestDone) else None
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        """Let the active control node issue a token for a VM's identity and this resource (an audience).
+        """Have the active control node issue a token for a VM's identity and this resource (an audience).
 
         Returns WrongResource if there are no tokens for the resource. Raises Unavailable if the active node does not
         answer for 5 s, or NotFound, Rejected or Unavailable as it replies: Rejected if the VM is not on this host.

@@ -85,7 +85,7 @@ class HostNodeConfig:
     info: NodeInfo  # which process this node is, for the active control node; `NodeState` has its id and boot
     frontend: FrontendConfig  # only its listeners, helper and workers: the rest comes from the active control node
     subjects: Subjects = field(default_factory=Subjects)  # of the cluster's bus
-    stale_s: float = 600.0  # after so long without the active control node, polls get 503; real time
+    stale_s: float = 600.0  # real time without the active control node after which polls get 503
 
 
 class HostNode:
@@ -93,9 +93,9 @@ class HostNode:
 
     Create it inside a running event loop; `run` serves until `stop` is called. `hypervisor` performs the acts on the
     VMs of this host; the caller closes it. `terms` remembers the highest term (number of a lease) that ordered an act.
-    `on_serving` is called once, when VMs are first answered. `metrics_sockets`: one per worker, or none. `clock` None:
-    the system's. `facts` and `follower` hold what the active node sent; `frontend` answers VMs (None before the first
-    state); `is_serving` says whether VMs are answered now; `acts` carries out orders.
+    `on_serving` is called once, when VMs are first answered. `metrics_sockets` has one per worker, or none. With
+    `clock` None, it uses the system's clock. `facts` and `follower` hold what the active node sent; `frontend` answers
+    VMs (None before the first state); `is_serving` says whether VMs are answered now; `acts` carries out orders.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class HostNode:
     def joins(self) -> dict[str, int]:
         """How often this node had a reason to ask for the complete state, by reason; live, not a copy.
 
-        Every reason of `JOIN_REASONS` is in it, also with 0. A request that is repeated until it is answered counts
+        Every reason of `JOIN_REASONS` is in it, even with 0. A request that is repeated until it is answered counts
         once.
         """
         return self.follower.joins

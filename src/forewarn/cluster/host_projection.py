@@ -17,7 +17,7 @@ def host_id(name: str) -> str:
 
 
 def vms_by_host(scope: Scope) -> dict[str, tuple[str, ...]]:
-    """Return, by host key, the keys of the scope's VMs on that host or that a started act brings to it.
+    """Return, by host key, the keys of the scope's VMs on that host, or brought to it by a started act.
 
     Only acts of started events that are not finished count. So the destination of a move knows the VM before it
     arrives, and meanwhile the VM is listed under both hosts. A VM that is on no host, and brought to none, is left out.
@@ -44,7 +44,7 @@ def host_scope(
 ) -> HostScope:
     """Return what one host must know of this scope: the fact with those of its VMs that are on this host.
 
-    `vms` are the keys of these VMs; `published` is what the VMs of the scope see, `addresses` are theirs
+    `vms` are the keys of these VMs; `published` is what the VMs of the scope see, `addresses` are their addresses
     (`vm_addresses`). The result is only for `encode_bus_message`: the facts about VMs in it are plain dictionaries
     until it is decoded.
     """

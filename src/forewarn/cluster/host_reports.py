@@ -38,7 +38,7 @@ class HostReports:
         self.changes = -1 if self._observing is None else 0
 
     def capacity(self) -> HostCapacity | None:
-        """Return what the host has free and what its VMs need, for the next report; None: leave it out.
+        """Return what the host has free and what its VMs need, for the next report; None to leave it out.
 
         It is left out if it has not changed since it was last reported, except in every 15th report, and always if the
         hypervisor knows no capacities. Call it once for each report, because it counts them.

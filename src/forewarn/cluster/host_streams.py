@@ -118,7 +118,7 @@ class FleetFacts(Protocol):
     def scopes_on(self, host_key: str) -> Iterable[Scope]:
         """Return the scopes with a VM on this host, or one that an unfinished act brings to it, each once.
 
-        In no particular order; none for an unknown host. `host_key` is the host's name in lower case.
+        They are in no particular order; an unknown host has none. `host_key` is the host's name in lower case.
         """
 
     def scope_of(self, vm_key: str) -> Scope | None:
@@ -142,10 +142,10 @@ class _Stream:
 class HostStreams:
     """Sends each host node the changes of its host, as a numbered stream, and answers the nodes' requests.
 
-    Create it inside a running event loop. Call `publish_scope` for each scope and `set_faults`, then `start`; both
-    again at every change; `close` ends it. `fleet` says which scopes a host needs; `begin` are the settings for
-    answering VMs, which nodes get when they join; `backend` carries out what VMs ask for; `merge` takes what nodes
-    observed. `session` tells this process apart from others of the same term, `name` is that of this control node,
+    Create it inside a running event loop. Call `publish_scope` for each scope and `set_faults`, then `start`; call the
+    first two again at every change; `close` ends it. `fleet` says which scopes a host needs; `begin` are the settings
+    for answering VMs, which nodes get when they join; `backend` carries out what VMs ask for; `merge` takes what nodes
+    observed. `session` tells this process apart from others of the same term, `name` is this control node's name,
     `term` its lease (None: it has none, and is the only service). `registry` has the nodes that have joined.
     """
 
@@ -187,9 +187,9 @@ class HostStreams:
     async def start(self) -> None:
         """Answer host nodes, and send heartbeats in the background, until `close`.
 
-        Sends one heartbeat at once. Works also while the bus is out of reach. While the lease is not certainly held, no
-        heartbeats are sent, and nodes that join, report or ask for the state get no answer. Raises Refused if the bus
-        does not permit it; then call `close`, too.
+        Sends one heartbeat at once. It also works while the bus is out of reach. While the lease is not certainly held,
+        no heartbeats are sent, and nodes that join, report or ask for the state get no answer. Raises Refused if the
+        bus does not permit it; call `close` even then.
         """
         for subject, handler in (
             (self._subjects.ask("*"), self._on_ask),
@@ -256,7 +256,7 @@ class HostStreams:
     async def wait_until_published(self) -> None:
         """Wait until the bus has taken everything that was published, for at most a second.
 
-        Raises nothing if it has not; host nodes may get the messages later.
+        Raises nothing if it has not: host nodes may get the messages later.
         """
         self._flush()
         with suppress(NoAnswer, TimeoutError):
@@ -266,8 +266,8 @@ class HostStreams:
     def host_scopes(self, host_key: str, vm_key: str) -> tuple[HostScope, ...]:
         """Return what this host must know now of the scope of this VM: one encoded fact; () for an unknown VM.
 
-        The fact has the scope's VMs on this host, or on their way there; none of them if there are none. `host_key` is
-        the host's name in lower case, `vm_key` the VM's key. Sends nothing.
+        The fact has the scope's VMs on this host, or on their way there; it may have none. `host_key` is the host's
+        name in lower case, `vm_key` the VM's key. Sends nothing.
         """
         scope = self._fleet.scope_of(vm_key)
         if scope is None:

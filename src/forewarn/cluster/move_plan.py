@@ -134,13 +134,13 @@ def after_silence(
 ) -> StepOrder | StepWait | ActDone:
     """Return what a move does next if the node that got `order` does not answer. Orders nothing itself.
 
-    Returns a step to order, a wait with its reason, or how the move ended. What it concludes from the silence, such as
-    that the VM is released, it records in `progress`. `text` says, for people, that the node is silent.
+    Returns a step to order, a wait with its reason, or how the move ended. It records in `progress` what it concludes
+    from the silence, such as that the VM is released. `text` says, for people, that the node is silent.
 
-    `is_down` and `is_destination_down`: an operator confirmed that the source, or the destination, is down. A move to a
-    destination that is down ends as failed, and the VM stays on its source or goes back to it, unless the source has
-    failed too. `may_fence`: if the source has failed, it may be fenced now. A source that does not answer the clean-up
-    for a minute no longer delays the end. `real_now` is real time in seconds.
+    `is_down` and `is_destination_down` say that an operator confirmed the source, or the destination, to be down. A
+    move to a destination that is down ends as failed, and the VM stays on its source or goes back to it, unless the
+    source has failed too. `may_fence` says that a source that has failed may be fenced now. A source that does not
+    answer the clean-up for a minute no longer delays the end. `real_now` is real time in seconds.
     """
     act, step = progress.act, order.step
     if step not in _ON_SOURCE and is_destination_down:

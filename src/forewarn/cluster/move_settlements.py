@@ -29,10 +29,10 @@ class _SavedMoves(msgspec.Struct, frozen=True):
 class MoveSettlements:
     """Remembers in the store what is known of moves that are under way or have failed, by the act's id.
 
-    A failed move is settled when the next move of its VM has made sure that it cannot complete later. Kept are: to
-    which host a settled move brought the VM, whether the destination may have activated the VM without a release by the
-    source, and whether the source takes the VM back. With each change, entries of acts that succeeded, or that the
-    store does not have, are dropped. `store` returns the store; it is called at each use, not before.
+    A failed move is settled when the next move of its VM has made sure that it cannot complete later. This class
+    remembers to which host a settled move brought the VM, whether the destination may have activated the VM without a
+    release by the source, and whether the source takes the VM back. With each change, entries of acts that succeeded,
+    or that the store does not have, are dropped. `store` returns the store; it is called at each use, not before.
     """
 
     def __init__(self, store: Callable[[], Store]) -> None:
@@ -42,7 +42,7 @@ class MoveSettlements:
     def found(self, failed: Act) -> str | None:
         """Return the host to which this failed move had brought the VM when it was settled.
 
-        "": the VM did not move, or went back; None: the move is not settled yet.
+        Returns "" if the VM did not move, or went back; None if the move is not settled yet.
         """
         return self._load().found.get(failed.id)
 
@@ -60,7 +60,7 @@ class MoveSettlements:
     async def keep_found(self, failed: Act, host: str) -> None:
         """Store that this failed move is settled, and to which host it brought the VM; durable on return.
 
-        `host` "": the VM did not move, or went back. Raises Unavailable if it cannot be stored.
+        `host` is "" if the VM did not move, or went back. Raises Unavailable if it cannot be stored.
         """
         async with self._lock:
             saved = self._load()

@@ -134,7 +134,7 @@ class NatsBus:
     def publish(self, subject: str, payload: bytes) -> None:
         """Queue a message for the subscribers of this subject; returns at once.
 
-        Without a connection the message is lost, also if the connection breaks before it is sent: nothing is kept to be
+        The message is lost without a connection, or if the connection breaks before it is sent: nothing is kept to be
         sent later. `payload` is the encoded message.
         """
         if self.is_connected:
@@ -166,8 +166,8 @@ class NatsBus:
 
         The handler runs on the event loop, so it must not block; its errors are logged. Returns a function that
         unsubscribes; calling it twice is harmless. Raises Refused if the server does not permit this subscription; then
-        there is none. Without a connection, or a confirmation within 2 s, it returns, and only `problem` tells of a
-        later refusal.
+        there is none. Without a connection, or a confirmation within 2 s, it returns, and only `problem` shows a later
+        refusal.
         """
         refused_before = self._refusals.pop(subject.lower(), "")
         self._next_id += 1

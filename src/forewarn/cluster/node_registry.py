@@ -88,7 +88,7 @@ class NodeRegistry:
     def admit(self, host_key: str, host: str, join: JoinRequest, now: float) -> NodeDenied | None:
         """Let this node serve the host from now on and return None, or return why it must not.
 
-        Denied are a node of another protocol (VERSION), an older process of the node that serves the host (REPLACED),
+        It denies a node of another protocol (VERSION), an older process of the node that serves the host (REPLACED),
         and another node while the present one was heard within 3 s and has not left (OCCUPIED). A later process of the
         same node (its id) takes over at once. A node that is admitted counts as heard, and replaces another. `host_key`
         is the host's name in lower case, `host` its name in the fleet, `now` the time of a monotonic clock.
@@ -124,9 +124,9 @@ class NodeRegistry:
     def check(self, host_key: str, node_id: str, now: float) -> NodeDenied | None:
         """Record that this host's node was heard and return None, or return why this is not its node.
 
-        Denied if no node of the host has joined (NOT_JOINED), or another one has (REPLACED). Which process of the node
-        it is, is not checked. `node_id` is that of the node that sent something, `host_key` the host's name in lower
-        case, `now` the time of a monotonic clock.
+        The node is denied if no node of the host has joined (NOT_JOINED), or another one has (REPLACED). Does not check
+        which process of the node it is. `node_id` is the id of the node that sent something, `host_key` the host's name
+        in lower case, `now` the time of a monotonic clock.
         """
         current = self._nodes.get(host_key)
         if current is None:
@@ -150,9 +150,9 @@ class NodeRegistry:
     def record_report(self, host_key: str, report: SeenReport) -> bool:
         """Record what a report says about the node of this host; return whether the report is new.
 
-        False: the last report had the same number, so it was repeated; it is recorded all the same. A report without a
-        capacity or request counts leaves the earlier ones. `host_key` is the host's name in lower case. Raises KeyError
-        if no node of the host has joined: call `check` before.
+        Returns False if the last report had the same number: it was repeated, and is recorded all the same. A report
+        without a capacity or request counts leaves the earlier ones. `host_key` is the host's name in lower case.
+        Raises KeyError if no node of the host has joined: call `check` first.
         """
         node = self._nodes[host_key]
         is_new = node.seen_number != report.number
@@ -163,14 +163,14 @@ class NodeRegistry:
         return is_new
 
     def find(self, host_key: str) -> JoinedNode | None:
-        """Return the node of this host, also if it is silent or has left; None if none has joined.
+        """Return the node of this host, even if it is silent or has left; None if none has joined.
 
         `host_key` is the host's name in lower case.
         """
         return self._nodes.get(host_key)
 
     def nodes(self) -> list[JoinedNode]:
-        """Return the node of each host that has one, also those that have left, in a new list.
+        """Return the node of each host that has one, even if it has left, in a new list.
 
         They are in the order in which their hosts first had a node.
         """
@@ -199,7 +199,7 @@ class NodeRegistry:
         return f"waits for the node of host {host}, silent for {duration_text(round(shown_s))}"
 
     def describe(self, now: float) -> list[dict[str, Any]]:
-        """Return one dictionary per node, for people and programs, sorted by host key; also nodes that left.
+        """Return one dictionary per node, even if it has left, for people and programs, sorted by host key.
 
         Its keys: host, id, version, machine, pid, hypervisor, workers, vms, silent_s (seconds since it was heard), term
         and position (None unless its last report had one), clock_ahead_s and left (it was stopped). `now` is the time

@@ -203,7 +203,7 @@ class StreamFollower:
     def on_state_gone(self, join_id: str, now: float) -> list[FollowerAction]:
         """Give up the awaited state, whose parts the active node no longer has; return the new request.
 
-        Returns [] if `join_id` is not that of the awaited state. `now` is the time of a monotonic clock.
+        Returns [] if `join_id` does not belong to the awaited state. `now` is the time of a monotonic clock.
         """
         if self._state is None or self._state.accepted.join_id != join_id:
             return []
@@ -219,7 +219,7 @@ class StreamFollower:
         self._retry_s = RETRY_S
 
     def on_join_unanswered(self) -> None:
-        """Let the next `on_tick` repeat the join request at once, because nobody received it."""
+        """Make the next `on_tick` repeat the join request at once, because nobody received it."""
         self._join_sent_at = -math.inf
 
     def on_position(self, position: StreamPosition, now: float) -> list[FollowerAction]:
