@@ -20,8 +20,8 @@ _SESSION_BYTES = 8
 async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> NatsBus:
     """Connect this control node to the bus (NATS) and return the connection, which the stack closes.
 
-    Waits as long as no server answers, which is logged. `name` is that of this control node; the bus shows it, and
-    answers come to subjects with it. Raises Rejected or Refused if the connection cannot be used.
+    Waits as long as no server answers, which is logged. `name` is this control node's name; the bus shows it, and the
+    subjects for answers contain it. Raises Rejected or Refused if the connection cannot be used.
     """
     bus = await NatsBus.connect(
         settings.nats,
@@ -36,7 +36,7 @@ async def connect_bus(stack: AsyncExitStack, settings: Settings, name: str) -> N
 def new_cluster_control(bus: Bus, settings: Settings, name: str, term: ActiveTerm | None = None) -> ClusterControl:
     """Make the active control node's side of the bus, with a random session id. Sends nothing yet.
 
-    `name` is that of the node; `term` is its lease, None: it has none, and is the only service on the bus.
+    `name` is the node's name; `term` is its lease, None if it has none and is the only service on the bus.
     """
     session = secrets.token_hex(_SESSION_BYTES)
     return ClusterControl(bus, Subjects(settings.bus_prefix), session=session, name=name, term=term)

@@ -20,8 +20,8 @@ ExamineRecord = Callable[[str], Sequence[str]]  # returns what is wrong with the
 def record_problems(url: str) -> Sequence[str]:
     """Examine the record (PostgreSQL) at this URL; return what is wrong, as sentences. Blocks.
 
-    Empty if all is well. Raises Rejected or Refused if the URL or the database is not right, RecordUnavailable if it
-    does not answer now.
+    The result is empty if all is well. Raises Rejected or Refused if the URL or the database is not right,
+    RecordUnavailable if it does not answer now.
     """
     from forewarn.store.record_report import examine_record
 
@@ -35,7 +35,7 @@ async def cluster_checks(
 
     Returns, in this order: a failed check for each node with a problem (named like the node; also one that ended within
     the last week), one check of whether another node can take over, one of the record and, unless `bus` is None, one of
-    the bus. `node` is this control node. A record that cannot be examined is a failed check, and no error. `examine`
+    the bus. `node` is this control node. A record that cannot be examined is a failed check, not an error. `examine`
     returns the record's problems; it runs in a thread.
     """
     nodes = nodes_view(node).nodes

@@ -67,9 +67,9 @@ def load_cluster_secrets(settings: Settings) -> SecretFiles:
 def secrets_fingerprint(files: SecretFiles) -> str:
     """Return a fingerprint of the cluster's secrets: 32 hexadecimal digits, which do not reveal them.
 
-    It differs for other secrets; of the CA, only its certificate counts. Makes a missing key of tokens (Unavailable if
-    that cannot be written). Raises Rejected if another file is missing, one cannot be read, or others may read a
-    secret.
+    Other secrets have another fingerprint; of the CA, only the certificate counts. Makes the key that signs tokens if
+    it is missing. Raises Unavailable if that cannot be written, Rejected if another file is missing, one cannot be
+    read, or others may read a secret.
     """
     try:
         authority = secure_files.read_public(ca_certificate_path(files.authority))
@@ -98,7 +98,7 @@ async def check_fingerprint(store: Store, fingerprint: str) -> None:
 def require_same_secrets(known: bytes, fingerprint: str) -> None:
     """Raise Refused if this node's fingerprint of the cluster's secrets differs from the stored one.
 
-    `known` is the stored one, `fingerprint` that of this node.
+    `known` is the stored one, `fingerprint` this node's.
     """
     if known != fingerprint.encode():
         raise Refused(

@@ -47,7 +47,7 @@ class ConsolePort:
     sock: socket.socket  # bound and listening
     url: str  # with https, `localhost` or the address that is bound, and the port that is bound
     local_url: str  # over plain http, if a browser of this machine can reach it so; else `url`
-    advertised_url: str  # at which other machines reach it; of a port on loopback, none can
+    advertised_url: str  # other machines reach it there, unless the port is on loopback
     names: tuple[str, ...]  # host names beside the loopback names; a certificate of our own CA has them
     certificate_files: CertificateFiles  # as of the start
     ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
@@ -93,7 +93,7 @@ class ConsolePort:
     async def renew_certificate(self, context: ssl.SSLContext, served: CertificateFiles) -> CertificateFiles:
         """Renew the certificate if it ends soon, and let new connections use it; return the files served now.
 
-        Loads the files into `context` also if they did not change. If renewal or loading fails, it logs that and
+        Loads the files into `context` even if they did not change. If renewal or loading fails, it logs that and
         returns `served`, which stays in use; its `problem` then says what is wrong, if it is no longer valid.
         """
         try:

@@ -125,8 +125,8 @@ class ControlNode:
     def nodes(self) -> list[NodeRow]:
         """All control nodes, sorted by name: this one as it is now, the others as of about a second ago.
 
-        The others are as they were last read from the record; those that ended within the last week are among them.
-        Empty before the first reading.
+        The others are as they were last read from the record; those that ended within the last week are among them. The
+        result is empty before the first reading.
         """
         later_s = time.monotonic() - self._nodes_read_at
         return [
@@ -169,7 +169,7 @@ class ControlNode:
     def problem(self) -> str:
         """What is wrong with this node, as a sentence for people; "" if nothing is.
 
-        That is why it cannot write, follow the record or take over, or that the record has lost commits.
+        It says why the node cannot write, follow the record or take over, or that the record has lost commits.
         """
         standby = self._standby
         space, lost = space_problem(standby.free_bytes), "" if standby.lost is None else standby.lost.text
@@ -262,7 +262,7 @@ class ControlNode:
             await asyncio.gather(*background, return_exceptions=True)
 
     def resign(self) -> None:
-        """Let this active node give the lease up and become a standby. Returns at once, before that is done.
+        """Make this active node give up the lease and become a standby. Returns at once, before that is done.
 
         For 10 s it leaves the lease to others. Raises Refused if this node is not active (or suspended), or no other
         node that was seen lately can take over.
@@ -279,7 +279,7 @@ class ControlNode:
         self._leaving.set()
 
     def stop(self) -> None:
-        """Let `run` end, after giving the lease up if this node has it. Returns at once.
+        """Make `run` end, after it gives up the lease if this node has it. Returns at once.
 
         A takeover that is under way is cancelled, and `run` with it.
         """

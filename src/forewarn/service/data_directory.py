@@ -224,8 +224,8 @@ def _try_lock(lock: int, kind: int) -> bool:
 def running_service_pid(data: Path) -> int | None:
     """Return the process id of the service that has locked this data directory; None if none has.
 
-    The service may still be starting, or be stopping. Also None if it has not written its process id yet, or this user
-    may not open the lock file. Changes nothing.
+    The service may still be starting, or be stopping. Also returns None if it has not written its process id yet, or
+    this user may not open the lock file. Changes nothing.
     """
     try:
         lock = os.open(data / _LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)

@@ -78,7 +78,7 @@ async def apply_initial_fleet(
     or hosts since. In a cluster, more than `vms_per_commit` VMs take several commits of about that many. An empty store
     outside a lab and without a fleet file stays empty.
 
-    To a store that has a fleet it applies nothing. It logs a warning if the file has VMs that the store has never
+    It applies nothing to a store that has a fleet. It logs a warning if the file has VMs that the store has never
     known, or if only a part of an earlier file was applied. Raises Rejected if a file that is to be applied cannot be
     used, and Unavailable if the store cannot be written; parts that were committed stay, and the next start continues.
     """

@@ -46,7 +46,7 @@ async def write_observation_batches(observations: GuestObservations, store: Stor
 
 
 async def write_all_observations(observations: GuestObservations, store: Store) -> None:
-    """Write all of VMs' polls and deliveries to the store, when the service stops.
+    """Write all polls and deliveries of VMs to the store, when the service stops.
 
     A failure is logged and ends the call; the rest is not written.
     """

@@ -88,7 +88,7 @@ class NodeApp:
         self._calls_ended = asyncio.Event()  # set and replaced when a call of the local app has ended
 
     def activate(self, app: ASGIApp) -> None:
-        """Answer calls with this local app from now on, also those that wait for an active node."""
+        """Answer calls with this local app from now on, including calls that wait for an active node."""
         self._local = app
 
     async def deactivate(self, drain_s: float) -> None:

@@ -82,7 +82,7 @@ def clock_problem(difference_s: float) -> str:
 def space_problem(free_bytes: int | None) -> str:
     """Return a sentence if the disk of a node's copy has less than 8 MiB free; else "".
 
-    `free_bytes` None: it is not known, which is no problem.
+    `free_bytes` is None if it is not known, which is no problem.
     """
     if free_bytes is None or free_bytes >= MIN_FREE_BYTES:
         return ""
@@ -103,7 +103,7 @@ def can_take_over(role: str, problem: str) -> bool:
 def forwarding_target(lease: LeaseRow | None, own_url: str) -> str:
     """Return the URL of the active node that this lease names; "" if it has expired or is this node's.
 
-    `own_url` is where other nodes reach this one; `lease` None: none was read, which gives "".
+    `own_url` is where other nodes reach this one; `lease` is None if none was read; the result is then "".
     """
     if lease is None or lease.remaining_s <= 0 or lease.url == own_url:
         return ""

@@ -64,8 +64,8 @@ OpenRecord = Callable[[str], SharedRecord]  # connects to the record at a URL; b
 def open_postgres_record(url: str) -> SharedRecord:
     """Connect to the record that control nodes share, in PostgreSQL; blocks. The caller closes it.
 
-    `url` is that of the database. Raises Rejected without the driver, for a wrong URL or a database without our current
-    schema, RecordUnavailable if the server cannot be reached. Also lets the threads of this process take turns more
+    `url` is the database's. Raises Rejected without the driver, for a wrong URL or a database without our current
+    schema, RecordUnavailable if the server cannot be reached. Also makes the threads of this process take turns more
     often.
     """
     try:
@@ -116,9 +116,9 @@ class ControlNodeProcess:
     """A control node with its sockets and ASGI apps, which stay the same in every role.
 
     `running_control_node` makes it. `node` is the node itself, `service` the service that it runs while it is active,
-    else None. `bus` leads to the host nodes; None: the active node serves the VMs itself. `settings` and `port` are its
-    own; `metrics` are the node's; `console_app` and `local_app` are the apps of the HTTPS port and the unix socket,
-    which forward calls to the active node while this one is not.
+    else None. `bus` leads to the host nodes; it is None if the active node serves the VMs itself. `settings` and `port`
+    are its own; `metrics` are the node's; `console_app` and `local_app` are the apps of the HTTPS port and the unix
+    socket, which forward calls to the active node while this one is not.
     """
 
     def __init__(

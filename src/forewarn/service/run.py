@@ -27,7 +27,7 @@ def run_service(settings: Settings, announce: Callable[[Service], None], *, new_
     """Run a service until a signal stops it; blocks. Calls `announce(service)` once everything answers.
 
     SIGINT and SIGTERM stop the service; SIGHUP replaces its workers, but stops it too if it has no workers or runs at a
-    terminal. `new_store`: start with an empty store where the database of an earlier service is missing. Returns the
+    terminal. `new_store` starts with an empty store where the database of an earlier service is missing. Returns the
     number of pending events at the end; None if a signal stopped it during the start. Raises Rejected, Refused or
     Unavailable if it cannot be started. Changes the umask and the limit of open files of this process.
     """

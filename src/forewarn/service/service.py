@@ -108,7 +108,7 @@ class Service:
     def lab_endpoints(self, limit: int) -> list[tuple[str, str]]:
         """Return the first `limit` served VMs of a lab, as pairs of name and base URL for polls.
 
-        They are in the order in which the VMs were added to the fleet. Empty outside a lab.
+        They are in the order in which the VMs were added to the fleet. The result is empty outside a lab.
         """
         vms = filter(None, map(self.control.store.vm, self.control.placement.vm_keys()))
         endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in vms)

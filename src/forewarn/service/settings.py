@@ -216,10 +216,11 @@ def load_settings(
 ) -> Settings:
     """Return the settings: flags over environment over the settings file `config` over defaults, checked.
 
-    `flags` are values by the name of the setting; None: not given. `environ` has variables FOREWARN_NAME, whose lists
-    are separated by commas. `lab` selects the defaults of a lab. `config` None: no file. `is_node`: they are for a host
-    node. The data directory becomes an absolute path. Raises Rejected if a setting is wrong or, except in `environ`,
-    unknown, or the file cannot be read; the message names the setting and what to write instead.
+    `flags` has values by the name of the setting, None if not given. `environ` has variables FOREWARN_NAME, whose lists
+    are separated by commas. `lab` selects the defaults of a lab. With `config` None there is no file. `is_node` says
+    that the settings are for a host node. The data directory becomes an absolute path. Raises Rejected if a setting is
+    wrong or, except in `environ`, unknown, or the file cannot be read; the message names the setting and what to write
+    instead.
     """
     defaults = {"data": _default_data_directory(environ), "lab": lab}
     if lab:

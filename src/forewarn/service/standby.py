@@ -41,13 +41,13 @@ class Standby:
     """A control node's part while it is not active: keeps a copy of the record, and watches the lease.
 
     The record is the PostgreSQL database that control nodes share; `path` is the SQLite file of the copy. `name` is
-    that of this node, and `fingerprint` that of its secrets ("": they are not checked). `lease` is the lease as it was
-    read last, None before the first time and after `forget_lease`; `problem` is a sentence if the last `look` or `take`
-    failed, else ""; `clock_difference_s` is how far this machine's clock is ahead of the server's (negative: behind).
-    `number` is that of the last group of writes in the copy, as of the last `look`. `reaches_record` is whether the
-    last look found the record, also if the copy could not be written then; `free_bytes` is the free space on the copy's
-    disk as it was read last, None if it is not known; `lost` are commits that the record has lost, None: none is known.
-    `real_time` and `monotonic` return seconds.
+    this node's name, `fingerprint` the fingerprint of its secrets ("": they are not checked). `lease` is the lease as
+    it was read last, None before the first time and after `forget_lease`; `problem` is a sentence if the last `look` or
+    `take` failed, else ""; `clock_difference_s` is how far this machine's clock is ahead of the server's (negative:
+    behind). `number` is the number of the last group of writes in the copy, as of the last `look`. `reaches_record` is
+    whether the last look found the record, even if the copy could not be written then; `free_bytes` is the free space
+    on the copy's disk as it was read last, None if it is not known; `lost` are commits that the record has lost, None
+    if none are known. `real_time` and `monotonic` return seconds.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Standby:
     async def read_free_space(self) -> None:
         """Read how much space the disk of the copy has now, into `free_bytes`.
 
-        For the active node, which does not call `look`; that reads it too.
+        It is for the active node, which does not call `look`; `look` reads it too.
         """
         self.free_bytes = await asyncio.to_thread(_free_bytes, self._path)
 
@@ -116,8 +116,8 @@ class Standby:
     async def take(self, name: str, url: str) -> TakenLease | None:
         """Try to take the lease for this node; None if another one was faster, or the record is out of reach.
 
-        In the latter case `problem` says why, and the lease may have been taken all the same; then it expires. Only
-        after a successful `look` (AssertionError). `name` is that of this node, `url` where other nodes reach it; both
+        In the latter case `problem` says why, and the lease may have been taken all the same; then it expires. Raises
+        AssertionError before a successful `look`. `name` is this node's name, `url` where other nodes reach it; both
         are stored with the lease.
         """
         before = self.lease

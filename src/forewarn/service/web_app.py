@@ -148,8 +148,8 @@ def build_web_app(
 
     Without `authenticate`, every caller is the owner of the unix socket, who may do everything. `authenticate_session`
     identifies a portal session. `sign_in_routes` are the pages where people sign in. `directory`, the index of VM
-    names, may be shared between apps; None: a new one. A change is answered when VMs can see it, if `dependencies` can
-    tell.
+    names, may be shared between apps; None makes a new one. A change is answered when VMs can see it, if `dependencies`
+    can tell.
     """
     authenticate = authenticate or _authenticate_as_owner(dependencies)
     fleet_directory = directory or FleetDirectory(dependencies.control.store)

@@ -117,10 +117,10 @@ async def open_operator_server(
 ) -> OperatorServer | None:
     """Bind the HTTPS port of a service alone and prepare to serve it; None if the settings want no port.
 
-    Creates, where missing, keys, the certificate, the tenant id and, unless clients sign in at an external issuer, once
-    the administrator client. `now` is lab time, for the history. Serves nothing yet. The caller closes the socket of
-    its port. Raises Rejected if the address, the certificate or a secret's file cannot be used, Unavailable if the
-    store or a file cannot be written.
+    Creates keys, the certificate and the tenant id if they are missing and, once, the administrator client, unless
+    clients sign in at an external issuer. `now` is lab time, for the history. Serves nothing yet. The caller closes the
+    socket of its port. Raises Rejected if the address, the certificate or a secret's file cannot be used, Unavailable
+    if the store or a file cannot be written.
     """
     port = bind_console_port(settings, directory, directory.secrets)
     if port is None:
@@ -137,8 +137,8 @@ async def make_operator_server(
 ) -> OperatorServer:
     """Prepare the operators' surfaces for this port, with the keys in `secrets`; create missing ones.
 
-    Also stores the tenant id and, unless clients sign in at an external issuer, creates once the administrator client.
-    Serves nothing yet. The port stays the caller's, also after an error. `now` is lab time, for the history. Raises
+    Also stores the tenant id and, once, creates the administrator client, unless clients sign in at an external issuer.
+    Serves nothing yet. The port stays the caller's, even after an error. `now` is lab time, for the history. Raises
     Rejected if a secret's file cannot be used, Unavailable if the store cannot be written.
     """
     key = SigningKey.load_or_create(secrets.token_key)

@@ -188,10 +188,10 @@ async def start_service(
     """Start what operators do not call: reconciler, webhooks, metadata, supervisors, maintenance jobs.
 
     Returns the service, and the index of its VM names, which the web surfaces share. The stack stops what this starts.
-    `operator_server` issues the tokens of VMs; None: they get none. `worker_metrics_sockets` has one for each worker,
-    or none. `cluster`: the host nodes that answer VMs and act; None: this machine does. Raises Rejected if a socket
-    cannot be bound, Refused if another process uses it or the bus does not permit it, OSError if a socket of a lab
-    cannot listen, Unavailable if a worker fails to start or the store cannot be written.
+    `operator_server` issues the tokens of VMs; with None they get none. `worker_metrics_sockets` has one for each
+    worker, or none. `cluster` has the host nodes that answer VMs and act; with None, this machine does. Raises Rejected
+    if a socket cannot be bound, Refused if another process uses it or the bus does not permit it, OSError if a socket
+    of a lab cannot listen, Unavailable if a worker fails to start or the store cannot be written.
     """
     names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
     stack.callback(names.close)
