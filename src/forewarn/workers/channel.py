@@ -25,11 +25,11 @@ class WorkerChannel:
     """One end of the channel between the owner process and a worker: sends and receives messages.
 
     Create it inside a running event loop. It starts to read from `sock` at once, owns that socket, and closes it at
-    `close` or when the channel fails. `for_worker`: this is the worker's end. `on_message(message)` is called with each
-    decoded message, in order; an error that it raises makes the channel fail. `on_lost(reason)` is called once, when
-    the channel has failed and is closed (a broken frame, a socket error, or `PEER_GONE`: the other process closed its
-    end), but not after `close`. Messages are sent in the background, in batches, and may carry sockets. `sent_count`
-    counts the messages given to `send`.
+    `close` or when the channel fails. `for_worker` says that this is the worker's end. `on_message(message)` is called
+    with each decoded message, in order; an error that it raises makes the channel fail. `on_lost(reason)` is called
+    once, when the channel has failed and is closed (a broken frame, a socket error, or `PEER_GONE`: the other process
+    closed its end), but not after `close`. Messages are sent in the background, in batches, and may carry sockets.
+    `sent_count` counts the messages given to `send`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WorkerChannel:
         `key` is a text, or a pair of a text and a text or number. A message that replaces an unsent one takes its place
         in the order; otherwise it goes last. Returns at once, and the event loop sends later; does nothing after
         `close`. The other process gets a copy of the socket, and the caller keeps its own: if the caller closes that
-        before the message is sent, the message is not sent either. `sock` None: no socket.
+        before the message is sent, the message is not sent either. With `sock` None, no socket is sent.
         """
         if self._is_closed:
             return

@@ -50,7 +50,7 @@ class FrontendConfig:
     def rules_for(self, location: str) -> EndpointRules:
         """Return the endpoint rules for VMs of this location: its own, or the general `rules`.
 
-        The location must be spelled as in the settings, also in its letter case.
+        The location must be spelled as in the settings, including its letter case.
         """
         return self.rules_by_location.get(location, self.rules)
 
@@ -61,7 +61,8 @@ class MetadataFrontend:
     Call `network_listeners.bind`, `prepare`, `publish` for each scope, `serve`, and at the end `drain`.
     `config.workers` says how many worker processes answer VMs; with 0, this process does. `callers` says which VM calls
     from where; its owner may change it at any time. `clock` is passed on to workers if it is a lab's. `real_time`
-    returns POSIX seconds. `network_listeners`: those of the configuration, if they were made before; None: make them.
+    returns POSIX seconds. `network_listeners` are the configured ones, if they were made before; with None, it makes
+    them.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class MetadataFrontend:
         """Make the metadata server, which accepts nothing yet; with workers, start their processes.
 
         `backend` carries out what VMs ask for and memory cannot answer. `store_tag` is a part of every ETag (spec
-        §4.3). `metrics_sockets`: one per worker, or none. A worker process that cannot be started is logged; then
+        §4.3). `metrics_sockets` has one per worker, or none. A worker process that cannot be started is logged; then
         `serve` raises Unavailable.
         """
         if self._config.workers:
@@ -103,7 +104,8 @@ class MetadataFrontend:
 
         With workers, first wait until all of them have what was published; then return before they accept: VMs can
         connect, and wait. Raises Unavailable if a worker fails to start; without workers, OSError if a socket of
-        `listeners` cannot listen. A network listener that cannot be served is only logged. Only after `prepare`.
+        `listeners` cannot listen. A network listener that cannot be served is only logged. Call it only after
+        `prepare`.
         """
         if isinstance(self._server, WorkerPool):
             await self._server.complete_start()
@@ -114,14 +116,14 @@ class MetadataFrontend:
         """Show this scope to its VMs, in place of what they saw before.
 
         VMs that the scope no longer has become unknown, unless another scope has them. With workers, it returns before
-        they show the scope: see `wait_until_published`. Only after `prepare`.
+        they show the scope: see `wait_until_published`. Call it only after `prepare`.
         """
         self._documents.publish(scope)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
         """Replace the active faults that affect requests of VMs; faults of other categories are ignored.
 
-        Only transport faults count. With workers, it returns before they apply them. Only after `prepare`.
+        Only transport faults count. With workers, it returns before they apply them. Call it only after `prepare`.
         """
         self.server.set_faults(faults)
 
@@ -130,7 +132,7 @@ class MetadataFrontend:
 
         No other VM can reach the socket, so every call on it is this VM's; `callers` learns that. The server then owns
         the socket. Give the listener to `stop_listening` to end it. With workers, it returns before they accept. Raises
-        OSError, without workers, if the socket cannot listen. Only after `prepare`.
+        OSError, without workers, if the socket cannot listen. Call it only after `prepare`.
         """
         self.callers.assign(dedicated_attachment(vm_key), vm_key)
         listener = VmListener(sockets=(sock,), strategy=DedicatedIdentity(vm_key), is_loopback=False)
@@ -140,7 +142,7 @@ class MetadataFrontend:
     async def stop_listening(self, listener: VmListener) -> None:
         """Stop accepting on a listener that `listen_inside_vm` returned, and close it; open connections stay.
 
-        With workers, it returns before they stop. Does nothing if the listener was stopped already. Only after
+        With workers, it returns before they stop. Does nothing if the listener was stopped already. Call it only after
         `prepare`.
         """
         await self.server.stop(listener)
@@ -149,7 +151,7 @@ class MetadataFrontend:
         """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
 
         `timeout_s` is in seconds of real time; connections that are left then are closed. Workers that still run a
-        second later are killed. Only after `prepare`.
+        second later are killed. Call it only after `prepare`.
         """
         await self.network_listeners.stop()
         await self.server.drain(timeout_s)
@@ -190,7 +192,7 @@ class MetadataFrontend:
     def observations(self) -> GuestObservations:
         """The live collection of VMs' polls and deliveries, from all processes; empty at first.
 
-        What workers observed is in it as of their last reports. Only after `prepare`.
+        What workers observed is in it as of their last reports. Use it only after `prepare`.
         """
         return self.server.observations
 
@@ -199,7 +201,7 @@ class MetadataFrontend:
         """The live table of transport faults, with the requests that they affected in all processes (hits).
 
         With workers, the table has only the hits, as of the workers' last reports: the faults themselves are set in the
-        workers. Only after `prepare`.
+        workers. Use it only after `prepare`.
         """
         return self.server.faults
 
@@ -207,14 +209,14 @@ class MetadataFrontend:
         """Return a dictionary per worker process, as in `GET /service`: "pid", "ready" and "behind_ms".
 
         "ready" says whether the worker serves, "behind_ms" how many milliseconds it took to answer its last heartbeat
-        or report request. A worker that is missing has None, False and None. Empty without workers.
+        or report request. A worker that is missing has None, False and None. The result is empty without workers.
         """
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 
     def request_totals(self) -> RequestTotals:
         """Return the counts of VMs' requests since the start, over all processes.
 
-        With workers they are as of the workers' last reports. Only after `prepare`.
+        With workers they are as of the workers' last reports. Call it only after `prepare`.
         """
         return self.server.request_totals()
 
@@ -222,7 +224,7 @@ class MetadataFrontend:
         """Return a pair of seconds per worker: how long its last answer took, and how long it owes one now.
 
         Answers are those to heartbeats and report requests; the second is 0 if none is owed. Both are infinite for a
-        worker that is missing. Empty without workers.
+        worker that is missing. The result is empty without workers.
         """
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 

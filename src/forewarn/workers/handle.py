@@ -24,14 +24,14 @@ _PAYLOADS_PER_ECHO = 250  # shows progress of a worker that receives a whole fle
 class WorkerHandle:
     """The owner's handle of one worker process; creating the handle starts the process.
 
-    Create it inside a running event loop; OSError if the process cannot be started. `slot`: its position in the pool,
-    from 0. `fault_quota_fd`: the file of counters by which workers share the limits of faults. `on_message(handle,
-    message)` gets every message of the worker; `on_lost(handle)` is called once, when the channel is gone. The pool
-    sets `is_ready` and `is_draining`, which are False at first. Events: `start_settled` (the worker is ready, or its
-    channel is gone), `stopped_accepting` (the slot needs another worker), `disconnected` (the channel is gone; the
-    process may still run). `lag_s` is how many seconds its last answer to an echo or report request took;
-    `request_counts` are those of its last report. `missed_heartbeats` counts the heartbeats in a row without an answer;
-    `socket_ids` are the ids of the sockets that it accepts on.
+    Create it inside a running event loop; this raises OSError if the process cannot be started. `slot` is its position
+    in the pool, from 0; `fault_quota_fd` is the file of counters by which workers share the limits of faults.
+    `on_message(handle, message)` gets every message of the worker; `on_lost(handle)` is called once, when the channel
+    is gone. The pool sets `is_ready` and `is_draining`, which are False at first. Its events are `start_settled` (the
+    worker is ready, or its channel is gone), `stopped_accepting` (the slot needs another worker) and `disconnected`
+    (the channel is gone; the process may still run). `lag_s` is how many seconds its last answer to an echo or report
+    request took; `request_counts` are those of its last report. `missed_heartbeats` counts the heartbeats in a row
+    without an answer; `socket_ids` are the ids of the sockets that it accepts on.
     """
 
     def __init__(

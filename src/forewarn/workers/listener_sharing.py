@@ -114,7 +114,7 @@ class SharedListeners:
     def remove(self, listener: VmListener) -> None:
         """Remove a listener and close all its sockets in this process; does nothing if it was not added.
 
-        Sends nothing to workers: they stop to accept on it with the next `assign`.
+        Sends nothing to workers: they stop accepting on it with the next `assign`.
         """
         for number in self._ids_by_listener.pop(listener, ()):
             self._sockets.pop(number).sock.close()

@@ -328,8 +328,8 @@ def scope_message(scope: PublishedScope, *, only: Collection[str] | None = None)
     """Make the message that publishes this scope to a worker; the result is only for `encode_message`.
 
     It is not a proper `ScopeUpdate` until it is encoded and decoded: the facts of its VMs are plain dictionaries
-    without default values, to be short. `only`: the keys of the VMs to include, of which those that are not in the
-    scope are ignored; None: all. The document stays whole.
+    without default values, to be short. `only` has the keys of the VMs to include, or is None for all; keys that are
+    not in the scope are ignored. The document stays whole.
     """
     shown = scope.vms.items() if only is None else ((vm, scope.vms[vm]) for vm in only if vm in scope.vms)
     facts: Any = {vm: _non_default_facts(result) for vm, result in shown}
@@ -358,8 +358,8 @@ def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) 
 def reply_message(number: int, result: str | ManagedIdentityToken | WrongResource | None) -> OwnerReply:
     """Make the reply to the worker's request with this id (`number`) from the request's result.
 
-    A token gives TokenGranted, a WrongResource TokenDenied, an event id RequestDone with that id as unknown, and None
-    RequestDone. Sends nothing.
+    A token becomes TokenGranted, a WrongResource TokenDenied, an event id RequestDone with that id as `unknown`, and
+    None a plain RequestDone. Sends nothing.
     """
     if isinstance(result, ManagedIdentityToken):
         return TokenGranted(number, result)
@@ -369,7 +369,7 @@ def reply_message(number: int, result: str | ManagedIdentityToken | WrongResourc
 
 
 def failure_message(number: int, error: ForewarnError) -> RequestFailed:
-    """Make the reply that lets the worker's request with this id (`number`) fail with this error.
+    """Make the reply that fails the worker's request with this id (`number`) with this error.
 
     NotFound stays NotFound, any other Rejected becomes Rejected, and any other error Unavailable. The text stays. Sends
     nothing.
@@ -386,8 +386,8 @@ def encode_frame(number: int, payload: bytes) -> bytes:
 class FrameDecoder:
     """Decodes the bytes that come over a channel into messages, and checks that no frame is missing.
 
-    One for each end of a channel. Frames must be numbered 1, 2, 3 and so on. `for_worker`: expect the messages that a
-    worker gets; otherwise those that the owner gets.
+    Each end of a channel has one. Frames must be numbered 1, 2, 3 and so on. With `for_worker` it expects the messages
+    that a worker gets, otherwise those that the owner gets.
     """
 
     def __init__(self, *, for_worker: bool) -> None:

@@ -47,8 +47,8 @@ class ListenerHost(Protocol):
 class NetworkListeners:
     """The listeners on real networks that the settings define, opened and closed with their devices.
 
-    `specs` are the configured listeners. `helper_socket`: where `forewarn sockets` passes the open sockets; None: this
-    process opens them. Call `assign_vms`, `bind` and `start`, in this order, and `stop` at the end.
+    `specs` are the configured listeners. `helper_socket` is where `forewarn sockets` passes the open sockets; with
+    None, this process opens them. Call `assign_vms`, `bind` and `start`, in this order, and `stop` at the end.
     """
 
     def __init__(self, specs: Sequence[ListenerSpec], *, helper_socket: Path | None = None) -> None:
@@ -79,8 +79,8 @@ class NetworkListeners:
         """Bind the sockets that this process opens; does nothing with a helper.
 
         A listener with `wait_until_available` whose device, address or namespace does not exist yet, or for which no
-        socket is left, is opened later; without it, Rejected. Raises Rejected if one cannot be bound for another
-        reason, such as a port in use; then none is bound.
+        socket is left, is opened later; without it, this raises Rejected. Also raises Rejected if one cannot be bound
+        for another reason, such as a port in use; then none is bound.
         """
         for change in self._manager.open_all() if self._manager else ():
             self._changes.put_nowait(change)
@@ -91,7 +91,7 @@ class NetworkListeners:
             self._manager.close()
 
     async def start(self, host: ListenerHost) -> None:
-        """Let `host` serve the sockets that are bound, then follow changes in the background until `stop`.
+        """Have `host` serve the sockets that are bound, then follow changes in the background until `stop`.
 
         Changes are those of devices and namespaces, or the sockets that the helper passes. Returns once the bound
         sockets are served; a socket that cannot be served is only logged. Does nothing without configured listeners.

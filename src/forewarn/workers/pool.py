@@ -47,7 +47,7 @@ class WorkerPool:
     `publish` for each scope and `set_faults`, `complete_start` (waits until all workers have that), and `start` with
     listeners (VMs are served). `drain` ends it. It has `size` slots, each with one worker, which another replaces when
     it ends. `begin` is the first message to each worker; `backend` carries out, in this process, what VMs ask of them;
-    workers get every change of `callers` and of `clock`, if that is a lab's. `metrics_sockets`: one per worker, or
+    workers get every change of `callers` and of `clock`, if that is a lab's. `metrics_sockets` has one per worker, or
     none. A worker is killed if it does not answer for `hung_timeout_s` or, before its first answer, for
     `start_timeout_s`. The attributes `observations` and `faults` collect what workers report. `echo_delays_s` has the
     seconds from recent heartbeats to their answers, the latest last.
@@ -157,14 +157,14 @@ class WorkerPool:
     async def wait_until_published(self) -> None:
         """Wait until every serving worker has applied everything sent so far, but at most a second.
 
-        Returns None also if the second was not enough. Workers that do not serve are not waited for.
+        Returns None even if the second was not enough. Workers that do not serve are not waited for.
         """
         await self._wait_for_all(worker.request_echo() for worker in self._serving_workers)
 
     async def collect_reports(self) -> None:
         """Ask the serving workers for what they observed, and merge it into `observations` and `faults`.
 
-        That is polls, deliveries, fault hits and request counts, each worker's of at most 5,000 VMs. Waits at most a
+        They report polls, deliveries, fault hits and request counts, each for at most 5,000 VMs. Waits at most a
         second; reports that come later are merged when they arrive.
         """
         await self._wait_for_all(worker.request_report() for worker in self._serving_workers)

@@ -33,9 +33,9 @@ class PublishQueue:
     def add(self, scope_ids: Collection[str]) -> None:
         """Publish the scopes with these ids: up to 100 before it returns, more than 100 in the background.
 
-        A few do not wait for many that were added before. Call it from the event loop. With at most 100 scopes, an
-        error of `publish` is raised, and the scopes after it are not published; otherwise the error is logged, and the
-        scope is tried again after a second.
+        A few scopes do not wait for many that were added before. Call it from the event loop. With at most 100 scopes,
+        an error of `publish` is raised, and the scopes after it are not published; otherwise the error is logged, and
+        the scope is tried again after a second.
         """
         if len(scope_ids) <= _MAX_AT_ONCE:
             for scope_id in scope_ids:

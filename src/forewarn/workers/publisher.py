@@ -128,9 +128,9 @@ class MetadataPublisher:
 
         So a port in use stops the start before anything is served. A listener of `[[listeners]]` whose device, address
         or namespace does not exist yet, or for which the system has no socket left, is logged and opened later, as are
-        those that the helper passes; one of `--listen` is Rejected then. Raises Rejected too if a socket cannot be
-        bound for another reason, or a listener names a VM that never existed or has a name that several VMs have;
-        Unavailable if the system has no socket left for the lab. Then none stays bound.
+        those that the helper passes; for one of `--listen`, this raises Rejected. Also raises Rejected if a socket
+        cannot be bound for another reason, or a listener names a VM that never existed or has a name that several VMs
+        have; Unavailable if the system has no socket left for the lab. Then none stays bound.
         """
         frontend = MetadataFrontend(
             config, callers=CallerDirectory(), clock=control.clock, real_time=control.faults.real_time
@@ -158,11 +158,11 @@ class MetadataPublisher:
     ) -> None:
         """Publish all scopes, follow every commit and fault change, and serve; returns when VMs can connect.
 
-        The counts of polls continue from the store. `backend` carries out what VMs ask for. `metrics_sockets`: one per
-        worker, or none. If host nodes answer the VMs, `make_sink` makes the sink that gets the scopes, from the store's
-        tag (part of every ETag). Raises Unavailable if a worker fails to start or the store cannot be written, OSError
-        if a socket of the lab cannot listen; the sockets of `open` stay bound then. A network listener that cannot be
-        served is only logged. Call it once, and the other methods only after it, except `published`.
+        The counts of polls continue from the store. `backend` carries out what VMs ask for. `metrics_sockets` has one
+        per worker, or none. If host nodes answer the VMs, `make_sink` makes the sink that gets the scopes, from the
+        store's tag (part of every ETag). Raises Unavailable if a worker fails to start or the store cannot be written,
+        OSError if a socket of the lab cannot listen; the sockets of `open` stay bound then. A network listener that
+        cannot be served is only logged. Call it once, and the other methods only after it, except `published`.
         """
         store_tag = await load_store_tag(self._store)
         await self.frontend.prepare(backend, store_tag=store_tag, metrics_sockets=metrics_sockets)
@@ -180,8 +180,8 @@ class MetadataPublisher:
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, answer the requests in progress within `timeout_s`, and end server and workers.
 
-        `timeout_s` is in seconds of real time. Scopes that still wait in the publish queue are not published. Only
-        after `start`.
+        `timeout_s` is in seconds of real time. Scopes that still wait in the publish queue are not published. Call it
+        only after `start`.
         """
         await self._publish_queue.close()
         await self.frontend.drain(timeout_s)

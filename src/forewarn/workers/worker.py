@@ -452,7 +452,7 @@ def main() -> None:
 
     The owner process starts it. Both arguments are inherited file descriptors: the channel's socket and the file of
     fault counters. SIGTERM makes it answer the requests in progress and end, once it has the complete state. Ignores
-    SIGINT and SIGHUP, which the owner handles. Returns, for exit status 0, also if the channel failed, which is logged.
+    SIGINT and SIGHUP, which the owner handles. Returns, for exit status 0, even if the channel failed, which is logged.
     """
     # Ctrl-C reaches every process of the terminal; the owner handles it and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
