@@ -107,6 +107,7 @@ async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsV
     """List the open rollouts and recent ones.
 
     Rollouts are listed oldest first. Ended ones are listed if they are among the 10,000 newest requests of any kind.
+    For a caller who may not see the whole fleet the list is empty.
     """
     return RolloutsView(rollouts=read_rollouts(context))
 

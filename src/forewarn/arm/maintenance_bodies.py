@@ -108,8 +108,8 @@ class AssignmentPropertiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid
     """The member `properties` of an assignment of a maintenance configuration to a resource."""
 
     maintenance_configuration_id: str | None = None  # its resource id; None is rejected later
-    resource_id: str | None = None  # that of the target; None: as the path says
-    filter: FilterBody | None = None  # None: all VMs of the target
+    resource_id: str | None = None  # that of the target: must be the one of the path; None: as the path says
+    filter: FilterBody | None = None  # only for resource groups and subscriptions; None: all VMs of the target
 
 
 class AssignmentBody(_ReadOnlyMembers, frozen=True, kw_only=True):

@@ -43,11 +43,13 @@ def set_budget(call: Invocation, name: str, at_most: str, per: str, location: st
     Rollouts publish no more events than the budget allows. A share is rounded down, but is at least one VM.
 
     \f
-    `at_most` is a number of VMs, or a percentage with `%`. `per` says which VMs are counted together, each group with
-    its own limit; `location` and `tag` ("": all) which are counted at all. Events that are published stay. Prints the
-    budget and its use. Raises Rejected for anything that is wrong with it: a name with other characters than letters,
-    digits, `-`, `_` and `.`, or over 60 of them, a limit of 0 or a percentage that is not whole or over 100, a location
-    or tag that no VM has, and more than 100 budgets.
+    The budget limits the VMs that are out of service at once, for any cause, or have an event of a rollout; only
+    rollouts wait for it. Names are compared ignoring letter case. `at_most` is a number of VMs, or a percentage of each
+    group with `%`. `per` says which VMs are counted together, each group with its own limit; `location` and `tag` ("":
+    all) which are counted at all. Events that are published stay. Prints the budget and its use. Raises Rejected for
+    anything that is wrong with it: a name with other characters than letters, digits, `-`, `_` and `.`, or over 60 of
+    them, a limit of 0 or a percentage that is not whole or over 100, a location or tag that no VM has, and more than
+    100 budgets.
     """
     max_vms, max_percent = parse_limit(at_most)
     body: JsonObject = {"name": name, "max_vms": max_vms, "max_percent": max_percent}
@@ -85,7 +87,7 @@ def remove_budget(call: Invocation, name: str) -> None:
     """Remove a budget; rollouts that waited for it go on.
 
     \f
-    Letter case of `name` is ignored. Prints a sentence, with --json the removed budget. Raises NotFound.
+    The letter case of `name` is ignored. Prints a sentence or, with --json, the removed budget. Raises NotFound.
     """
     view = call.api.delete("budgets", name)
     if call.output.as_json:

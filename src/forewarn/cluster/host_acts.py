@@ -109,7 +109,8 @@ class HostActs:
     async def close(self) -> None:
         """Cancel the calls of the hypervisor that are under way, and wait until they have ended.
 
-        Whether an act continues without its call depends on the hypervisor.
+        Whether an act continues without its call depends on the hypervisor. Orders under way get no answer. End the
+        subscription for orders first: a later order would begin an act that nobody waits for.
         """
         tasks = [*self._running.values(), *self._answers]
         for task in tasks:

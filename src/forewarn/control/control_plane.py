@@ -53,10 +53,10 @@ class ControlInputs:
     lab_addresses: bool = False  # give each VM an address on the loopback network, by which a lab knows it
     real_time: Callable[[], float] = read_real_time  # in seconds since 1970, for transport faults and webhooks
     http_client: HttpClient = field(default_factory=HttpClient)  # for webhooks and health checks
-    allow_command_checks: bool = False  # health checks of rollouts may run commands
+    allow_command_checks: bool = False  # health checks of rollouts may run commands; without effect on a given `prober`
     prober: HealthProber | None = None  # performs health checks; None: a new one with `http_client`
     was_interrupted: bool = True  # VMs could not poll before this start, if an earlier process used the store
-    may_act: Callable[[], bool] = lambda: True  # no act begins while it returns False
+    may_act: Callable[[], bool] = lambda: True  # no act begins while False; call `reconciler.wake()` once it is True
 
 
 class ControlPlane:
@@ -68,10 +68,10 @@ class ControlPlane:
     `webhook_delivery.run()` and `unannounced_changes.run()` as tasks, ends them, and calls `close`. Use it from one
     event loop. The constructor reads the store, subscribes to its commits and queues the acts that an earlier process
     left unfinished; nothing is performed before the reconciler runs. It raises Unavailable if the store cannot be read.
-    Store, clock and hypervisor stay the caller's. `verbs` says which maintenance can be requested; None: what the
-    hypervisor supports. `inputs` has what it needs from outside, such as ids and real time; `policy`, `retry` and
-    `limits` are settings of decisions and of acts. `placement`, `transactions`, `executor` and `rollout_calendars` are
-    shared by the use cases; `dry_run_lock` is held during a dry run.
+    The caller stays the owner of store, clock and hypervisor. `verbs` says which maintenance can be requested; None
+    means what the hypervisor supports. `inputs` has what it needs from outside, such as ids and real time; `policy`,
+    `retry` and `limits` are settings of decisions and of acts. `placement`, `transactions`, `executor` and
+    `rollout_calendars` are shared by the use cases; `dry_run_lock` is held during a dry run.
     """
 
     def __init__(

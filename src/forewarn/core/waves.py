@@ -73,10 +73,10 @@ def wave_phase(
 ) -> WavePhase:
     """Return what the rollout does next about its waves, at lab time `now`: begin, work, settle or done.
 
-    `vms` are the VMs that it covers now, also those that it has done; `events` and `planned` all its events so far. A
-    wave is over when it has no VM without an event and none of the rollout's events is planned or live; it settles for
-    `rollout.settle_s` after the last end. A wave without VMs is passed over. Whether the rollout is paused, held or has
-    ended is not checked. Changes nothing.
+    `vms` are the VMs that it covers now, including those that it has done; `events` and `planned` all its events so
+    far. A wave is over when it has no VM without an event and none of the rollout's events is planned or live; it
+    settles for `rollout.settle_s` after the last end. A wave without VMs is passed over. Whether the rollout is paused,
+    held or has ended is not checked. Changes nothing.
     """
     remaining = remaining_vms(rollout, vms, events, planned)
     specs = wave_specs(rollout)
@@ -323,9 +323,9 @@ def _require_valid_wave(spec: WaveSpec, index: int, *, is_last: bool) -> None:
 def make_wave(index: int, name: str, vms: int | None, share: float | None, tag: str | None) -> WaveSpec:
     """Return a wave as a user describes it: a number of VMs, a share, a tag, or without these the rest.
 
-    `vms` is a number of VMs, `share` percent of all, `tag` `NAME` or `NAME=VALUE`, each None if it is not given. Raises
-    InvalidRollout for a number or share of 0 and an empty tag, which would mean the rest otherwise; `index` is the
-    place of the wave from 0, for the path of that error. `require_valid_waves` checks everything else.
+    `vms` is a number of VMs, `share` a percentage of all VMs, and `tag` is `NAME` or `NAME=VALUE`; each is None if not
+    given. Raises InvalidRollout for a number or share of 0 and an empty tag, which would mean the rest otherwise;
+    `index` is the place of the wave from 0, for the path of that error. `require_valid_waves` checks everything else.
     """
     for key, value, least in (("vms", vms, 1), ("share", share, "more than 0"), ("tag", tag, "a name")):
         if value is not None and not value:
@@ -339,8 +339,9 @@ def make_wave(index: int, name: str, vms: int | None, share: float | None, tag: 
 def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
     """Return the waves of a rollout: a canary, one per share (in percent), and the rest.
 
-    `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. Without a canary and shares
-    the result is (). The waves are called `canary`, `25 %` (a second one of that size: `25 % (2)`) and `rest`. Raises
+    `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. A share is a part of all VMs
+    of the rollout, in addition to the waves before it: (10, 50) leaves 40 % or less to the rest. Without a canary and
+    shares the result is (). The waves are called `canary`, `25 %` (a second one of that size: `25 % (2)`) and `rest`. Raises
     InvalidRollout for another text, a number with more than 9 digits, a canary of 0 VMs and a share of 0.
     `require_valid_waves` checks everything else.
     """
@@ -428,7 +429,8 @@ def wave_end_text(rollout: Rollout, phase: WavePhase) -> str:
 def settles_until(rollout: Rollout, now: float) -> float | None:
     """Return the lab time until which the current wave of a rollout settles; None if none does at `now`.
 
-    None also for a rollout that has ended. It goes by `rollout.wave_over_at`, which is set when the wave settles.
+    It is also None for a rollout that has ended. The time follows from `rollout.wave_over_at`, which is set when the
+    wave settles.
     """
     if rollout.closed or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return None

@@ -274,7 +274,8 @@ class LiveStage:
 
         `within_s` is for the polls. Then waits up to `settles_within_s` until the probe `prepared` has said no once
         since the stage was opened, because the handler may have to recover from an earlier case (0: do not wait).
-        Returns True also without a no. Both are seconds of the service's clock.
+        Returns True also without a no. Time 0 of the new timeline is after both waits; only the last answer of each
+        probe is kept. Both are seconds of the service's clock.
         """
         if not await self.until_polled(times=2, within_s=within_s):
             return False

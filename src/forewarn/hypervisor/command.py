@@ -118,7 +118,8 @@ class CommandHypervisor:
         If the command is still running then, returns ActUnderWay, and the next call waits again. The act fails (ActDone
         with `ok` False) if its verb has no command, or if the command cannot be started, ends with a code other than 0,
         or is killed after its `timeout_s`. If an earlier service started the command and did not see its end, first
-        waits for that run to end or kills it; then the check, if there is one, decides whether the command runs again.
+        waits for that run to end or kills it; then the check decides whether the command runs again; it does if there
+        is none.
         Raises Unavailable if the check cannot say whether the act was done, or if that earlier run does not end;
         ActNotTried if the journal cannot be used. `now` is lab time.
         """

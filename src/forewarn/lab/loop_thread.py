@@ -19,8 +19,9 @@ TIMEOUT_S = 60.0  # real time, for opening, each piece of work, and closing; a l
 class LoopThread(Generic[S]):
     """Runs an async context manager on an event loop in its own thread, from `open` to `close`.
 
-    `open_service` makes the context manager, which yields the service. Other threads call the methods of this object,
-    also several at once. It can be opened once.
+    `open_service` makes the context manager, which yields the service. Use the service only on that loop: `run` sends
+    work there. Other threads call the methods of this object, also several at once. It can be opened once. Without
+    `close`, the context manager is not left when the process ends.
     """
 
     def __init__(self, open_service: Callable[[], AbstractAsyncContextManager[S]]) -> None:

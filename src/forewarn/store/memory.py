@@ -42,7 +42,7 @@ class MemoryStore(Store):
     """A `Store`, the durable state of a service, held in memory only, for dry runs and tests.
 
     A new one is empty and open. Writes take effect at once, and reads never fail. `fail_next` makes a later write fail,
-    and `copy` gives the store that a restart would find.
+    and `copy` returns the store that a restart would find.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class MemoryStore(Store):
         """Let `after` more writes of any kind succeed, then make one raise `error`.
 
         That write has no effect; with `applied` it takes effect but still raises, as when a process dies between the
-        commit and the answer. A write that fails by itself, such as by a Conflict, does not count, and leaves the
-        ordered failure for a later one. Either way no subscriber is notified. Calls queue up: a second one counts its
-        `after` from this failure.
+        commit and the answer. Either way no subscriber is notified. A write that fails by itself, such as with a
+        Conflict, does not count, and leaves the ordered failure for a later write. Calls queue up: a second call counts
+        its `after` from this failure.
         """
         self._failures.append(_InjectedFailure(error=error, writes_before=after, applied=applied))
 
@@ -112,7 +112,7 @@ class MemoryStore(Store):
         )
 
     def enabled_scope_count(self) -> int:
-        """Return how many scopes are enabled: a VM has polled within 24 hours, or it is a lab."""
+        """Return how many scopes are stored with an `enabled_at`; only commits set or clear that, polls do not."""
         return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
@@ -174,7 +174,7 @@ class MemoryStore(Store):
     def gate(self, gate_id: str) -> Gate | None:
         """Return a gate by its id, released or not; None if there is none or it was pruned.
 
-        A gate is what starts the events of several scopes on one host together.
+        A gate starts the events of several scopes on one host together.
         """
         return self._tables.gates.get(gate_id)
 
@@ -298,8 +298,8 @@ class MemoryStore(Store):
     def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
         """Return the measurements of the health checks of a rollout (its request's id), oldest first.
 
-        [] if it has none. Only the newest MAX_MEASUREMENTS (5000) of a rollout are kept; of more than `limit` (None: no
-        limit), return the newest ones, still oldest first.
+        Returns [] if it has none. Only the newest MAX_MEASUREMENTS (5000) of a rollout are kept; if there are more than
+        `limit` (None: no limit), returns only the newest ones, still oldest first.
         """
         return _newest(self._tables.measurements.get(request_id, []), limit)
 
@@ -326,10 +326,9 @@ class MemoryStore(Store):
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
         That number is 0 in a store without history. Adds 1 to the version of each scope, host, gate and request that it
-        writes. Subscribers are called before it returns. Raises Conflict if one of them is no longer at the version in
-        the commit, or a host not as `Commit` demands (the same one twice, at one version, conflicts too), Unavailable
-        after `close`, and the error that `fail_next` ordered; then nothing was written, unless that error was ordered
-        as `applied`.
+        writes. Subscribers are called before it returns. Raises Conflict if one of these is no longer at the version in
+        the commit or occurs twice at one version, or if a host is not as `Commit` demands; Unavailable after `close`;
+        and the error that `fail_next` ordered; then nothing was written, unless that error was ordered as `applied`.
         """
 
         def apply() -> AppliedCommit:
@@ -343,9 +342,10 @@ class MemoryStore(Store):
     async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         """Write polls and deliveries, and move `last_request_at` of the polled scopes forward.
 
-        Keeps the latest poll of each VM, of equal times the one recorded last, and the first delivery of each event, VM
-        and status; others change nothing. The versions of the scopes stay the same, and no subscriber is called. An
-        unknown VM or scope is no error. Raises Unavailable after `close`, and the error that `fail_next` ordered.
+        Keeps the latest poll of each VM (of polls with equal times, the one recorded last) and the first delivery of
+        each event, VM and status; others change nothing. The versions of the scopes stay the same, and no subscriber is
+        called. An unknown VM or scope is not an error. Raises Unavailable after `close`, and the error that `fail_next`
+        ordered.
         """
         self._write(lambda: self._tables.record_observations(polls, deliveries))
 

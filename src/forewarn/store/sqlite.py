@@ -37,8 +37,8 @@ class SqliteStore(Store):
     """A `Store`, the durable state of a service, in a SQLite file that one process owns; `open` opens it.
 
     Reads block the calling thread, and `scope` and `vm` use a cache of recently read scopes; writes run on a writer
-    thread, which commits those that wait together. `path` is the file, `reader` and `writer` are connected to it, and
-    `close` closes them; `file_check` detects that the file was replaced (None: a new check).
+    thread, which commits all waiting writes together. `path` is the file, `reader` and `writer` are connected to it,
+    and `close` closes them; `file_check` detects that the file was replaced (None: a new check).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SqliteStore(Store):
         """Return the store at `path`; creates the file if it is missing, or migrates it to the newest schema.
 
         Blocks. Takes no lock against other processes. Starts a writer thread, which `close` ends. Raises Rejected, and
-        leaves the file as it is, if it is not an intact store or its directory is missing; Refused for one that was
+        leaves the file as it is, if it is not an intact store or its directory is missing; Refused for a store that was
         moved to a record or is a copy of one, which is only migrated; Unavailable if it cannot be opened.
         """
         sqlite_file.prepare_store_file(path)
@@ -136,7 +136,7 @@ class SqliteStore(Store):
     def failed_writes(self) -> int:
         """Return how many writes have failed with Unavailable since the store was opened; never raises.
 
-        Conflicts do not count, nor writes after `close`, nor writes that were only not confirmed in time.
+        Conflicts do not count, nor do writes after `close` or writes that were merely not confirmed in time.
         """
         return self._writer.failures
 
@@ -206,7 +206,7 @@ class SqliteStore(Store):
     def gate(self, gate_id: str) -> Gate | None:
         """Return a gate by its id, released or not; None if there is none (any more). Raises Unavailable.
 
-        A gate is what starts the events of several scopes on one host together.
+        A gate starts the events of several scopes on one host together.
         """
         row = self._row(queries.GATE, row_id=gate_id)
         return row_codec.read_gate(*row) if row else None
@@ -299,7 +299,7 @@ class SqliteStore(Store):
         return [row_codec.read_entry(*row) for row in self._rows(queries.ENTRIES_AFTER, after=seq, limit=limit)]
 
     def last_seq(self) -> int:
-        """Return the number of the last history entry ever, also a pruned one; 0 if none. Raises Unavailable."""
+        """Return the number of the last history entry, even if pruned; 0 if none. Raises Unavailable."""
         row = self._row(queries.LAST_SEQ)
         return int(row[0]) if row else 0
 
@@ -354,7 +354,7 @@ class SqliteStore(Store):
     def measurements(self, request_id: str, *, limit: int | None = None) -> list[Measurement]:
         """Return the newest `limit` measurements (None: all) of a rollout (its request's id), oldest first.
 
-        [] if it has none. Raises Unavailable.
+        [] if it has none; of each rollout only the newest 5,000 are kept. Raises Unavailable.
         """
         rows = self._newest_rows(queries.MEASUREMENTS, MAX_MEASUREMENTS if limit is None else limit, row_id=request_id)
         return [row_codec.read_measurement(body) for (body,) in rows]
@@ -386,8 +386,8 @@ class SqliteStore(Store):
         """Write a commit, all of it or nothing; return the sequence number of the store's last history entry.
 
         Adds 1 to the version of each scope, host, gate and request that it writes. Subscribers are called before it
-        returns. Raises Conflict if one of them is no longer at the version in the commit, or a host not as `Commit`
-        demands; the same one twice, at one version, conflicts too. Raises Unavailable. Nothing was written then, unless
+        returns. Raises Conflict if one of these is no longer at the version in the commit or occurs twice at one
+        version, or if a host is not as `Commit` demands. Raises Unavailable. After an error nothing was written, unless
         Unavailable says that it may have been. A write whose caller is cancelled goes on.
         """
         try:

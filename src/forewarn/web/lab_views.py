@@ -77,8 +77,9 @@ def _touched_events(context: RequestContext, fault: Fault) -> tuple[str, ...]:
 
 
 def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
-    """Return the seconds until the fault ends, never negative; None if it lasts until it is cleared.
+    """Return the seconds until the fault's time limit, never negative; None if it has no time limit.
 
+    A fault with a limited count may end earlier.
     They are real time for faults on requests of VMs (transport), lab time for faults on events.
     """
     if fault.until is None:

@@ -187,9 +187,10 @@ class MailReaction:
     async def do(self, context: StepContext) -> StepOutcome:
         """Send a mail that the event is announced; succeed when the server accepts it for all receivers.
 
-        Retries while the server cannot be reached, is not trusted or answers 4xx, until the step's time is over, and
-        then fails. Fails at once if the server rejects the mail (5xx), offers no STARTTLS though that is configured, or
-        the password cannot be read. A mail may be sent twice, with the same Message-ID.
+        If the server rejects one receiver, the mail goes to none. Retries while the server cannot be reached, is not
+        trusted or answers 4xx, until the step's time is over, and then fails. Fails at once if the server rejects the
+        mail (5xx), offers no STARTTLS though that is configured, or the password cannot be read. A mail may be sent
+        twice, with the same Message-ID.
         """
         mail, wait_s, end_s = _compose_mail(context, self._options), _FIRST_RETRY_S, reserve_s(context)
         while True:
