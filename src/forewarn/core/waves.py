@@ -341,8 +341,8 @@ def make_waves(canary: str, shares: Sequence[float]) -> tuple[WaveSpec, ...]:
 
     `canary` is a number of VMs, such as `2`, or `tag=NAME` or `tag=NAME=VALUE`; "": none. A share is a part of all VMs
     of the rollout, in addition to the waves before it: (10, 50) leaves 40 % or less to the rest. Without a canary and
-    shares the result is (). The waves are called `canary`, `25 %` (a second one of that size: `25 % (2)`) and `rest`. Raises
-    InvalidRollout for another text, a number with more than 9 digits, a canary of 0 VMs and a share of 0.
+    shares the result is (). The waves are called `canary`, `25 %` (a second one of that size: `25 % (2)`) and `rest`.
+    Raises InvalidRollout for another text, a number with more than 9 digits, a canary of 0 VMs and a share of 0.
     `require_valid_waves` checks everything else.
     """
     waves: list[WaveSpec] = []
