@@ -162,7 +162,7 @@ class NatsBus:
         return bytes(answer.data)
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Callable[[], None]:
-        """Call the handler with each message to this subject, also after a reconnect, until unsubscribed.
+        """Call the handler with each message to this subject, even after a reconnect, until unsubscribed.
 
         The handler runs on the event loop, so it must not block; its errors are logged. Returns a function that
         unsubscribes; calling it twice is harmless. Raises Refused if the server does not permit this subscription; then

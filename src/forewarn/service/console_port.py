@@ -69,8 +69,8 @@ class ConsolePort:
 
         Meanwhile it checks the certificate every six hours, and renews it if it ends soon. A certificate that is not
         valid now is served all the same, with a warning in the log, and checked every minute. `state` has the event
-        that is set when it stops (None: that of the app). Serve a port once. Raises OSError if a file of the
-        certificate is missing or bad.
+        that is set when it stops (None: the app's). Serve a port once. Raises OSError if a file of the certificate is
+        missing or bad.
         """
         files = self.certificate_files
         async with serve_tls(app, self.sock, files.certificate, files.key, state) as context:

@@ -194,7 +194,7 @@ class ConnectionSlots:
         self._refused: dict[ConnectionSlot, None] = {}  # oldest first
 
     def open(self, group: str, share: int, now: float, evict: Callable[[], None]) -> ConnectionSlot | None:
-        """Return a slot for a new connection of this address group; None: close the connection at once.
+        """Return a slot for a new connection of this address group; if None, close it at once.
 
         The group may hold `share` connections before sign-in. If the slot's `refusal` is not None, the connection may
         only be answered with that error; None is returned if no slot is free for that either. May close another

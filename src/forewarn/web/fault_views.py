@@ -65,7 +65,7 @@ class FaultParameterView(BaseView, frozen=True, kw_only=True):
 class FaultKindView(BaseView, frozen=True, kw_only=True):
     """A kind of fault: what it affects (`strikes`), what VMs notice (`seen`), and its parameters.
 
-    `longest_s` is its longest duration, and the default; None: until it is cleared.
+    `longest_s` is its longest duration, and the default; with None it lasts until it is cleared.
     """
 
     kind: str  # a value of FaultKind

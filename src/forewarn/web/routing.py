@@ -119,8 +119,8 @@ def handler_signature(handler: Handler) -> HandlerSignature:
 class ApiRoute:
     """A route of the API: the caller needs `right` over each resource id that `resources` returns.
 
-    `resources(context, call)` is a function. `path` is below API_PREFIX, in starlette's syntax; `status` is that of a
-    successful response. With `show_repeated`, the route takes an Idempotency-Key.
+    `resources(context, call)` is a function. `path` is below API_PREFIX, in starlette's syntax; `status` is the HTTP
+    status of a successful response. With `show_repeated`, the route takes an Idempotency-Key.
     """
 
     method: str  # such as GET
