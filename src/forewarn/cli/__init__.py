@@ -22,8 +22,8 @@ MISSING_EXTRAS_MESSAGE = (
 def main() -> int:
     """Run the `forewarn` command with the arguments of the process; raises SystemExit with its exit code.
 
-    Returns only if it cannot begin: 2, after a message, if click or rich is not installed, 130 after Ctrl-C while its
-    modules are loaded.
+    Returns only if it cannot begin: 2, after a message, if click or rich is not installed; 130 after Ctrl-C while
+    modules are being loaded.
     """
     try:
         return _run_command()

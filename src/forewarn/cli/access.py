@@ -42,11 +42,11 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
     """Create a client, and show its secret once. Without an ID the client gets a GUID.
 
     \f
-    `client_id` None: the service makes a GUID; ids have ASCII letters, digits, `.`, `_` and `-`, 100 at most, and are
-    stored in lower case. `called` is the display name. The secret is printed (also with --json), or instead written to
-    `secret_file`; it cannot be shown again. The client has no role yet. Raises Refused if the id is taken; Rejected for
-    an invalid one and, before a client is created, if `secret_file` exists or its directory does not. If the file
-    cannot be written then, the client exists and its secret is lost: renew it.
+    If `client_id` is None, the service makes a GUID. An id has at most 100 ASCII letters, digits, `.`, `_` and `-`, and
+    is stored in lower case. `called` is the display name. The secret is written to `secret_file` or, without one,
+    printed (even with --json); it cannot be shown again. The client has no role yet. Raises Refused if the id is taken;
+    Rejected for an invalid one and, before a client is created, if `secret_file` exists or its directory does not. If
+    writing the file fails after that, the client exists but its secret is lost: renew it.
     """
     if secret_file is not None and secret_file.exists():
         raise Rejected(f"{str(secret_file)!r} exists already and is not overwritten: give another --secret-file")
@@ -66,10 +66,10 @@ def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
     """Give a client a new secret; the old one is no longer valid.
 
     \f
-    Letter case of `client_id` is ignored. The old secret, and the tokens and sessions that were obtained with it, are
-    invalid at once; roles stay. Writes the new secret to `secret_file`, replacing that file, else to the local
-    service's own secret file of this client if there is one, else prints it. Raises NotFound, and Rejected, before
-    anything is changed, if the directory of `secret_file` does not exist.
+    The letter case of `client_id` is ignored. The old secret, and the tokens and sessions that were obtained with it,
+    are invalid at once; roles stay. Writes the new secret to `secret_file`, replacing that file, else to the local
+    service's own secret file of this client if there is one, else prints it. Raises NotFound for an unknown client and,
+    before anything is changed, Rejected if the directory of `secret_file` does not exist.
     """
     _require_parent_directory(secret_file)
     renewed = call.api.post("access", "clients", client_id, "secret")
@@ -83,8 +83,8 @@ def remove(call: Invocation, client_id: str) -> None:
     """Remove a client, and its grants.
 
     \f
-    Letter case of `client_id` is ignored. The client's secret, tokens and sessions are invalid at once. Prints how many
-    grants were removed with it, with --json what was removed. Does not ask. Raises NotFound.
+    The letter case of `client_id` is ignored. The client's secret, tokens and sessions are invalid at once. Prints how
+    many grants were removed with it or, with --json, what was removed. Does not ask for confirmation. Raises NotFound.
     """
     removed = call.api.delete("access", "clients", client_id)
     if call.output.as_json:
@@ -146,8 +146,8 @@ def show(call: Invocation) -> None:
     """Show clients and grants.
 
     \f
-    Prints two tables: all clients, sorted by id and without secrets, and all grants, in the order they were added;
-    sentences if there are none. With --json the API's answer.
+    Prints two tables: all clients, sorted by id and without secrets, and all grants, in the order they were added, or
+    sentences if there are none. With --json it prints the API's answer.
     """
     view = call.api.get("access")
     if call.output.as_json:
@@ -201,10 +201,11 @@ def grant(
     \f
     The options name the grantee and the resource. `to_vm` and `over_vm` are a name, `group/name` or key; `over_vm` may
     also name a uniform scale set or cloud service; `resource` is a resource id or such a name; `to_external` is the id
-    at the issuer, in exact letter case; the case of all others, and of `role`, is ignored. None: not given. Prints the
-    grant; one that exists stays as it is. Raises Rejected unless exactly one grantee (`client_id`, `to_vm`,
-    `to_external`) and exactly one resource (the other options) is given, and for an availability set or flexible scale
-    set, where it would apply to no VM; NotFound for an unknown name, Refused for an ambiguous one.
+    at the issuer, whose letter case counts; it is ignored in all others and in `role`. An option that is None was not
+    given. Prints the grant; an existing grant stays as it is. Raises Rejected unless exactly one grantee (`client_id`,
+    `to_vm`, `to_external`) and exactly one resource (the other options) is given, and for an availability set or
+    flexible scale set, on which a grant would apply to no VM; NotFound for an unknown name, Refused for an ambiguous
+    one.
     """
     to = _exactly_one(
         _NEEDS_ONE_TO,
@@ -244,7 +245,7 @@ def revoke(call: Invocation, grant_id: str) -> None:
 
     \f
     `grant_id` is the grant's id, or a unique beginning of four characters or more. The role no longer counts from the
-    next call on. Prints what was revoked. Raises NotFound, or Refused if several ids begin so.
+    next call on. Prints what was revoked. Raises NotFound, or Refused if several ids begin with it.
     """
     revoked = call.api.delete("access", "grants", grant_id)
     if call.output.as_json:

@@ -75,10 +75,10 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
     It polls for events, takes the steps of its file, approves, and undoes the steps when the event is over.
 
     \f
-    Checks the file (InvalidFile), then replaces this process by `python -m forewarn.agent`. With `dry_run` it stays,
-    and only prints what the agent would do for each new document until it is interrupted (`once`: for one); raises
-    Unavailable, NotFound or Rejected if the endpoint fails. `endpoint` None: of the file or environment, else
-    discovered.
+    Checks the file (raises InvalidFile), then replaces this process with `python -m forewarn.agent`. With `dry_run`
+    this process stays, and only prints what the agent would do for each new document until it is interrupted (with
+    `once`, for one document); it raises Unavailable, NotFound or Rejected if the endpoint fails. If `endpoint` is None,
+    it comes from the file or the environment, or is discovered.
     """
     config = _read_agent_config(file)
     if dry_run:
@@ -300,11 +300,11 @@ def _state_from_journal(config: AgentConfig) -> JsonObject:
 
 
 def _event_explanations(config: AgentConfig, id_prefix: str) -> list[JsonObject]:
-    """What the agent did, by its journal, for the event whose id begins so, ignoring letter case.
+    """Return what the agent did, by its journal, for the event whose id begins with `id_prefix`.
 
-    One explanation for each time the event appeared, oldest first: an object with `title`, `lines` (each with `at`,
-    `text` and `detail`) and `now`, the current state in words. Raises NotFound if no event begins with it; Rejected if
-    several do, if it has fewer than 4 characters, or if the journal cannot be read.
+    There is one explanation for each time the event appeared, oldest first: an object with `title`, `lines` (each with
+    `at`, `text` and `detail`) and `now`, the current state in words. Letter case is ignored. Raises NotFound if no id
+    begins with the prefix; Rejected if several do, if it has fewer than 4 characters, or if the journal cannot be read.
     """
     rules = {rule.name: rule for rule in config.rules}
     is_running = is_journal_locked(config.journal_path)

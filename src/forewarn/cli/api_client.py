@@ -47,9 +47,9 @@ class ServiceFailure(ForewarnError):
 class InvalidFile(Rejected):
     """A user's file, such as a fleet file or agent file, is invalid; the error has all its problems.
 
-    Each problem is an object with the keys `what`, `remedy` and `line` (from 1; None or missing: no line). `message` is
-    the sentence for people, `code` the error's code in the API. `file_name` is "the file" at first; the command that
-    knows the name sets it. Exit code 2; the command prints `problem_lines` instead of the message.
+    Each problem is an object with the keys `what`, `remedy` and `line` (from 1; None or missing if it has no line).
+    `message` is the sentence for people, `code` the error's code in the API. `file_name` is "the file" at first; the
+    command that knows the name sets it. Exit code 2; the command prints `problem_lines` instead of the message.
     """
 
     def __init__(self, message: str, problems: list[JsonObject], code: str = "Rejected") -> None:
@@ -61,7 +61,8 @@ class InvalidFile(Rejected):
     def problem_lines(self) -> list[str]:
         """Return one line of text per problem, `FILE:LINE: what: remedy`, so that editors can jump to it.
 
-        FILE is `file_name`. A problem without a line has `FILE: what: remedy`. In the order of `problems`.
+        The lines are in the order of `problems`. FILE is `file_name`; without a line number the form is `FILE: what:
+        remedy`.
         """
         return [
             f"{self._problem_location(problem)}: {problem['what']}: {problem['remedy']}" for problem in self.problems
@@ -93,8 +94,8 @@ _ERROR_CLASSES: dict[str, type[ForewarnError]] = {
 def error_code(error: ForewarnError) -> str:
     """Return the API's code for an error, such as `NotFound`, for the JSON that is printed.
 
-    It is the name of the error's class, or of the nearest class above it that has a code; an InvalidFile has its own
-    `code`. `Internal` for an error without such a class.
+    It is the name of the error's class, or of its nearest base class that has a code, else `Internal`; an InvalidFile
+    has its own `code`.
     """
     if isinstance(error, InvalidFile):
         return error.code
@@ -102,9 +103,9 @@ def error_code(error: ForewarnError) -> str:
 
 
 def named_error(code: str, message: str) -> ForewarnError:
-    """Return (not raise) an error with this message, of the class that has this code of the API.
+    """Return (do not raise) an error with this message, of the class that has this code of the API.
 
-    The code is in exact letter case, such as `NotFound`. A ServiceFailure if it is unknown.
+    The letter case of the code, such as `NotFound`, counts. An unknown code becomes a ServiceFailure.
     """
     return _ERROR_CLASSES.get(code, ServiceFailure)(message)
 
@@ -114,14 +115,14 @@ class HttpAnswer(NamedTuple):
 
     status: int  # the HTTP status
     body: bytes  # undecoded
-    now: float | None  # lab time when it was sent, in POSIX seconds; None if the answer does not say it
+    now: float | None  # lab time when it was sent, in POSIX seconds; None if the answer does not say
 
 
 class Transport(Protocol):
     """How an ApiClient reaches one service: over its unix socket (local) or over HTTPS (remote).
 
     An implementation has `location`, which says in messages where the service is, and `send`, which sends one request
-    and returns the answer, also one with an error status; it raises if no answer comes.
+    and returns the answer, even one with an error status; it raises if no answer comes.
     """
 
     @property
@@ -183,10 +184,11 @@ class ApiClient:
         return self._call("DELETE", _request_target(path, {}))
 
     def now(self) -> float:
-        """Return the service's (lab) time in seconds since 1970, as its last answer to this client said.
+        """Return the service's (lab) time in seconds since 1970, as of its last answer to this client.
 
-        Asks the service (GET clock) if no answer has said it yet; raises Unavailable if it cannot be reached, or the
-        error that it answers. The value does not advance between answers; a lab's time differs from this machine's.
+        The value does not advance between answers; a lab's time differs from this machine's. If no answer has told the
+        time yet, asks the service (GET clock); raises Unavailable if it cannot be reached, or the error that it
+        answers.
         """
         return self._now if self._now is not None else float(self.get("clock")["now"])
 
@@ -212,9 +214,9 @@ def send_request(
 ) -> HttpAnswer:
     """Open the connection, send one request as the CLI, close it, and return the answer, of any status.
 
-    `method` is that of HTTP, `target` the path with query, `payload` the body (None: none). `headers` come on top of
-    Forewarn-Surface and, with a `payload`, the Content-Type of JSON, or replace them. Raises OSError or HTTPException
-    if the connection fails, TimeoutError (an OSError) after the connection's own timeout, and the errors of the
+    `method` is the HTTP method, `target` the path with query, `payload` the body (None for none). `headers` are added
+    to, or replace, Forewarn-Surface and, with a `payload`, the Content-Type of JSON. Raises OSError or HTTPException if
+    the connection fails, TimeoutError (an OSError) after the connection's own timeout, and the errors of the
     connection's own `connect`.
     """
     try:

@@ -64,8 +64,8 @@ class _DetachedService:
 def child_arguments(ctx: click.Context) -> tuple[str, ...]:
     """Return the options of `up` that the user typed, with their values, as arguments for another process.
 
-    In the order in which the command declares them, without --data, --json, --detach and --wait-ready. Values from the
-    environment are left out: the other process inherits that. `ctx` is the context of `up`.
+    They are in the order in which the command declares them, without --data, --json, --detach and --wait-ready. Values
+    from the environment are left out, because the other process inherits it. `ctx` is the context of `up`.
     """
     arguments: list[str] = []
     for option in ctx.command.params:
@@ -85,11 +85,11 @@ def child_arguments(ctx: click.Context) -> tuple[str, ...]:
 def start_detached(call: Invocation, data: Path, arguments: tuple[str, ...], *, wait_ready: bool) -> None:
     """Start a lab in the background, and print its process id or, with `wait_ready`, its addresses.
 
-    `data` is its data directory, created if missing, `arguments` are options of `up`, with paths relative to the
-    current directory; messages of the lab go to `service.log` in `data`. Returns once the lab has locked the directory,
-    with `wait_ready` once it serves. If a lab runs or starts there already, starts none, waits until that one answers,
-    and prints its addresses. Raises ServiceFailure, with the end of the log, if the lab ends during its start;
-    Unavailable if it is not ready within two minutes (then it goes on starting, unless it has not even locked the
+    `data` is its data directory, created if missing; `arguments` are options of `up`, with paths relative to the
+    current directory. The lab writes its messages to `service.log` in `data`. Returns once the lab has locked the
+    directory or, with `wait_ready`, once it serves. If a lab already runs or starts there, it starts none, waits until
+    that lab answers, and prints its addresses. Raises ServiceFailure, with the end of the log, if the lab ends during
+    its start; Unavailable if it is not ready within two minutes (it goes on starting, unless it has not even locked the
     directory); Refused if the running service is not a lab; Rejected if `data` cannot be used.
     """
     with _sole_starter(call, data):
@@ -262,10 +262,10 @@ def down(call: Invocation, timeout_s: float) -> None:
     forewarn down --data /tmp/lab
 
     \f
-    Stops the service that uses the data directory, also one that runs in a terminal, with SIGTERM, and waits until it
-    has ended. Succeeds if none runs. Raises Refused if it belongs to another user, Unavailable if it still runs after
-    `timeout_s` seconds of real time. Prints its process id and the number of pending events, and which programs in VMs
-    still run: those are not ended.
+    Stops the service that uses the data directory, even one that runs in a terminal, with SIGTERM, and waits until it
+    has ended. Succeeds if none runs. Prints its process id, the number of pending events, and which programs in VMs
+    still run, because they are not ended. Raises Refused if the service belongs to another user, Unavailable if it
+    still runs after `timeout_s` seconds of real time.
     """
     pid = running_pid(call.data)
     pending = stop_service(call, pid, timeout_s) if pid is not None else None
@@ -357,7 +357,7 @@ def status(call: Invocation) -> None:
     forewarn status --json
 
     \f
-    Prints version, fleet, hypervisor, pending events, addresses, process and data directory, with --json the API's
+    Prints version, fleet, hypervisor, pending events, addresses, process and data directory or, with --json, the API's
     view; a remote caller who may not see everything gets only the version. Raises ServiceNotRunning, exit code 3, if no
     local service answers; Unavailable, also 3, if the local one is starting or stopping or a remote one cannot be
     reached.
@@ -374,8 +374,8 @@ def status(call: Invocation) -> None:
 def running_pid(data: Path) -> int | None:
     """Return the process id of the service that has locked this data directory; None if none has.
 
-    The service may still be starting, or be stopping. None too if it has not written its process id yet. Raises
-    Rejected without the [server] extra.
+    The service may still be starting, or be stopping. Also returns None if it has not written its process id yet.
+    Raises Rejected without the [server] extra.
     """
     with require_server_extra("up"):
         from forewarn.service.data_directory import running_service_pid
@@ -385,9 +385,9 @@ def running_pid(data: Path) -> int | None:
 def stop_service(call: Invocation, pid: int, timeout_s: float) -> int | None:
     """Stop the service of `call.data` with SIGTERM, wait for its end, and return its pending events.
 
-    `pid` is its process id. The result is the number of events that were pending before; None if the service could not
-    be asked. Returns at once if the process is gone already. Raises Refused if it belongs to another user, Unavailable
-    if it still runs after `timeout_s` seconds of real time.
+    `pid` is its process id. The result is the number of events that were pending before, or None if the service could
+    not be asked. Returns at once if the process is gone already. Raises Refused if it belongs to another user,
+    Unavailable if it still runs after `timeout_s` seconds of real time.
     """
     try:
         pending: int | None = call.api.get("service")["counts"]["events"]

@@ -21,7 +21,7 @@ def backup(call: Invocation, file: Path) -> None:
     The service writes the file on its own machine.
 
     \f
-    A relative `file` is in this directory; for a remote service it must be absolute, else Rejected is raised. Waits for
+    A relative `file` is in this directory; for a remote service it must be absolute, or Rejected is raised. Waits for
     an hour at most, and prints the path and size. Raises Refused if the file exists, Rejected if its directory does
     not, Unavailable if it cannot be written.
     """
@@ -58,10 +58,10 @@ def restore(call: Invocation, file: Path, change_purpose: bool) -> None:
     reverse, without --change-purpose.
 
     \f
-    `file` is a backup, `change_purpose` lets it replace a store of the other purpose (lab or production). The store is
-    that of the data directory, which need not have one. Prints where the old store is now, if there was one. Does not
-    ask, and starts no service. Raises Refused if a service runs in the data directory, or if the purposes differ
-    without `change_purpose`; Rejected if the file is not a backup.
+    Replaces the store in the data directory, if there is one, with the backup `file`; with `change_purpose`, even a
+    store of the other purpose (lab or production). Prints where the old store is now, if there was one. Does not ask
+    for confirmation, and starts no service. Raises Refused if a service runs in the data directory, or if the purposes
+    differ without `change_purpose`; Rejected if the file is not a backup.
     """
     with require_server_extra("restore"):
         from forewarn.clock import read_real_time

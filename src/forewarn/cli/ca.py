@@ -23,8 +23,8 @@ def ca(call: Invocation) -> None:
     """Show the CA of the service's HTTPS certificate, or export it.
 
     \f
-    Without a subcommand prints the path, SHA-256 fingerprint and end of validity of the CA in the data directory, and
-    the names of the server's certificate; with a subcommand does nothing itself. Reads files only, so no service needs
+    Without a subcommand it prints the path, SHA-256 fingerprint and end of validity of the CA in the data directory,
+    and the names of the server's certificate; with one it does nothing itself. It only reads files, so no service needs
     to run. Raises NotFound without a CA, Rejected if it cannot be read.
     """
     if click.get_current_context().invoked_subcommand is not None:
@@ -58,8 +58,8 @@ def export(call: Invocation, file: str) -> None:
     """Write the CA's certificate to a file, or to standard output.
 
     \f
-    `file` is "-" for standard output. A file that has the same content is no error, one with other content is not
-    replaced. Only the certificate is written, never the key. With --json prints the certificate as `pem`, too. Raises
+    `file` is "-" for standard output. An existing file is never replaced, but is no error if it has the same content.
+    Only the certificate is written, never the key. With --json the certificate is also printed, as `pem`. Raises
     NotFound without a CA, Rejected if the file exists with other content or cannot be written.
     """
     pem = _read_ca(call)

@@ -29,8 +29,8 @@ def show(call: Invocation) -> None:
     """Show the time.
 
     \f
-    Prints the service's (lab) time in this machine's time zone, and for a lab how fast its clock runs; with --json the
-    API's view, with the time in seconds since 1970.
+    Prints the service's (lab) time in this machine's time zone and, for a lab, how fast its clock runs. With --json it
+    prints the API's view, with the time in seconds since 1970.
     """
     _print_clock(call, call.api.get("clock"))
 
@@ -49,8 +49,8 @@ def advance(call: Invocation, by: float, without_polls: bool) -> None:
     `by` is in seconds of lab time, above 0 and at most 366 days. Waits until everything that is due by then is done, an
     hour at most, then prints the history entries of that time (the newest 10,000) and the new time. With
     `without_polls`, VMs do not count as polling meanwhile, so that scopes may be disabled. Acts that the hypervisor has
-    not answered for ten seconds are not waited for. Raises Rejected outside a lab, and for another `by`; Unavailable if
-    it takes over an hour of real time, or fails on the way: the clock may have moved by a part then.
+    not answered for ten seconds are not waited for. Raises Rejected outside a lab, and for any other `by`; Unavailable
+    if it takes over an hour of real time or fails midway, when the clock may have moved in part.
     """
     body: dict[str, object] = {"by_s": by, **({"without_polls": True} if without_polls else {})}
     view = call.api.post("clock", "advance", body=body, timeout_s=_ADVANCE_TIMEOUT_S)
@@ -90,7 +90,7 @@ def speed(call: Invocation, speed: float) -> None:
     """Run a lab's clock FACTOR times as fast as real time; 0 stops it.
 
     \f
-    `speed` is 0 to 100,000 seconds of lab time per second of real time; the time does not jump. The speed stays after a
+    `speed` is 0 to 100,000 seconds of lab time per second of real time; the time does not jump. The speed survives a
     restart of the service. Prints the time, and how fast the clock runs. Raises Rejected outside a lab, and for a speed
     that is too high.
     """

@@ -144,8 +144,9 @@ def list_(call: Invocation, profile: str | None) -> None:
     """Show all cases.
 
     \f
-    Prints a table of the built-in cases in the order in which they run, those of `profile` only (None: all): id, what
-    happens, the severity of a failure, and profiles. With --json also reasons and demands. Case files are not read.
+    Prints a table of the built-in cases in the order in which they run, only those of `profile` unless it is None: id,
+    what happens, the severity of a failure, and profiles. With --json it also prints reasons and demands. Case files
+    are not read.
     """
     from forewarn.crash_test.cases import ALL_CASES
 

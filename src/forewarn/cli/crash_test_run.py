@@ -38,7 +38,7 @@ _STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFiles:
-    """The files to which the result of a crash test is written, besides the terminal; None: not written."""
+    """The files to which the result of a crash test is written, besides the terminal; None for none."""
 
     json: Path | None = None  # the whole result, for `crash-test replay`; `-`: stdout gets it, and nothing else
     html: Path | None = None  # a report with a timeline of each case
@@ -52,7 +52,7 @@ class ReportFiles:
         return self.json == _STDOUT
 
     def require_writable(self) -> None:
-        """Raise Rejected unless every file that is given can be written, and all are different; writes none.
+        """Raise Rejected unless every given file can be written, and all are different; write none.
 
         The directory of each must exist. A `json` of `-`, devices and pipes are not checked. The message names the
         option.
@@ -137,10 +137,10 @@ def _check_attachment(handler: tuple[str, ...], options: Mapping[str, Any]) -> N
 def run_plan(call: Invocation, plan: CrashTestPlan) -> CrashTestResult:
     """Run all cases of the plan, with a progress bar on a terminal, and return the result.
 
-    Blocks until all have ended, or for a handler that runs elsewhere first prints the address for it and waits for its
+    Blocks until all have ended. For a handler that runs elsewhere, first prints the address for it and waits for its
     first poll. Writes no report. Raises Refused if this machine allows no namespaces and the plan needs them, or if an
     attached handler does not poll within 5 minutes; Rejected if it cannot listen on the address for that handler.
-    SIGINT and SIGTERM end everything that runs; then a sentence says so, and click's Exit ends the command with 128 +
+    SIGINT and SIGTERM end everything that runs; the command then prints a sentence, and click's Exit ends it with 128 +
     the signal's number.
     """
     from forewarn.crash_test.preflight import require_namespaces
@@ -242,9 +242,9 @@ def report_result(
     """Print the result, write its report files, and return the exit code of the command.
 
     Prints to stdout, or to stderr if stdout gets the JSON. `expected` has the failures of the baseline, case id →
-    reason; None: none. Also names cases of it that passed. The code is 0 without failures that it does not expect, 1
-    with some, and 2 if the handler did not run. Replaces files that exist; OSError if one cannot be written; those
-    before it are written then (JSON, JUnit, HTML, badge, baseline).
+    reason (None without a baseline); cases in it that passed are named too. The exit code is 0 without unexpected
+    failures, 1 with some, and 2 if the handler did not run. Replaces existing files, in the order JSON, JUnit, HTML,
+    badge, baseline; raises OSError if one cannot be written, and the files before it stay.
     """
     from forewarn.crash_test.baseline import compare_with_baseline
     from forewarn.crash_test.grading import Grade
@@ -286,7 +286,7 @@ def _write_files(result: CrashTestResult, files: ReportFiles, expected: Mapping[
 def plan_replay(result: CrashTestResult, case: Case) -> CrashTestPlan:
     """Return a plan that runs one case again, with the handler, claims and seed of an earlier result.
 
-    The probes and other options are those of the result too. Nothing is checked, also not that the result has the case.
+    The probes and other options come from the result too. Nothing is checked, not even that the result has the case.
     """
     from forewarn.crash_test.runner import CrashTestPlan
 

@@ -60,8 +60,8 @@ def read_secret_file(path: Path) -> str:
 def parse_secret(text: str, source: str) -> str:
     """Return the secret in a text, without blanks around it.
 
-    Raises Rejected if that is empty or has several lines. `source` says in the error where the text comes from, such as
-    "standard input".
+    Raises Rejected if the secret is empty or has several lines; the error names `source`, where the text comes from,
+    such as "standard input".
     """
     secret = text.strip()
     if not secret:
@@ -116,8 +116,8 @@ class Profile:
     def read_secret(self) -> str:
         """Return the client's secret: `secret`, or else the one line in `secret_file`.
 
-        Without blanks around the line. Reads the file at each call. Raises NotFound if it does not exist; Rejected if
-        others have any access to it, if it cannot be read, or if it is empty or has several lines.
+        Blanks around the line are removed. Reads the file at each call. Raises NotFound if it does not exist; Rejected
+        if others have any access to it, if it cannot be read, or if it is empty or has several lines.
         """
         return self.secret or read_secret_file(Path(self.secret_file))
 
@@ -157,7 +157,7 @@ class ProfileFile:
             ) from None
 
     def find(self, name: str) -> Profile:
-        """Return the profile of this name, in exact letter case; raises NotFound if there is none.
+        """Return the profile with this name, whose letter case counts; raise NotFound if there is none.
 
         Raises Rejected if others have any access to the file, or if it cannot be read or parsed.
         """
@@ -178,8 +178,8 @@ class ProfileFile:
     def remove(self, name: str) -> Profile:
         """Remove a profile from the file and return it; a `secret_file` that it names stays.
 
-        The name is in exact letter case. Raises NotFound if there is none; Rejected if the file cannot be read, parsed
-        or written, or if others have any access to it.
+        The letter case of the name counts. Raises NotFound if there is none; Rejected if the file cannot be read,
+        parsed or written, or if others have any access to it.
         """
         removed = self.find(name)
         self._write({known: profile for known, profile in self.read_all().items() if known != name})
@@ -213,11 +213,12 @@ def require_profile_name(name: str) -> str:
 def resolve_profile(selection: RemoteSelection, profiles: ProfileFile, environ: Mapping[str, str]) -> Profile:
     """Return the profile for the selected remote service: the named one, else the one for its server.
 
-    `selection` must name a server or a profile. For a server without a name, FOREWARN_CLIENT_ID and
-    FOREWARN_SECRET_FILE, if set, make a profile and come before the only saved one for that server. FOREWARN_CA is the
-    CA if the profile has none. Nothing is saved. Raises NotFound if the named profile does not exist; Unauthenticated
-    if none is for the server; Rejected if several are, if the named one is for another server, if only one of the two
-    variables is set, if the server is not an https URL, or if the file of profiles cannot be used.
+    `selection` must name a server or a profile. If only a server is selected, FOREWARN_CLIENT_ID and
+    FOREWARN_SECRET_FILE, if set, make a profile, which takes precedence over the only saved one for that server.
+    FOREWARN_CA is the CA if the profile has none. Nothing is saved. Raises NotFound if the named profile does not
+    exist; Unauthenticated if no profile is for the server; Rejected if several are, if the named one is for another
+    server, if only one of the two variables is set, if the server is not an https URL, or if the file of profiles
+    cannot be used.
     """
     if selection.profile:
         profile = profiles.find(selection.profile)

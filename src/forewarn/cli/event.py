@@ -42,11 +42,11 @@ def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **s
     """Show pending events.
 
     \f
-    Shows live events, with `over_too` also those that are over, that match all of `selection`: vm, scope, host and
-    rollout, each None or a name or id (with vm, those that affect it); NotFound for an unknown one, Refused for an
-    ambiguous one. `limit` None is 1000, at most 1,000,000; if there are more, the newest are shown, oldest first. With
-    `watch` it runs until it is interrupted: prints a live table on a terminal, in a pipe a line for each change, with
-    --json a page for each.
+    Shows live events, and with `over_too` events that are over, that match all of `selection`: vm (events that affect
+    it), scope, host and rollout, each None or a name or id. Raises NotFound for an unknown name or id, Refused for an
+    ambiguous one. `limit` is at most 1,000,000, and None means 1000; if there are more events, the newest are shown,
+    oldest first. With `watch` it runs until it is interrupted, and prints a live table on a terminal, a line for each
+    change in a pipe, and a page for each change with --json.
     """
     query = {"all": over_too or None, "limit": limit, **selection}
     page = call.api.get("events", query=query)
@@ -105,8 +105,8 @@ def _print_changes(call: Invocation, before: list[JsonObject], after: list[JsonO
 def changed_events(before: list[JsonObject], after: list[JsonObject]) -> list[JsonObject]:
     """Return the events of `after`, in its order, that are new or have another status, approval or ending.
 
-    Both are the API's views of events, `before` the older ones; an event is the same if its id is. Events that are only
-    in `before` are not returned: see `removed_event_ids`.
+    Both are the API's views of events, `before` the older ones; events are matched by id. Events that are only in
+    `before` are not returned: see `removed_event_ids`.
     """
     known = {event["id"]: _comparable_state(event) for event in before}
     return [event for event in after if known.get(event["id"]) != _comparable_state(event)]
@@ -169,11 +169,11 @@ def approve(call: Invocation, events: tuple[str, ...], **selection: str | None) 
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    `selection` has the options vm, host and rollout; it selects the scheduled events without an approval that match
-    all. Prints each event. Returns the exit code: 2 if some event could not be approved (the others are), else 0, also
-    if the selection has no events. Raises Rejected unless either `events` or a selection is given. For a single id
-    raises the error of that event: NotFound, or Refused if it is over. An event that is approved or has started stays
-    as it is.
+    `selection` has the options vm, host and rollout, and selects the scheduled events without an approval that match
+    all of them. Prints each event. Returns the exit code: 2 if an event could not be approved (the others are), else 0,
+    even if the selection has no events. Raises Rejected unless either `events` or a selection is given. For a single id
+    it raises the error of that event: NotFound, or Refused if it is over. An event that is approved or has started
+    stays as it is.
     """
     return _change_events(call, "approve", "approved", _selection_body(events, selection))
 
@@ -188,10 +188,11 @@ def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **se
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    `selection` has the options vm, host and rollout; it selects the scheduled events that match all. `reason` None: the
-    history says who withdrew them. Prints each event. Returns the exit code: 2 if some event could not be withdrawn
-    (the others are), else 0, also if the selection has no events. Raises Rejected unless either `events` or a selection
-    is given. For a single id raises the error of that event: NotFound, or Refused if it has started or is over.
+    `selection` has the options vm, host and rollout, and selects the scheduled events that match all of them. If
+    `reason` is None, the history says who withdrew them. Prints each event. Returns the exit code: 2 if an event could
+    not be withdrawn (the others are), else 0, even if the selection has no events. Raises Rejected unless either
+    `events` or a selection is given. For a single id it raises the error of that event: NotFound, or Refused if it has
+    started or is over.
     """
     body = _selection_body(events, selection)
     return _change_events(call, "withdraw", "withdrawn", {**body, **({"reason": reason} if reason else {})})

@@ -33,8 +33,8 @@ def list_faults(call: Invocation, kinds: bool) -> None:
     """Show the active faults.
 
     \f
-    Prints a table of the active faults and one for each active storm, or a sentence if there are none; with `kinds`
-    instead every kind of fault with its parameters and what a client sees. With --json all three.
+    Prints a table of the active faults and one for each active storm, or a sentence if there are none. With `kinds` it
+    prints instead every kind of fault, with its parameters and what a client sees; with --json it prints all three.
     """
     view = call.api.get("faults")
     if call.output.as_json:
@@ -77,10 +77,10 @@ def set_fault(
 
     \f
     `parameters` that are not given have their defaults. `vm` is a name, `group/name` or key, `scope` an id or the name
-    of a set or VM. `for_s` is in seconds of real time for faults of requests, else of lab time. The fault ends with
-    `count` or `for_s`, the earlier of the two. Prints the fault. Raises Rejected unless exactly one of `vm`, `scope`
-    and `every` is given, and for a wrong kind or parameter; NotFound for an unknown name; Refused if a name is
-    ambiguous, 1,000 faults are active, or no scope allows a fault that happens at once.
+    of a set or VM. `for_s` is in seconds of real time for faults of requests, else of lab time. The fault ends after
+    `count` or `for_s`, whichever comes first. Prints the fault. Raises Rejected unless exactly one of `vm`, `scope` and
+    `every` is given, and for a wrong kind or parameter; NotFound for an unknown name; Refused if a name is ambiguous,
+    1,000 faults are active, or no scope allows a fault that happens at once.
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
         raise Rejected("a fault applies to a VM, a scope or every VM: give one of --vm, --scope and --all")
@@ -107,11 +107,11 @@ def clear_faults(
     """Clear faults and storms, by id or by target.
 
     \f
-    `ids` are full ids. Clears the faults that match every given option; `vm` and `scope` mean faults that were set for
-    exactly that VM or scope, not for another target that includes it. Storms are cleared too if only `ids` or `every`
-    is given. The faults that a storm has set stay. Prints what was cleared, maybe nothing. Raises Rejected if nothing
-    is given or the kind is unknown; NotFound for an id that is not active or an unknown VM or scope, and then clears
-    nothing; Refused for an ambiguous name.
+    `ids` are full ids. Clears the faults that match every given option; `vm` and `scope` select faults that were set
+    for exactly that VM or scope, not for a target that includes it. If only `ids` or `every` is given, storms are
+    cleared too, but not the faults that they have set. Prints what was cleared, which may be nothing. Raises Rejected
+    if nothing is given or the kind is unknown; NotFound for an id that is not active or an unknown VM or scope, and
+    then clears nothing; Refused for an ambiguous name.
     """
     if not ids and not every and kind is None and vm is None and scope is None:
         raise Rejected("no fault is selected: give ids, or --kind, --vm, --scope or --all")
@@ -145,9 +145,9 @@ def storm(call: Invocation, seed: int, vms: tuple[str, ...], for_s: float) -> No
 
     \f
     `vms` are names, `group/name` or keys, each once; () means all VMs. New faults begin for `for_s` seconds of lab
-    time, at most 24 hours; equal seed, VMs and duration give equal faults. Prints the schedule of the faults, and does
-    not wait for its end. Raises NotFound for an unknown VM, Rejected for one named twice or a wrong duration, Refused
-    if the fleet has no VM or a name is ambiguous.
+    time, at most 24 hours; the same seed, VMs and duration lead to the same faults. Prints the schedule of the faults,
+    and does not wait for its end. Raises NotFound for an unknown VM, Rejected for one named twice or a wrong duration,
+    Refused if the fleet has no VM or a name is ambiguous.
     """
     body = {"seed": seed, "vms": list(vms), "for_s": for_s}
     _print_storm(call, call.api.post("faults", "storm", body=body))

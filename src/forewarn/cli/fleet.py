@@ -44,10 +44,10 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
     """Show hosts and VMs, or one VM in detail.
 
     \f
-    `vm` is a name, `group/name` or key, and is shown with its live events. None: tables of the hosts and VMs that
-    `scope` (an id, or the name of a set or VM) and `host` (letter case is ignored) select, at most `limit` VMs (None:
-    all). With --json the API's answer. Raises NotFound for an unknown name, also of a removed VM, Refused for an
-    ambiguous one.
+    `vm` is a name, `group/name` or key, and is shown with its live events. If it is None, this prints tables of the
+    hosts and VMs that `scope` (an id, or the name of a set or VM) and `host` (ignoring letter case) select, with at
+    most `limit` VMs (None: all). With --json it prints the API's answer. Raises NotFound for an unknown name or a
+    removed VM, Refused for an ambiguous name.
     """
     if vm is not None:
         view = call.api.get("vms", vm)
@@ -75,10 +75,10 @@ def add(call: Invocation, name: str, **facts: Any) -> None:
     """Add one VM.
 
     \f
-    `facts` has the options resource_group, location, host, availability_set, scale_set, zone and priority ("Spot");
-    those that are None are left to the service, which takes them from the VM's set and the rest of the fleet. A deleted
-    VM of the same name is added again. Prints the VM. Raises Refused if it exists or finds no place, Rejected for an
-    invalid option.
+    `facts` has the options resource_group, location, host, availability_set, scale_set, zone and priority ("Spot"); for
+    options that are None, the service takes values from the VM's set and the rest of the fleet. A deleted VM of the
+    same name is added again. Prints the VM. Raises Refused if it exists or finds no place, Rejected for an invalid
+    option.
     """
     given = {fact: value for fact, value in facts.items() if value is not None}
     _print_changed_vm(call, call.api.post("fleet", "vms", body={"name": name, **given}), "added")
@@ -93,8 +93,8 @@ def remove(call: Invocation, vm: str) -> None:
     `forewarn delete VM` deletes it with notice.
 
     \f
-    `vm` is a name, `group/name` or key. Does not ask. Withdraws events that this makes obsolete. Prints the removed VM.
-    Raises NotFound, or Refused if it has a started event or several VMs match.
+    `vm` is a name, `group/name` or key. Does not ask for confirmation. Withdraws events that this makes obsolete.
+    Prints the removed VM. Raises NotFound, or Refused if it has a started event or several VMs match.
     """
     _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "removed from the fleet")
 
@@ -117,8 +117,8 @@ def add_host(call: Invocation, name: str, location: str, zone: str | None) -> No
     """Add one host.
 
     \f
-    `location` is a name, such as `westeurope`; `zone` None: it is in no zone. Prints the host, which is healthy and has
-    no VMs. Raises Refused if a host has the name already, ignoring letter case; Rejected for an invalid name.
+    `location` is a name, such as `westeurope`; `zone` is None for a host in no zone. Prints the host, which is healthy
+    and has no VMs. Raises Refused if a host has the name already, ignoring letter case; Rejected for an invalid name.
     """
     body = {"name": name, "location": location, **({"zone": zone} if zone else {})}
     _print_host(call, call.api.post("fleet", "hosts", body=body), "added")
@@ -131,8 +131,8 @@ def remove_host(call: Invocation, host: str) -> None:
     """Remove one host from the fleet; it must have no VMs.
 
     \f
-    `host` is its name; letter case is ignored. Does not ask. Prints the removed host. Raises NotFound, or Refused if
-    VMs are on it or moving to it.
+    `host` is its name; letter case is ignored. Does not ask for confirmation. Prints the removed host. Raises NotFound,
+    or Refused if VMs are on it or moving to it.
     """
     _print_host(call, call.api.delete("fleet", "hosts", host), "removed from the fleet")
 
@@ -145,8 +145,8 @@ def check(call: Invocation, file: IO[bytes]) -> None:
 
     \f
     `file` is open for reading. Changes nothing; prints what applying the file would add, change and remove, and what
-    prevents it, which is no error here. If no local service runs, checks only the file itself. Raises InvalidFile with
-    the problems of a file that is wrong by itself, Rejected if it is not UTF-8, Unavailable if a remote service does
+    prevents it, which is no error here. If no local service runs, only the file itself is checked. Raises InvalidFile
+    with the problems of a file that is itself wrong, Rejected if it is not UTF-8, Unavailable if a remote service does
     not answer.
     """
     proposal = _read_proposal(file)
@@ -196,12 +196,12 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     Shows the difference first, and asks before it applies it.
 
     \f
-    Removes the VMs and hosts that the file does not declare; all or nothing. VMs that were deleted stay so, unless
-    `resurrect`. `dry_run` changes nothing, and returns 0 also if problems forbid the difference: it prints them with
-    the difference. With `yes` it does not ask, and prints the difference after it was applied. Returns the exit code: 1
-    if the user declines, else 0, also if nothing differs. Raises InvalidFile with the file's problems, Rejected if it
-    is not UTF-8 or there is no terminal to ask on, Refused and other errors of the service if the fleet's state forbids
-    it.
+    Applies the whole difference or nothing, and removes VMs and hosts that the file does not declare. Deleted VMs stay
+    deleted, unless `resurrect`. With `yes` it does not ask, and prints the difference after applying it. With `dry_run`
+    it changes nothing, prints the difference and any problems that forbid it, and returns 0 even then. Returns the exit
+    code: 1 if the user declines, else 0, even if nothing differs. Raises InvalidFile with the file's problems, Rejected
+    if it is not UTF-8 or there is no terminal to ask on, Refused and other errors of the service if the fleet's state
+    forbids it.
     """
     proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
     if yes and not dry_run:

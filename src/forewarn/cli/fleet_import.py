@@ -45,11 +45,11 @@ def import_libvirt(call: Invocation, uris: tuple[str, ...], output: str | None, 
 
     \f
     Connects to each of `uris`, changes nothing there, and writes `output` (None: fleet.toml in this directory). Prints
-    hosts, VMs, and notes on what it left out; "-" prints the file instead, also with --json. With `watch` it writes
-    nothing and after that prints lifecycle changes until it is interrupted, with --json only these, as objects, one per
-    line. Raises Refused if the file exists without `force` or libvirt refuses, Unavailable if a host does not answer,
-    Rejected without libvirt's Python module, if two hosts have the same name, for `watch` with `output`, and if the
-    file cannot be written.
+    hosts, VMs, and notes on what it left out; if `output` is "-", it prints the file instead, even with --json. With
+    `watch` it writes no file, and goes on to print lifecycle changes until it is interrupted; with --json it prints
+    only the changes, one object per line. Raises Refused if the file exists without `force` or libvirt refuses,
+    Unavailable if a host does not answer, Rejected without libvirt's Python module, if two hosts have the same name,
+    for `watch` with `output`, and if the file cannot be written.
     """
     with require_server_extra("fleet import"):
         from forewarn.hypervisor.libvirt.fleet_import import plan_import, render_fleet_file

@@ -24,8 +24,8 @@ def local_time(at: float) -> datetime:
 def clock_time(at: float, now: float, *, dated: bool = False) -> str:
     """Return the local time of day, `12:00:05`, or `2026-03-01 12:00:05` if its date is not today's.
 
-    Today is the date of `now`; both are seconds since 1970. With `dated` always with the date. "never" if a time is out
-    of range.
+    Today is the date of `now`; both are seconds since 1970. `dated` always adds the date. Returns "never" if a time is
+    out of range.
     """
     try:
         shown, today = local_time(at), local_time(now).date()
@@ -37,7 +37,7 @@ def clock_time(at: float, now: float, *, dated: bool = False) -> str:
 def clock_times(ats: Iterable[float], now: float) -> list[str]:
     """Return the local times of one column, `12:00:05`, in the same order, all with or without a date.
 
-    All get their date if one is not of the day of `now`. "never" for a time that is out of range.
+    All get their date if one is not on the day of `now`. A time that is out of range becomes "never".
     """
     listed = list(ats)
     plain = [clock_time(at, now) for at in listed]
@@ -59,8 +59,8 @@ def relative_time(at: float, now: float, *, units: int = 2) -> str:
 def describe_time(at: float | None, now: float) -> str:
     """Return a time as `12:00:05 (in 5m)`: the local time, and how far it is; `-` for None.
 
-    With its date if it is not of today, the day of `now`. In the past `(5m ago)`. `at` and `now` are seconds since
-    1970, of the same clock.
+    The date is added if it is not the day of `now`. A past time has `(5m ago)`. `at` and `now` are seconds since 1970,
+    by the same clock.
     """
     return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"
 
@@ -89,7 +89,7 @@ def join_names(listed: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
 def count_noun(count: int, thing: str, things: str = "") -> str:
     """Return the count with its noun: `1 event`, `0 events`.
 
-    `things` is the plural; "": `thing` with an s.
+    `things` is the plural; "" means `thing` with an s.
     """
     return f"{count} {thing}" if count == 1 else f"{count} {things or f'{thing}s'}"
 
@@ -125,9 +125,9 @@ def describe_resource(resource: str) -> str:
 
 
 def event_kind(event: JsonObject) -> str:
-    """Return the kind of an event that VMs see, such as `Reboot`; what is done if they never see it.
+    """Return the kind of an event as VMs see it, such as `Reboot`; if they never see it, its verb.
 
-    `event` is the API's view of it. What is done is the verb, such as `delete`.
+    `event` is the API's view of it. The verb says what is done, such as `delete`.
     """
     return str(event["kind"] or event["verb"])
 
@@ -149,9 +149,9 @@ def _relevant_time(event: JsonObject, now: float) -> str:
 def waiting_reason(event: JsonObject, now: float) -> str:
     """Return what an event waits for and until when, or what is being done, or why it ended; may be "".
 
-    `event` is the API's view, `now` the service's time. A scheduled event: the text of its wait and, if known, when
-    that ends: `… (in 5m)`. A started one: `reboot of web-0` with the VMs whose acts are unfinished, then how the first
-    of them with a note is going, as the hypervisor says it. One that is over: its reason, else its note.
+    `event` is the API's view, `now` the service's time. For a scheduled event it is the text of its wait and, if known,
+    when that ends: `… (in 5m)`. For a started one it is `reboot of web-0` with the VMs whose acts are unfinished, then
+    the hypervisor's first note about them. For one that is over it is its reason, else its note.
     """
     wait = event["waits_for"]
     if not wait:
@@ -184,9 +184,9 @@ def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
 def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
     """Return the table cells of one event, in the order of EVENT_HEADERS.
 
-    `event` is the API's view, `now` the service's time, `shown_id` its id, maybe shortened. The time is that of the
-    end, else of the start, else NotBefore. An event that waits for its notice shows `an approval` as what it waits for:
-    that would start it earlier.
+    `event` is the API's view, `now` the service's time, `shown_id` its id, maybe shortened. The time is when it ended,
+    else when it started, else NotBefore. An event that waits for its notice to end shows `an approval` as what it waits
+    for, because an approval would start it earlier.
     """
     approved = dim(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [
@@ -208,7 +208,7 @@ def _short_waiting_reason(event: JsonObject, now: float) -> str:
 def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text, Text]]:
     """Return a label (local time and kind) and a sentence for each history entry, in the same order.
 
-    All times get a date if one of them is not of the day of `now`, the service's time. The sentence ends with the actor
+    All times get a date if one of them is not on the day of `now`, the service's time. The sentence ends with the actor
     in parentheses where a person may have acted and the text does not name them. Prints nothing.
     """
     times = clock_times((entry["at"] for entry in entries), now)
@@ -225,8 +225,8 @@ def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
 def failure_reasons(events: Iterable[JsonObject]) -> list[str]:
     """Return a clause for each event that failed or was withdrawn, such as `event ID failed (web-0: …)`.
 
-    In the order of `events`, which are the API's views. The reasons are those of the failed acts, else that of the
-    event. Other events, also those that were not needed, are left out.
+    The clauses are in the order of `events`, which are the API's views. The reasons come from the failed acts, else
+    from the event. Other events, including those that were not needed, are left out.
     """
     return [_failure_of_event(event) for event in events if event["ending"] in ("failed", "withdrawn")]
 

@@ -28,7 +28,7 @@ def endpoint_option(function: CommandFunction) -> CommandFunction:
     """Decorate a command that polls a VM's endpoint: an `offline_command` with the option --endpoint.
 
     The function gets the Invocation as its first argument, and `endpoint` as a keyword: a URL, or None if the option is
-    not given; then `Client` takes the endpoint of the environment, or discovers it.
+    not given. With None, `Client` takes the endpoint from the environment, or discovers it.
     """
     return click.option(
         "--endpoint",
@@ -71,9 +71,10 @@ def watch(call: Invocation, endpoint: str | None) -> None:
     """Keep running, and show every change.
 
     \f
-    Prints each new document of the endpoint, the first one at once: its incarnation, and all its events, also those of
-    other VMs; with --json one object per line. Runs until it is interrupted; waits out outages. `endpoint` None: from
-    the environment, else discovered. Raises NotFound or Rejected if the endpoint refuses.
+    Prints each new document of the endpoint, the first one at once: its incarnation, and all its events, including
+    those of other VMs; with --json it prints one object per line. Runs until it is interrupted; waits out outages. If
+    `endpoint` is None, it comes from the environment, or is discovered. Raises NotFound or Rejected if the endpoint
+    refuses.
     """
     client = Client(endpoint)
     name: str | None = None
@@ -97,10 +98,11 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
     EVENT is an event's id, or the first four or more characters of it.
 
     \f
-    `ids` are ids or beginnings of them, ignoring letter case; `mine` approves all that list this VM, maybe none. All
-    are approved in one request, or none. Prints the ids that were approved. `endpoint` None: from the environment, else
-    discovered. Raises Rejected unless either `ids` or `mine` is given, for a beginning that is too short or ambiguous,
-    and if the endpoint refuses; NotFound if no listed event begins so; Unavailable if the endpoint does not answer.
+    `ids` are ids or beginnings of them, ignoring letter case; `mine` approves all events that list this VM, of which
+    there may be none. Either all are approved, in one request, or none. Prints the ids that were approved. If
+    `endpoint` is None, it comes from the environment, or is discovered. Raises Rejected unless either `ids` or `mine`
+    is given, for a beginning that is too short or ambiguous, and if the endpoint refuses; NotFound if no listed event
+    has such an id; Unavailable if the endpoint does not answer.
     """
     if mine == bool(ids):
         raise Rejected("no events are selected, or twice: give their ids, or --mine for all that list this VM")
@@ -141,7 +143,7 @@ def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
 
 
 def vm_name_or_none(client: Client) -> str | None:
-    """Return the VM's name, for which the endpoint is asked; None if it does not answer or refuses.
+    """Ask the endpoint for the VM's name and return it; None if it does not answer or refuses.
 
     Blocks for the retries of `Client.name`. Raises no ForewarnError.
     """

@@ -189,7 +189,7 @@ def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: i
     """Return a table of rich, headers in capitals, for a terminal of this width in characters.
 
     Prints nothing. The columns have the widths of `column_widths`, or those that rich chooses if that finds none.
-    ValueError unless each row has a cell per header.
+    Raises ValueError unless each row has a cell per header.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)

@@ -64,9 +64,9 @@ def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
     """Show one rollout and its events, by id or unique id prefix.
 
     \f
-    Letter case of `rollout_id` is ignored; None (not given) is Rejected. Prints its state, progress and events. With
-    `watch` follows it to its end; Ctrl-C ends only the waiting. Returns the exit code: 1 if it was followed and did not
-    complete without failures, else 0. Raises NotFound, or Refused if several ids begin so.
+    The letter case of `rollout_id` is ignored; None (not given) is Rejected. Prints its state, progress and events.
+    With `watch` follows it to its end; Ctrl-C ends only the waiting. Returns the exit code: 1 if it was followed and
+    did not complete without failures, else 0. Raises NotFound, or Refused if several ids begin so.
     """
     if rollout_id is None:
         raise Rejected("no rollout is named: give the id of one, which `forewarn rollout list` shows")
