@@ -22,15 +22,16 @@ _MAX_LOCK_ATTEMPTS = 2000  # a few milliseconds; a process holds the lock for mi
 class FaultQuota(Protocol):
     """Counts the requests that each fault has affected, up to its limit `Fault.count` (None: no limit).
 
-    Only for transport faults, which are injected failures of VMs' requests. A fault without a limit may always affect
-    one more.
+    It is only for transport faults, which are injected failures of VMs' requests. A fault without a limit may always
+    affect one more request.
     """
 
     def set_active(self, faults: Iterable[Fault]) -> None:
         """Replace the active faults, and forget the counts of all others.
 
-        `Fault.touched` says how many requests each has affected so far; the count of one that was set before stays if
-        it is higher. A quota that processes share does nothing here: one of them sets its counters in another way.
+        `Fault.touched` says how many requests each fault has affected so far; the count of a fault that was set before
+        stays if it is higher. A quota that processes share does nothing here: one of them sets its counters in another
+        way.
         """
 
     def has_remaining(self, fault: Fault) -> bool:
@@ -43,8 +44,9 @@ class FaultQuota(Protocol):
     def consume(self, fault: Fault) -> bool:
         """Count one more affected request and return True; False, uncounted, if the fault is at its limit.
 
-        A quota that processes share may also return False because it cannot be counted now, and raises KeyError for a
-        limited fault that has no counter there. Always True, and perhaps uncounted, for a fault without a limit.
+        A quota that processes share may also return False because the request cannot be counted now, and raises
+        KeyError for a limited fault that has no counter there. Always True, and perhaps uncounted, for a fault without
+        a limit.
         """
 
 
@@ -101,8 +103,8 @@ class SharedFaultQuota:
     def create(cls) -> SharedFaultQuota:
         """Create the shared file, and return a quota without counters, which the caller closes.
 
-        The file is in memory where the system can do that, else a temporary one without a name. Raises OSError if that
-        fails.
+        The file is in memory where the system can do that, else a temporary file without a name. Raises OSError if it
+        cannot be created.
         """
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("forewarn-allowance"))

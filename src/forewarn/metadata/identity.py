@@ -20,7 +20,7 @@ PeerAddress: TypeAlias = Any  # the address that socket.accept returns
 
 
 class IdentityKind(StrEnum):
-    """The kinds of identity strategies: by what the VM of a connection is identified.
+    """The kinds of identity strategies: what identifies the VM of a connection.
 
     CALLED_ADDRESS and PORT: the local address or port that was called. SOURCE_ADDRESS: the address of the caller.
     DEDICATED: the listener itself, which only one VM can reach. DEVICE: the network device of the listener. MARK: the
@@ -36,18 +36,19 @@ class IdentityKind(StrEnum):
 
 
 class IdentityStrategy(Protocol):
-    """Finds out where a connection to a listener came in, its attachment, which tells VMs apart.
+    """Finds the attachment of a connection to a listener: where it came in, which tells VMs apart.
 
     An attachment is a text, such as an address, a port or a device. `CallerDirectory` says which VM has it.
     """
 
-    kind: ClassVar[IdentityKind]  # by what it identifies VMs
+    kind: ClassVar[IdentityKind]  # what it identifies VMs by
 
     def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Return the attachment of an accepted connection; "" if it cannot be determined.
 
-        `sock` is the accepted socket, `peer` the address that `accept` returned with it. By kind it is ADDRESS or
-        NETWORK/ADDRESS, a port, `within:VM`, `device:NAMESPACE/DEVICE` or `mark:NAMESPACE/DEVICE/MARK`.
+        `sock` is the accepted socket, `peer` the address that `accept` returned with it. Depending on the kind, the
+        attachment is ADDRESS or NETWORK/ADDRESS, a port, `within:VM`, `device:NAMESPACE/DEVICE` or
+        `mark:NAMESPACE/DEVICE/MARK`.
         """
 
 
@@ -99,8 +100,8 @@ class PortIdentity:
 class DedicatedIdentity:
     """Identifies the only VM that can reach a listener, such as one inside the VM's network namespace.
 
-    Every connection has the same attachment, `dedicated_attachment(vm)`. Assign that to the VM's key in the
-    `CallerDirectory`, also if `vm` is the key; without it the caller is unknown.
+    Every connection has the same attachment, `dedicated_attachment(vm)`. Assign it to the VM's key in the
+    `CallerDirectory`, even if `vm` is the key; otherwise the caller is unknown.
     """
 
     kind: ClassVar[IdentityKind] = IdentityKind.DEDICATED
@@ -144,7 +145,7 @@ class MarkIdentity:
     """Identifies a VM by the firewall mark of its packets, for a bridge whose ports set one mark per VM.
 
     The kernel copies the mark to the accepted socket if `tcp_fwmark_accept` is 1 in the listener's network namespace;
-    else every connection has mark 0, so that `open_listener` rejects such a listener.
+    otherwise every connection has mark 0, so `open_listener` rejects such a listener.
     """
 
     kind: ClassVar[IdentityKind] = IdentityKind.MARK
@@ -191,10 +192,10 @@ def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
 class CallerDirectory:
     """Says which VM a connection comes from: maps attachments to keys of VMs (`Vm.key`); empty at first.
 
-    An attachment is where connections come in, such as an address, port or device, see `IdentityStrategy`. It has at
-    most one VM: assigning it to another takes it from the first. A VM may have several. Assignments may change while
-    the server runs, and are in memory only. Neither attachments nor keys are checked. An error of a subscriber passes
-    out of the change.
+    An attachment is where connections come in, such as an address, port or device, see `IdentityStrategy`. An
+    attachment has at most one VM: assigning it to another takes it from the first. A VM may have several. Assignments
+    may change while the server runs, and are in memory only. Neither attachments nor keys are checked. The method that
+    makes a change raises the errors of its subscribers.
     """
 
     def __init__(self) -> None:

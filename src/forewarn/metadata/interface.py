@@ -18,7 +18,7 @@ class MetadataBackend(Protocol):
 
     Changes are durable on return. `enable` and `approve` raise NotFound if the VM was removed; every method but `now`
     raises Unavailable or Conflict if it failed and a retry may help. Implemented by the owner process and, as proxies
-    of a service elsewhere, by workers and host nodes; a failed call of these may have taken effect.
+    of a service elsewhere, by workers and host nodes; a failed call of such a proxy may have taken effect.
     """
 
     async def enable(self, vm: str) -> None:
@@ -31,10 +31,10 @@ class MetadataBackend(Protocol):
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve these events for the VM with this key (spec §5.2), durably; ids are in upper case.
 
-        Returns None if each is an event that documents of its scope list or listed, live or over, or that a replay
-        showed the scope: those that are scheduled are approved now, the others stay as they are. If an id is not (or
-        its event is no longer kept), approves none and returns the first such id. Raises NotFound if the VM was
-        removed, Unavailable or Conflict if a retry may help.
+        Returns None if each id is an event that documents of the VM's scope list or listed, live or over, or that a
+        replay showed the scope: scheduled events are approved now, the others stay as they are. If an id is not such an
+        event (or no longer kept), approves none and returns the first such id. Raises NotFound if the VM was removed,
+        Unavailable or Conflict if a retry may help.
         """
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
@@ -71,7 +71,7 @@ class PublishedScope:
     def document_of(self, vm: str) -> Document:
         """Return the document that the VM with this key sees: the same object for all, unless `is_narrow`.
 
-        KeyError if the scope does not have the VM.
+        Raises KeyError if the scope does not have the VM.
         """
         return self.document.narrowed_to(self.vms[vm].name) if self.is_narrow else self.document
 

@@ -46,10 +46,10 @@ def parse_listeners(tables: Sequence[Mapping[str, Any]]) -> tuple[ListenerSpec, 
 
     A table needs `by`: with "device" also device and vm, with "namespace" namespace and vm, with "mark" device and
     marks (VMs by mark); with "source" it may have device, and network with vms (VMs by address). All may have address,
-    port (169.254.169.254 and 80, if not) and namespace. A device has at most 15 bytes and no slash, a mark is from 1 to
-    4294967295, also as 0x…. VMs are named, and not looked up. Raises Rejected if a table is invalid or has another key,
-    two listen on the same address, port, device and namespace, or one attachment is assigned to two VMs. The message
-    names the listener by its number, from 1. Opens nothing.
+    port (169.254.169.254 and 80 by default) and namespace. A device has at most 15 bytes and no slash, a mark is from 1
+    to 4294967295, possibly written as 0x…. VMs are named, and not looked up. Raises Rejected if a table is invalid or
+    has another key, two listen on the same address, port, device and namespace, or one attachment is assigned to two
+    VMs. The message names the listener by its number, from 1. Opens nothing.
     """
     specs = []
     for number, table in enumerate(tables, 1):

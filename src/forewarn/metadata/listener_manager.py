@@ -32,8 +32,8 @@ class ListenerChange:
 class ListenerManager:
     """Keeps the configured listeners open: call `open_all` once, then `run` or repeatedly `refresh`.
 
-    `specs` are the configured listeners. It opens sockets, on which connections wait, and does not accept any.
-    `shared`: open them with SO_REUSEPORT, so that another process can take over.
+    `specs` are the configured listeners. It opens sockets, on which connections wait, and accepts none. `shared` opens
+    them with SO_REUSEPORT, so that another process can take over.
     """
 
     def __init__(self, specs: Iterable[ListenerSpec], *, shared: bool = False) -> None:
@@ -86,8 +86,8 @@ class ListenerManager:
     async def run(self, on_change: Callable[[ListenerChange], None]) -> None:
         """Call `refresh` until cancelled, after each change that netlink reports and about every second.
 
-        Calls `on_change` with each change that `refresh` returns; it must close the `previous` of the change. An error
-        of `on_change` ends this, and passes through. Call `open_all` before.
+        Calls `on_change` with each change that `refresh` returns; `on_change` must close the `previous` of the change.
+        An error of `on_change` ends this, and is raised. Call `open_all` first.
         """
         monitor = LinkMonitor()
         try:

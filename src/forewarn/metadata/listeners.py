@@ -329,7 +329,7 @@ class ListenerSpec:
 class OpenListener:
     """An open listener, with the device and namespace it was opened on; made by `open_listener`.
 
-    The owner of `listener` closes that.
+    The owner of `listener` closes it.
     """
 
     listener: VmListener
@@ -341,7 +341,7 @@ class OpenListener:
     def is_current(self) -> bool:
         """Whether the listener's device and namespace still exist, and were not created again.
 
-        A device or namespace that was created again under the same name needs a new socket. False also for a device
+        A device or namespace that was created again under the same name needs a new socket. Also False for a device
         that was renamed. Does not check whether the address still exists.
         """
         if self.namespace and namespace_id(self.namespace) != self.netns_id:

@@ -63,8 +63,8 @@ class GuestObservations:
 
     A delivery is the first time that a VM was sent an event in a status. Times of polls and deliveries (`at`) are lab
     time; intervals are measured by `real_time` (monotonic seconds). At most `max_deliveries` wait; further ones are
-    dropped and counted in `lost_deliveries`. Of more than `max_vms` VMs, the one that was first seen longest ago is
-    forgotten. VMs are named by key. Nothing is stored here: what was not taken ends with the process.
+    dropped and counted in `lost_deliveries`. Beyond `max_vms` VMs, the one that was first seen longest ago is
+    forgotten. VMs are named by key. Nothing is stored here: what was not taken is lost when the process ends.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class GuestObservations:
         """Record that the view's VM was sent its document in this api-version, at `at` (lab time).
 
         Queues one delivery for each listed event that the version shows and this VM has not yet received in this
-        status; none if the last document that it was sent is the same, in the same version. Deliveries beyond
+        status; nothing if the last document sent to the VM is the same, in the same version. Deliveries beyond
         `max_deliveries` are lost.
         """
         activity = self._activity_of(view.vm)

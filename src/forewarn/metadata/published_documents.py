@@ -71,7 +71,7 @@ class PublishedDocuments:
         `publish` makes one call for the VMs that the scope has and, if it was published before, one for those it had;
         `remove` makes one for those it had. The new documents are in place then. A VM may be reported although it sees
         the same. The callback must not call `view` for a VM that has left the scope (KeyError), and must raise nothing:
-        an error passes out of `publish` or `remove`, and no long poll is woken. There is no way to unsubscribe.
+        `publish` or `remove` would raise its error, and wake no long poll. There is no way to unsubscribe.
         """
         self._subscribers.append(callback)
 
@@ -79,8 +79,8 @@ class PublishedDocuments:
         """Replace what the scope's VMs see, or add the scope; calls the subscribers. Needs a running loop.
 
         If its epoch, document, override, `is_narrow` or set of VMs changes, its long polls are woken soon after. A VM
-        that the scope no longer has is unknown from now on, unless another scope has it. An error of a subscriber
-        passes through; then no long poll is woken.
+        that the scope no longer has is unknown from now on, unless another scope has it. An error of a subscriber is
+        raised; then no long poll is woken.
         """
         before = self._entries.get(scope.scope_id)
         entry = _PublishedEntry(scope, delayed_until=self._delayed_until(before, scope))
@@ -148,7 +148,7 @@ class PublishedDocuments:
         """Return the view's document as JSON in this api-version, cached; works for an outdated view too.
 
         NotBefore of a scheduled event is an RFC 1123 date; with `iso_dates`, up to version 2017-08-01 only, an ISO
-        date. KeyError if the version is not in ALL_VERSIONS.
+        date. Raises KeyError if the version is not in ALL_VERSIONS.
         """
         entry = self._entry_for(view)
         if entry is None:
@@ -163,7 +163,7 @@ class PublishedDocuments:
     def add_waiter(self, scope_id: str, waiter: ChangeWaiter) -> None:
         """Call the waiter's `wake` once, after the next change of responses to polls of the scope.
 
-        Also after the scope is removed. KeyError if it is not published.
+        Also after the scope is removed. Raises KeyError if it is not published.
         """
         self._entries[scope_id].waiters[waiter] = None
 

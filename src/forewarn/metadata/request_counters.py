@@ -27,7 +27,7 @@ UNKNOWN_VERSION, NO_VERSION = "other", "none"  # the api-version is not in ALL_V
 class RequestCategory(NamedTuple):
     """The kind of a VM's request and its api-version, as labels of metrics.
 
-    The kinds are "poll", "approval", "instance", "token", "other", and "strange" for a caller that is no known VM.
+    The kinds are "poll", "approval", "instance", "token", "other", and "strange" for a caller that is not a known VM.
     """
 
     kind: str  # POLL, APPROVAL, INSTANCE, TOKEN, OTHER or UNKNOWN_CALLER
@@ -42,7 +42,7 @@ def request_category(request: HttpRequest) -> RequestCategory:
     """Return the category of a VM's request, by method, path (ignoring letter case) and api-version.
 
     Scheduled events are POLL (GET) or APPROVAL (POST), the other endpoints INSTANCE or TOKEN (any method), and all else
-    is OTHER, also another method on scheduled events. Never UNKNOWN_CALLER, which only the connection can tell. The
+    is OTHER, including other methods on scheduled events. Never UNKNOWN_CALLER, which only the connection can tell. The
     version is "" unless the path is that of scheduled events; there, UNKNOWN_VERSION or NO_VERSION if it is unknown or
     missing.
     """

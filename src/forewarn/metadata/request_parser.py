@@ -103,7 +103,7 @@ class _ParserCallbacks:
 class RequestParser:
     """Parses the bytes of one connection: `feed` them, then call `next_request` until it returns None.
 
-    It applies the size limits of `limits`, not those of time. Does no I/O. After a RefusedRequest the parser must not
+    It applies the size limits of `limits`, not the time limits. Does no I/O. After a RefusedRequest the parser must not
     be used again.
     """
 

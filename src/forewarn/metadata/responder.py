@@ -122,10 +122,10 @@ class Responder:
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
         """Decide the response to a request: return it, or an object that says how it comes later.
 
-        An HttpResponse or ResetConnection is for now; a HeldResponse waits (long poll or delay), a SlowResponse is sent
-        slowly, and a coroutine (PendingResponse) waits for the backend. Sends nothing. Records the polls and approvals
-        that no error or fault refuses, and deliveries, and consumes faults and the rate limit, beyond which the
-        response is 429. An unknown caller gets 404, and is logged. Only the coroutine, once run, calls the backend:
+        An HttpResponse or ResetConnection applies now; a HeldResponse waits (long poll or delay), a SlowResponse is
+        sent slowly, and a coroutine (PendingResponse) waits for the backend. Sends nothing. Records the polls and
+        approvals that no error or fault refuses, and deliveries, and consumes faults and the rate limit, beyond which
+        the response is 429. An unknown caller gets 404, and is logged. Only the coroutine, once run, calls the backend:
         Unavailable and Conflict become 503, and NotFound of an approval or a first request becomes 404.
         """
         view = self._current_view(caller)

@@ -176,7 +176,7 @@ class ResponseCache:
         self.invalidate_all()
 
     def flush_hits(self) -> None:
-        """Record hits in counters and observations, of at most 500 VMs (BATCH_SIZE) that wait the longest.
+        """Record the hits of the at most 500 VMs (BATCH_SIZE) that wait longest, as counts and observations.
 
         The hits of all other VMs stay counted in their entries, for a later call.
         """

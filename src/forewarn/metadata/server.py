@@ -122,8 +122,8 @@ class MetadataServer:
     def set_faults(self, faults: Sequence[Fault]) -> None:
         """Replace the active faults; those that are not transport faults are ignored. Needs a running loop.
 
-        A fault that stays continues its counts. Drops cached responses of the VMs whose faults were added or removed;
-        of all VMs, if such a fault is not limited to a VM.
+        A fault that stays continues its counts. Drops the cached responses of VMs whose faults were added or removed,
+        or of all VMs if such a fault is not limited to one VM.
         """
         self.faults.set_faults(faults)
 

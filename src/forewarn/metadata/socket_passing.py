@@ -30,7 +30,7 @@ class SocketPacket:
 
 
 async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
-    """Send a packet over the non-blocking Unix socket `link`, waiting until that takes it.
+    """Send a packet over the non-blocking Unix socket `link`, waiting until the socket takes it.
 
     Raises OSError if the other side is gone. If the packet's socket has been closed meanwhile, sends that the listener
     closed. The sender keeps its own copy of the socket. Send one packet at a time over a link.
@@ -47,8 +47,8 @@ async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
 async def receive_packet(link: socket.socket) -> SocketPacket | None:
     """Wait for the next packet on `link`, a non-blocking SOCK_SEQPACKET socket; None if the peer is gone.
 
-    The packet's `sock` is None if the listener closed; else the caller owns that socket, which is non-blocking. One
-    call at a time for a link. OSError for any other failure than a lost connection.
+    The packet's `sock` is None if the listener closed; else the caller owns that socket, which is non-blocking. Make
+    one call at a time for a link. Raises OSError for any failure other than a lost connection.
     """
     while True:
         try:

@@ -127,8 +127,8 @@ class FaultTable:
         """Count one request of the VM (its key) that the fault affects, add a hit, and return True.
 
         Calls the subscribers of hits. Returns False, without a hit, if the fault has reached its limit (over all VMs),
-        or the quota that processes share cannot be counted now. The fault must be set (KeyError for a limited one
-        without a counter in a shared quota); whether it is over is not checked.
+        or if a quota that processes share cannot count the request now. The fault must be set (KeyError for a limited
+        one without a counter in a shared quota); whether it is over is not checked.
         """
         if not self._quota.consume(fault):
             return False
@@ -177,12 +177,12 @@ class FaultTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFaults:
-    """The transport faults that cover one VM, by which it changes the responses to that VM.
+    """The transport faults that cover one VM, and the changes that they make to its responses.
 
     `FaultTable.faults_for` makes it. To consume a fault is to count one request that it affects (`FaultTable.consume`).
     """
 
-    table: FaultTable  # which knows whether they are active
+    table: FaultTable  # it knows whether the faults are active
     vm: str  # key
     faults: tuple[Fault, ...]  # oldest first; never empty
 
@@ -196,7 +196,7 @@ class VmFaults:
         return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
 
     def keeps_refusal(self, refusal: HttpResponse) -> bool:
-        """Return whether to send an error that reading the request under `adjusted_rules` gave.
+        """Return whether to send the error that came from reading the request under `adjusted_rules`.
 
         If the error is the 404 for an unknown api-version, consumes the fault of that kind; False if none is active or
         it could not be consumed, so that the request must be read under the normal rules. True for any other error.
@@ -239,8 +239,8 @@ class VmFaults:
     def consume(self, fault: Fault) -> bool:
         """Count one request of this VM that the fault affects, add a hit, and return True.
 
-        Returns False, without a hit, if the fault has reached its limit (over all VMs), or the quota that processes
-        share cannot be counted now.
+        Returns False, without a hit, if the fault has reached its limit (over all VMs), or if a quota that processes
+        share cannot count the request now.
         """
         return self.table.consume(fault, self.vm)
 
