@@ -29,10 +29,10 @@ class VmActOutcome:
 class VmActJournal:
     """The journal of the acts on one VM: which began, and how they ended; durable in the file `path`.
 
-    Making it reads the file, or creates it and its directory, and rewrites it with all unfinished acts and the latest
-    256 outcomes; lines that are incomplete or no entries are dropped. The outcomes of shutdowns (SHUTDOWN_VERBS) by an
-    earlier process are dropped too, because the VM starts again. OSError if it cannot be read or written. Only one
-    process may have it open; `close` it at the end.
+    The constructor reads the file, or creates it and its directory, and rewrites it with all unfinished acts and the
+    latest 256 outcomes; lines that are incomplete or not entries are dropped. The outcomes of shutdowns
+    (SHUTDOWN_VERBS) by an earlier process are dropped too, because the VM starts again. Raises OSError if the file
+    cannot be read or written. Only one process may have it open; `close` it at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class VmActJournal:
     def finish(self, act: str, outcome: VmActOutcome) -> None:
         """Record the outcome of the act with this id, durably; the act is no longer `unfinished`.
 
-        OSError if the file cannot be written: then this object knows the outcome, and a later process does not.
+        Raises OSError if the file cannot be written: then this object knows the outcome, and a later process does not.
         """
         entry = {"act": act, **asdict(outcome)}
         self._apply_entry(entry)
@@ -82,7 +82,8 @@ class VmActJournal:
     def forget_outcome(self, act: str) -> None:
         """Forget how the act with this id ended, so that it is executed if it is ordered again.
 
-        Does nothing if it has no outcome. The file keeps the outcome, but the next process drops that of a shutdown.
+        Does nothing if it has no outcome. The file keeps the outcome, but the next process drops the outcome of a
+        shutdown.
         """
         self._outcomes.pop(act, None)
 
@@ -142,7 +143,8 @@ def _is_entry(entry: dict[str, Any]) -> bool:
 def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
     """Replace the file atomically and durably with these entries, and return it open for appending.
 
-    OSError if they cannot all be written, and then the file stays as it was; or if the directory cannot be synced.
+    Raises OSError if they cannot all be written, and then the file stays as it was; or if the directory cannot be
+    synced.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new_file = path.with_suffix(".new")

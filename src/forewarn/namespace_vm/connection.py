@@ -29,8 +29,8 @@ class ServiceConnection:
     def open(cls, data: Path) -> ServiceConnection:
         """Connect to the service of this data directory.
 
-        Blocks until it is connected. Raises Unavailable if none runs there or it belongs to another user, Rejected if
-        the path is too long for a socket.
+        Blocks until it is connected. Raises Unavailable if no service runs there or it belongs to another user,
+        Rejected if the path is too long for a socket.
         """
         path = data / SERVICE_SOCKET
         sock = socket.socket(socket.AF_UNIX)
@@ -43,10 +43,10 @@ class ServiceConnection:
         return cls(sock)
 
     async def send(self, message: JsonMessage, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message, with copies of these open file descriptors. OSError if the service is gone.
+        """Send a message, with copies of these open file descriptors. Raises OSError if the service is gone.
 
-        Waits while the service does not read. The descriptors stay open in this process. One call at a time: the bytes
-        of concurrent ones could mix.
+        Waits while the service does not read. The descriptors stay open in this process. Make one call at a time: the
+        bytes of concurrent calls could mix.
         """
         data = encode_message(message)
         if descriptors:
@@ -72,8 +72,8 @@ class ServiceConnection:
     async def receive(self) -> JsonMessage | None:
         """Wait for the service's next message and return it, decoded; None when the service is gone.
 
-        The message has one of the keys welcome, refused, listening, order and thaw, which names its kind. One call at a
-        time.
+        The message has one of the keys welcome, refused, listening, order and thaw, which names its kind. Make one call
+        at a time.
         """
         while b"\n" not in self._buffer:
             try:

@@ -95,7 +95,7 @@ class VmInit:
     def run(self, wakeup: socket.socket) -> None:
         """Handle commands, child exits and DHCP requests until the supervisor closes the control socket.
 
-        `wakeup` becomes readable with each SIGCHLD. OSError if the supervisor is gone.
+        `wakeup` becomes readable with each SIGCHLD. Raises OSError if the supervisor is gone.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._handle_command)
@@ -270,10 +270,10 @@ def _encode_error(error: OSError) -> bytes:
 def start_program(spec: VmSpec, changes: Mapping[str, str]) -> int:
     """Fork, execute the program in a process group of its own, and return its pid.
 
-    `spec` gives the command line, the environment, the output and whether the program gets the terminal; a program
-    whose output is redirected has an empty stdin. `changes` are added to the environment of the spec, and override it;
-    its PATH finds the program. The working directory is that of this process. Returns once the program is executed, not
-    when it ends; OSError if it cannot be executed.
+    `spec` has the command line, the environment, the output and whether the program gets the terminal; a program whose
+    output is redirected has an empty stdin. `changes` are added to the environment of the spec, and override it; the
+    program is searched in its PATH. The working directory is that of this process. Returns once the program is
+    executed, not when it ends; OSError if it cannot be executed.
     """
     read_end, write_end = os.pipe()
     pid = os.fork()

@@ -52,8 +52,8 @@ class Machine:
         """Boot: start the program, with a new boot id except the first time; then the VM is running.
 
         Without `is_boot` the boot id stays: the program starts again in a VM that is up. Returns once the program is
-        executed. Writes the boot id to its file first. OSError if that fails or the program cannot be executed; in the
-        latter case the VM is down.
+        executed. Writes the boot id to its file first. Raises OSError if that fails or the program cannot be executed;
+        in the latter case the VM is down.
         """
         if self._has_booted and is_boot:
             self.boot_id = str(uuid4())
@@ -65,11 +65,11 @@ class Machine:
         self.state = RUNNING
 
     async def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send the signal `number` to all processes of the VM, also frozen ones, and wait for their end.
+        """Send the signal `number` to all processes of the VM, even frozen ones, and wait for their end.
 
         After the grace period (`grace_s` of the constructor), kills those that are left. Returns when none is left, at
-        once if there was none. The VM is down then; `exited_by_itself` is not set. OSError if init, the VM's first
-        process, is gone.
+        once if there was none. The VM is down then; `exited_by_itself` is not set. Raises OSError if init, the VM's
+        first process, is gone.
         """
         self._is_stopping = True
         self._no_processes_left.clear()
@@ -83,7 +83,7 @@ class Machine:
     async def kill(self) -> None:
         """Kill all processes of the VM and wait until none is left; for use while `stop` waits.
 
-        Leaves `state` as it is. OSError if init, the VM's first process, is gone.
+        Leaves `state` as it is. Raises OSError if init, the VM's first process, is gone.
         """
         await self._namespaces.call("signal", signal.SIGKILL)
         await self._no_processes_left.wait()
@@ -91,8 +91,8 @@ class Machine:
     async def freeze(self) -> None:
         """Pause all processes of the VM with SIGSTOP; does nothing unless the VM is running.
 
-        `state` is FROZEN then. Returns when they have stopped, or after about 0.2 s. OSError if init, the VM's first
-        process, is gone.
+        `state` is FROZEN then. Returns when they have stopped, or after about 0.2 s. Raises OSError if init, the VM's
+        first process, is gone.
         """
         if self.state == RUNNING:
             self.state = FROZEN  # set first: after a partial freeze, `thaw` must continue everything
@@ -101,8 +101,8 @@ class Machine:
     async def thaw(self) -> None:
         """Continue the processes that `freeze` stopped; does nothing unless the VM is frozen.
 
-        Processes that were stopped before the freeze stay stopped. `state` is RUNNING then. OSError if init, the VM's
-        first process, is gone.
+        Processes that were stopped before the freeze stay stopped. `state` is RUNNING then. Raises OSError if init, the
+        VM's first process, is gone.
         """
         if self.state == FROZEN:
             await self._namespaces.call("thaw")
@@ -111,8 +111,8 @@ class Machine:
     async def resume(self) -> None:
         """Send SIGCONT to the program's process group, after the user suspended it from the terminal.
 
-        Does nothing while the VM is frozen or no program runs. Leaves `state` as it is. OSError if init, the VM's first
-        process, is gone.
+        Does nothing while the VM is frozen or no program runs. Leaves `state` as it is. Raises OSError if init, the
+        VM's first process, is gone.
         """
         await self._namespaces.call("continue")
 
@@ -120,14 +120,14 @@ class Machine:
         """Whether the program exited with code 0 and left other processes behind, as a daemon does.
 
         Call it after the program ended. If it exited with code 0, sends SIGCONT to all processes that are left: stopped
-        ones continue. OSError if init, the VM's first process, is gone.
+        ones continue. Raises OSError if init, the VM's first process, is gone.
         """
         return self.last_exit.code == 0 and bool((await self._namespaces.call("signal", signal.SIGCONT)).value)
 
     def wipe_ephemeral_disk(self) -> None:
         """Remove everything in the VM's ephemeral directory, which is created if it is missing.
 
-        OSError if something cannot be removed.
+        Raises OSError if something cannot be removed.
         """
         empty_directory(self._vm.ephemeral)
 
@@ -166,8 +166,8 @@ class Machine:
 def empty_directory(directory: Path) -> None:
     """Remove everything in a directory, and create the directory first if it is missing.
 
-    Symbolic links are removed without their targets, read-only subdirectories too. OSError if something cannot be
-    removed.
+    Symbolic links are removed without their targets; read-only subdirectories are removed too. Raises OSError if
+    something cannot be removed.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for entry in directory.iterdir():

@@ -28,7 +28,7 @@ class VmDescription:
     def from_welcome(cls, message: JsonMessage) -> VmDescription:
         """Return the description in the value of the service's `welcome` message, an object with the key `vm`.
 
-        KeyError if a part other than the host is missing.
+        Raises KeyError if a part other than the host is missing.
         """
         vm = message["vm"]
         return cls(

@@ -83,8 +83,8 @@ class VmNamespaces:
 
         Commands are start (the program; the argument has environment changes), freeze, thaw, signal (all processes; a
         number), continue (the program), listen (open the endpoint's sockets), run (an argument list, beside the program
-        and without output) and kill (the pid of such a run). OSError if the command failed or init is gone. Without an
-        earlier `watch_events` it never returns; an unknown command ends the VM.
+        and without output) and kill (the pid of such a run). Raises OSError if the command failed or init is gone.
+        Without an earlier `watch_events` it never returns; an unknown command ends the VM.
         """
         future: asyncio.Future[InitReply] = asyncio.get_running_loop().create_future()
         self._control.send(json.dumps([command, argument]).encode())

@@ -22,7 +22,7 @@ _UNICAST, _UNREACHABLE = 1, 7
 def bring_up(device: str) -> None:
     """Set a network interface of the current namespace up; nothing changes if it is up already.
 
-    `device` is its name. OSError if it does not exist or the kernel refuses.
+    `device` is its name. Raises OSError if it does not exist or the kernel refuses.
     """
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=_IFF_UP))
 
@@ -30,7 +30,7 @@ def bring_up(device: str) -> None:
 def bring_down(device: str) -> None:
     """Set a network interface of the current namespace down; nothing changes if it is down already.
 
-    `device` is its name. OSError if it does not exist or the kernel refuses.
+    `device` is its name. Raises OSError if it does not exist or the kernel refuses.
     """
     _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=0))
 
@@ -38,7 +38,7 @@ def bring_down(device: str) -> None:
 def add_address(device: str, interface: IPv4Interface) -> None:
     """Add an address with its prefix length to a device (by name) of the current namespace.
 
-    OSError if the device has it or does not exist, or the kernel refuses.
+    Raises OSError if the device has it or does not exist, or the kernel refuses.
     """
     _send_request(_RTM_NEWADDR, _address_message(device, interface), _CREATE)
 
@@ -46,7 +46,7 @@ def add_address(device: str, interface: IPv4Interface) -> None:
 def remove_address(device: str, interface: IPv4Interface) -> None:
     """Remove an address from a device (by name) of the current namespace.
 
-    OSError if the device does not have it or does not exist, or the kernel refuses.
+    Raises OSError if the device does not have it or does not exist, or the kernel refuses.
     """
     _send_request(_RTM_DELADDR, _address_message(device, interface))
 
@@ -55,7 +55,7 @@ def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
     """Create a veth pair: `device` in the current network namespace, `peer` in another one.
 
     `peer_namespace` is an open file descriptor of that namespace. Both devices are down at first, without addresses.
-    OSError if a device of either name exists in its namespace, or the kernel refuses.
+    Raises OSError if a device of either name exists in its namespace, or the kernel refuses.
     """
     peer_link = (
         _link_header(0)
@@ -70,8 +70,8 @@ def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
     """Add a route to the network of `destination` through a device of the current namespace.
 
-    `device` is its name; `gateway` is the next hop, None for a network that is directly on the device. OSError if the
-    device does not exist, the route exists or the kernel refuses.
+    `device` is its name; `gateway` is the next hop, None for a network that is directly on the device. Raises OSError
+    if the device does not exist, the route exists or the kernel refuses.
     """
     length, scope = destination.network.prefixlen, _SCOPE_UNIVERSE if gateway else _SCOPE_LINK
     parts = [
@@ -88,7 +88,7 @@ def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | No
 def add_unreachable_route(destination: IPv4Interface) -> None:
     """Make the network of `destination` unreachable, so that connections there fail at once.
 
-    It applies to the current namespace. OSError if the route exists or the kernel refuses.
+    It applies to the current namespace. Raises OSError if the route exists or the kernel refuses.
     """
     header = _route_header(destination.network.prefixlen, _SCOPE_UNIVERSE, _UNREACHABLE)
     _send_request(
@@ -120,7 +120,7 @@ def _attribute(type_: int, value: bytes) -> bytes:
 
 
 def _send_request(type_: int, body: bytes, flags: int = 0) -> None:
-    """Send one request to the kernel. OSError if it refuses."""
+    """Send one request to the kernel. Raises OSError if it refuses."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:  # 0: NETLINK_ROUTE
         sock.send(struct.pack("=IHHII", 16 + len(body), type_, flags | _REQUEST | _ACK, 1, 0) + body)
         answer = sock.recv(65536)

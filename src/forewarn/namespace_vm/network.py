@@ -29,9 +29,9 @@ _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_UP = 0x8913, 0x8915, 1
 class VmNetwork(Protocol):
     """The network of a VM, as its init process holds it; constructors set it up, or raise OSError.
 
-    There is one implementation per NetworkMode; get one from `set_up_network`. `address` is that of the metadata
-    endpoint, on which `listen` opens sockets; DHCP requests arrive on `dhcp_socket`, if it is not None; `restore`
-    undoes changes to a network of the user.
+    There is one implementation per NetworkMode; get one from `set_up_network`. `address` is the metadata endpoint's
+    address, on which `listen` opens sockets; DHCP requests arrive on `dhcp_socket`, if it is not None; `restore` undoes
+    changes to a network of the user.
     """
 
     @property
@@ -51,14 +51,14 @@ class VmNetwork(Protocol):
     def listen(self) -> list[socket.socket]:
         """Open a new listening socket on each port of the metadata endpoint; the caller closes them.
 
-        The socket of each port is in the list: port 80, with NO_VNET 80 and then 8080. OSError if another socket
-        listens there.
+        The list has the socket of port 80, or with NO_VNET the sockets of 80 and 8080, in this order. Raises OSError if
+        another socket listens there.
         """
 
     def restore(self) -> None:
-        """Undo all changes to a network namespace that is the user's; do nothing for one of the VM's own.
+        """Undo all changes to a network namespace of the user; do nothing for a namespace of the VM's own.
 
-        May be called twice. OSError if the kernel refuses.
+        May be called twice. Raises OSError if the kernel refuses.
         """
 
 
@@ -91,7 +91,7 @@ class OwnNetwork:
     def listen(self) -> list[socket.socket]:
         """Open one socket that listens on port 80 of 169.254.169.254 (a list of one); the caller closes it.
 
-        OSError if another socket listens there.
+        Raises OSError if another socket listens there.
         """
         return _open_listeners(self.address, (METADATA_PORT,))
 
@@ -100,10 +100,10 @@ class OwnNetwork:
 
 
 class JoinedNetwork:
-    """A network namespace of the user: gets loopback and 169.254.169.254, the endpoint, if missing.
+    """A network namespace of the user; loopback and 169.254.169.254, the endpoint, are added if missing.
 
-    Creating it sets loopback up and adds the address to loopback in the current namespace, each only if needed; OSError
-    if the kernel refuses, after what was changed is undone. `restore` takes away again what was added.
+    Creating it sets loopback up and adds the address to loopback in the current namespace, each only if needed; raises
+    OSError if the kernel refuses, after undoing what was changed. `restore` takes away what was added.
     """
 
     address = METADATA_ADDRESS
@@ -135,14 +135,14 @@ class JoinedNetwork:
     def listen(self) -> list[socket.socket]:
         """Open one socket that listens on port 80 of 169.254.169.254 (a list of one); the caller closes it.
 
-        OSError if another socket listens there.
+        Raises OSError if another socket listens there.
         """
         return _open_listeners(self.address, (METADATA_PORT,))
 
     def restore(self) -> None:
-        """Undo what the constructor changed: remove its addresses, and set loopback down if it was.
+        """Undo what the constructor changed: remove its addresses, and set loopback down if it was down.
 
-        May be called twice. OSError if the kernel refuses.
+        May be called twice. Raises OSError if the kernel refuses.
         """
         while self._restore_actions:
             self._restore_actions.pop()()
@@ -188,7 +188,8 @@ class NoVnetNetwork:
     def listen(self) -> list[socket.socket]:
         """Open sockets that listen on ports 80 and 8080 of 168.63.129.16, in the platform's namespace.
 
-        They are in this order (PLATFORM_PORTS), and the caller closes them. OSError if another socket listens there.
+        They are in this order (PLATFORM_PORTS), and the caller closes them. Raises OSError if another socket listens
+        there.
         """
         syscalls.enter_namespace(self._platform_netns)
         try:
@@ -201,9 +202,9 @@ class NoVnetNetwork:
 
 
 def answer_dhcp_packet(dhcp_socket: socket.socket) -> None:
-    """Read one packet from the VM's DHCP socket, and broadcast the reply, if it gets one.
+    """Read one packet from the VM's DHCP socket, and broadcast the reply, if there is one.
 
-    Each client gets the same lease, 10.0.0.4. OSError if no packet is there or the reply cannot be sent.
+    Each client gets the same lease, 10.0.0.4. Raises OSError if no packet is there or the reply cannot be sent.
     """
     packet, _ = dhcp_socket.recvfrom(2048)
     reply = dhcp_reply(packet, _LEASE)

@@ -46,7 +46,7 @@ def is_in_terminal_foreground() -> bool:
 class Terminal:
     """The terminal on stdin, and its modes at the time this object was made, which `restore` sets again.
 
-    Making it has this process ignore SIGTTOU from then on; termios.error if stdin is no terminal.
+    The constructor makes this process ignore SIGTTOU from then on, and raises termios.error if stdin is not a terminal.
     """
 
     def __init__(self) -> None:

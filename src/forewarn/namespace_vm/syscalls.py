@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Move this process to new namespaces (CLONE_NEW… flags). OSError if the kernel refuses.
+    """Move this process to new namespaces (CLONE_NEW… flags). Raises OSError if the kernel refuses.
 
     With CLONE_NEWPID, only its later children are in the new one.
     """
@@ -35,7 +35,7 @@ def enter_namespace(namespace: int) -> None:
 def owning_user_namespace(namespace: int) -> int:
     """Return a new file descriptor of the user namespace that owns this namespace (a descriptor too).
 
-    The caller closes it. OSError if the owner is not visible from here.
+    The caller closes it. Raises OSError if the owner is not visible from here.
     """
     return fcntl.ioctl(namespace, _NS_GET_USERNS)
 
@@ -49,7 +49,7 @@ def set_hostname(name: str) -> None:
 def die_with_parent(number: int) -> None:
     """Have the kernel send this process signal `number` when its parent ends. Children do not inherit it.
 
-    OSError if refused.
+    Raises OSError if refused.
     """
     _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0), "prctl")
 
@@ -57,7 +57,7 @@ def die_with_parent(number: int) -> None:
 def become_subreaper() -> None:
     """Have the kernel make this process the parent of orphaned descendants, so that it can wait for them.
 
-    OSError if refused.
+    Raises OSError if refused.
     """
     _raise_on_error(_libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
@@ -71,7 +71,7 @@ def make_mounts_private() -> None:
 
 
 def mount_virtual_filesystem(filesystem: str, target: str) -> None:
-    """Mount a virtual file system of the kernel, proc or sysfs, at `target`. OSError if refused.
+    """Mount a virtual file system of the kernel, proc or sysfs, at `target`. Raises OSError if refused.
 
     `filesystem` is its type, `proc` or `sysfs`.
     """
@@ -79,12 +79,12 @@ def mount_virtual_filesystem(filesystem: str, target: str) -> None:
 
 
 def mount_tmpfs(target: str, size_bytes: int) -> None:
-    """Mount a new file system in memory, of at most `size_bytes`, at `target`. OSError if refused."""
+    """Mount a new file system in memory, of at most `size_bytes`, at `target`. Raises OSError if refused."""
     _mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size_bytes}")
 
 
 def bind_mount(source: str, target: str) -> None:
-    """Make `source`, with mounts below it, appear at `target` too. OSError if refused."""
+    """Make `source`, with mounts below it, appear at `target` too. Raises OSError if refused."""
     _mount(source, target, None, _MS_BIND | _MS_REC)
 
 
