@@ -22,7 +22,7 @@ def duration_seconds(duration: DurationLike) -> float:
     """Return a duration in seconds; a number is seconds already, text has units (w, d, h, m, s).
 
     Text such as "1h 30m" may have several parts, spaces and fractions, and ignores letter case. Raises Rejected for
-    other text, also for a number as text. A negative number or timedelta stays negative.
+    other text, including a number as text. A negative number or timedelta stays negative.
     """
     if isinstance(duration, timedelta):
         return duration.total_seconds()
@@ -61,9 +61,10 @@ def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availabilit
     """Return the TOML text of a fleet file with the VMs of both lists, each on its own host.
 
     Maintenance of a host therefore affects one VM. The hosts are `host-0` and so on, in the order of the VMs, and one
-    spare host. `spot` are more VMs, which are Spot; only `vms` have a terminate notification (5 minutes), and only they
-    are in the availability set, if its name is not "". It has as many update domains as `vms`, at most 20
-    (MAX_UPDATE_DOMAINS). Raises Rejected for no names at all, or for a text instead of a list; names are not checked.
+    spare host. `spot` has further VMs, which are Spot; only `vms` have a terminate notification (5 minutes), and only
+    they are in the availability set, if its name is not "". The set has as many update domains as `vms`, at most 20
+    (MAX_UPDATE_DOMAINS). Raises Rejected if there are no names at all, or for a text instead of a list; names are not
+    checked.
     """
     names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:

@@ -41,8 +41,8 @@ def history_lines(service: LabService, after: int = 0) -> tuple[str, ...]:
 def explanation_of(service: LabService, thing: Event | Vm) -> Explanation:
     """Explain what happened to an event or a VM, why, and what it waits for, from the lab's store.
 
-    The lines of the explanation are the event's timeline, oldest first; of a VM, one for each of its events, newest
-    first.
+    The lines of the explanation are the event's timeline, oldest first; for a VM, there is one line for each of its
+    events, newest first.
     """
     if isinstance(thing, Event):
         return event_explanation(thing, _explanation_input(service, thing.scope_id, [thing]))

@@ -54,11 +54,11 @@ class Lab:
     Unavailable if it does not answer within 60 s of real time; only reading also works after `close`.
 
     The fleet has `vms`, in `availability_set` if that is not "", and the Spot VMs `spot`, each on its own host; or it
-    is that of the fleet file `fleet` (a path); with neither, it is the VM `vm-0`. The clock starts `at` this time (with
-    a time zone), None: at the current second. `enablement` is "always" or "on-request", with which operations of users
-    happen at once, without notice, in a scope that has not polled for a day. `simulate` has rules, as the setting of
-    that name, which make acts slow or fail. The constructor starts nothing, and raises Rejected for arguments that
-    cannot be used.
+    comes from the fleet file `fleet` (a path); with neither, it is the VM `vm-0`. The clock starts at the time `at`
+    (with a time zone; None: the current second). `enablement` is "always" or "on-request"; with the latter, operations
+    of users in a scope that has not polled for a day happen at once, without notice. `simulate` has rules that make
+    acts slow or fail, as in the setting of that name. The constructor starts nothing, and raises Rejected for arguments
+    that cannot be used.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Lab:
         """Make a lab, not open yet, with the fleet that this text of a fleet file (TOML) declares.
 
         `at` is the lab time at the start, with a time zone (None: the current second); `enablement` is "always" or
-        "on-request", with which operations of users happen at once, without notice, in a scope that has not polled for
-        a day; `simulate` has rules of the simulated hypervisor that make acts slow or fail, as in the settings. Raises
-        InvalidFleetFile if the text has problems, Rejected for options that cannot be used.
+        "on-request"; with the latter, operations of users in a scope that has not polled for a day happen at once,
+        without notice. `simulate` has rules of the simulated hypervisor that make acts slow or fail, as in the
+        settings. Raises InvalidFleetFile if the text has problems, Rejected for options that cannot be used.
         """
         lab = cls(at=at, enablement=enablement, simulate=simulate)
         lab._proposal = read_fleet_file(text, source="the text")
@@ -117,8 +117,8 @@ class Lab:
     def open(self) -> Self:
         """Start the service on loopback, in a thread of its own, and return this lab; a lab opens only once.
 
-        Raises Refused if the lab was opened before, also if it is closed; and the error with which the service could
-        not start, TimeoutError after 60 s.
+        Raises Refused if the lab was opened before, even if it is closed now, TimeoutError after 60 s, and the error
+        that kept the service from starting.
         """
         if self._loop_thread is not None:
             raise Refused("the lab was opened before and cannot be reopened: create another")
@@ -155,7 +155,7 @@ class Lab:
     def now(self) -> datetime:
         """The lab's time, with the time zone UTC; stays the same until `advance` or `run_until`.
 
-        Also of a closed lab; Refused before `open`.
+        Works on a closed lab; raises Refused before `open`.
         """
         return utc_datetime(self.read(LabService.now))
 
@@ -165,7 +165,7 @@ class Lab:
         The lines are as in `history`, oldest first. VMs that polled within the last 330 seconds count as polling
         throughout, unless `without_polls`: then, with the enablement "on-request", their scopes are disabled after a
         day. Raises Rejected unless `by` ("15m", seconds or a timedelta) is above 0 and at most 366 days; Unavailable if
-        it takes over 60 s of real time: the clock may have moved by a part then.
+        it takes over 60 s of real time: the clock may have moved part of the way then.
         """
         return self._advance(duration_seconds(by), without_polls=without_polls)
 
@@ -203,10 +203,10 @@ class Lab:
     def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a restart by the VM's user, and return its event: a Reboot with 15 minutes of notice.
 
-        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter. It
-        starts at once if the VM's policy approves restarts. Raises NotFound for an unknown VM, Rejected for a bad
-        notice, Refused if several VMs have the name, it is not running, another operation of its user is pending, or
-        its scope has 100 scheduled.
+        `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter. The
+        event starts at once if the VM's policy approves restarts. Raises NotFound for an unknown VM, Rejected for a bad
+        notice, Refused if several VMs have the name, the VM is not running, another operation of its user is pending,
+        or its scope has 100 of these scheduled.
         """
         return self._request(RequestedOperation.RESTART, vm, notice)
 
@@ -214,10 +214,10 @@ class Lab:
         """Request a redeploy by the VM's user, and return its event: a Redeploy with 10 minutes of notice.
 
         `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 10 minutes, and may be shorter; Rejected
-        if it is no duration. It starts at once, without notice, if the VM's policy approves redeploys. A scheduled
-        restart is replaced. Raises NotFound for an unknown VM; Refused if several VMs have the name, no other healthy
-        host can take it, it is deallocated, another operation of its user is pending or has started, or its scope has
-        100 of these scheduled.
+        if it is no duration. The event starts at once, without notice, if the VM's policy approves redeploys. A
+        scheduled restart is replaced. Raises NotFound for an unknown VM; Refused if several VMs have the name, no other
+        healthy host can take it, it is deallocated, another operation of its user is pending or has started, or its
+        scope has 100 of these scheduled.
         """
         return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
@@ -232,7 +232,7 @@ class Lab:
     def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Request a deletion by the VM's user, and return its event: a Terminate with the VM's own notice.
 
-        The VM's notice is that of its terminate notification; `notice` ("10m", seconds or a timedelta; 0 counts as
+        The VM's own notice comes from its terminate notification; `notice` ("10m", seconds or a timedelta; 0 counts as
         None) replaces it. A Spot VM, or one without terminate notification, is deleted without notice, with an event
         that documents never show. A pending restart or redeploy is replaced. Raises NotFound for an unknown VM, Refused
         if `notice` is given for one without terminate notification, or if another operation of its user is pending.
@@ -247,8 +247,8 @@ class Lab:
         `notice` ("20m", seconds or a timedelta; 0 counts as None) replaces the 15 minutes, and may be shorter; Rejected
         if it is no duration. Returns the event of this VM. Raises NotFound for an unknown VM or one that is on no host;
         Refused if several VMs have the name. Also raises Refused if this call has published no event of the VM: because
-        another update domain on the host comes first (then it follows later), or an earlier update of the host serves
-        it.
+        another update domain on the host comes first (the VM's event then follows later), or an earlier update of the
+        host serves the VM.
         """
         return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
@@ -348,9 +348,9 @@ class Lab:
     ) -> LabFault:
         """Inject a fault for one VM, or for all, and return it; docs/reference/faults.md lists the kinds.
 
-        `vm` None means all VMs. A parameter in seconds is given with or without `_s`, as `notice="8s"`. The fault
+        `vm` None means all VMs. A parameter in seconds is given with or without `_s`, such as `notice="8s"`. The fault
         affects at most `times` requests or events in total, and ends after `lasts`: real time for faults of requests,
-        lab time for faults of events. Without both it stays until `clear_faults`, unless its kind has a longest
+        lab time for faults of events. Without either it stays until `clear_faults`, unless its kind has a longest
         duration. A fault that happens at once takes neither. Raises Rejected for bad values, NotFound for an unknown
         VM, Refused if the fault cannot happen now.
         """
@@ -359,7 +359,7 @@ class Lab:
         return LabFault(self, fault.id, str(fault.kind))
 
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
-        """Answer the next `times` polls and approvals with status 500, of one VM or of all VMs in total.
+        """Answer the next `times` polls and approvals, of one VM or of all VMs in total, with status 500.
 
         `vm` is a name; None means all VMs. Returns the fault, whose `touched` counts the requests. Raises Rejected
         unless `times` is above 0, NotFound for an unknown VM.
@@ -372,11 +372,11 @@ class Lab:
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
-        """All VMs of the lab in the order of the fleet, deleted ones too; also of a closed lab."""
+        """All VMs of the lab in the order of the fleet, including deleted ones; works on a closed lab."""
         return self.read(lambda service: tuple(self._lab_vm(service, vm) for vm in service.store.vms(removed=True)))
 
     def vm(self, name: str) -> LabVm:
-        """Return the VM with this NAME or RESOURCE_GROUP/NAME, ignoring letter case, also a deleted one.
+        """Return the VM with this NAME or RESOURCE_GROUP/NAME, ignoring letter case, even a deleted one.
 
         Raises NotFound if there is none, Refused if several fit.
         """
@@ -384,12 +384,12 @@ class Lab:
 
     @property
     def events(self) -> tuple[LabEvent, ...]:
-        """All events of the lab, ended and unlisted ones too, oldest first; also of a closed lab."""
+        """All events of the lab, even ended and unlisted ones, oldest first; works on a closed lab."""
         return self._lab_events(self.read(lambda service: service.store.events()))
 
     @property
     def history(self) -> tuple[str, ...]:
-        """All history entries of the lab, oldest first, one line each, also of a closed lab.
+        """All history entries of the lab, oldest first, one line each; works on a closed lab.
 
         A line has the lab time since the start (`+0:15:00` or `+7d 0:10:00`), the entry's kind and its text.
         """
@@ -399,14 +399,14 @@ class Lab:
     def story(self) -> str:
         """The lab's report as text: the history, then the explanations of the ten newest events, oldest first.
 
-        Also of a closed lab. A test that fails inside of the `with` block shows it.
+        Works on a closed lab. A test that fails inside of the `with` block shows it.
         """
         return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
         """Return several lines about what happened to an event or VM, why, and what it waits for.
 
-        A text names a VM: NotFound if no VM has this name, Refused if several have.
+        A text names a VM: raises NotFound if no VM has this name, Refused if several do.
         """
         return str(self.vm(thing) if isinstance(thing, str) else thing)
 

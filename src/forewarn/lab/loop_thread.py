@@ -20,7 +20,7 @@ class LoopThread(Generic[S]):
     """Runs an async context manager on an event loop in its own thread, from `open` to `close`.
 
     `open_service` makes the context manager, which yields the service. Use the service only on that loop: `run` sends
-    work there. Other threads call the methods of this object, also several at once. It can be opened once. Without
+    work there. Other threads call the methods of this object, even several at once. It can be opened only once. Without
     `close`, the context manager is not left when the process ends.
     """
 
@@ -49,7 +49,7 @@ class LoopThread(Generic[S]):
     def run(self, work: Callable[[S], Coroutine[Any, Any, T]], timeout_s: float = TIMEOUT_S) -> T:
         """Run `work(service)` on the loop, wait for it, and return its result or raise its error.
 
-        Not for the thread of the loop itself, which would wait for itself. Raises Unavailable, and cancels the work,
+        Do not call it in the loop's own thread, which would wait for itself. Raises Unavailable, and cancels the work,
         after `timeout_s` of real time. Raises Refused if the service is not open, or is closed meanwhile.
         """
         future = self._submit(work)

@@ -20,7 +20,7 @@ from forewarn.lab.service import TEST_ACTOR, LabService
 
 
 def find_vm(service: LabService, name: str) -> Vm:
-    """Return the VM with this NAME, RESOURCE_GROUP/NAME or key, also one that was removed.
+    """Return the VM with this NAME, RESOURCE_GROUP/NAME or key, even one that was removed.
 
     Letter case and blanks around the name are ignored. Raises NotFound if none fits, Refused if several do.
     """
@@ -116,7 +116,7 @@ async def start_rollout(service: LabService, rollout: Rollout, notice: Requested
 async def degrade_host(service: LabService, host: str, notice: RequestedNotice) -> list[Event]:
     """Predict that a host fails after this notice; return a Redeploy event per VM on it or moving to it.
 
-    The events are oldest first; deallocated VMs get none. Without a notice it is ten minutes. Everything due is done
+    The events are oldest first; deallocated VMs get none. The default notice is ten minutes. Everything due is done
     when this returns. Raises NotFound for an unknown host (its name ignores letter case), Rejected for a bad notice,
     Refused if the host is not healthy or no other host can take a VM.
     """
@@ -156,7 +156,7 @@ def fault_request(
 ) -> FaultSpec:
     """Describe the fault that a test asked for, without setting it; `vm` None means all VMs.
 
-    It affects at most `times` requests or events and ends after `lasts`; None: no limit but that of its kind. A
+    It affects at most `times` requests or events and ends after `lasts`; None: no limit except the one of its kind. A
     parameter in seconds is named with or without `_s`. Raises Rejected for an unknown kind or a bad duration, NotFound
     if no VM has the name, Refused if several have; whether limits and parameters suit the kind is checked when the
     fault is set.

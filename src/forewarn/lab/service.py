@@ -35,7 +35,7 @@ TEST_ACTOR = "the test"  # who requests everything in the history of a lab
 class LabService:
     """The running parts of a lab: control plane, store and metadata publisher; see `open_lab_service`.
 
-    Use it on its event loop only; after it was closed, any thread may read the store.
+    Use it on its event loop only; once it is closed, any thread may read the store.
     """
 
     control: ControlPlane  # takes requests, faults and approvals, and moves the clock
@@ -65,7 +65,7 @@ class LabService:
     def events_touched_by(self, fault_id: str) -> list[Event]:
         """Return the events that the fault with exactly this id has changed or added, oldest first.
 
-        Live events and those that are over count. Empty if there are none, also for an unknown id.
+        Both live events and events that are over count. Empty if there are none, or for an unknown id.
         """
         return [event for event in self.store.events() if fault_id in event.faults]
 
@@ -83,9 +83,9 @@ async def open_lab_service(
 ) -> AsyncIterator[LabService]:
     """Open a lab's service with this fleet, its clock stopped at `at`; closes it at the end of the block.
 
-    An async context manager. `at` is lab time in seconds since 1970, `policy` has the settings of decisions such as the
-    enablement, `behaviour` makes acts on VMs slow or fail. The store is in memory. Each VM has its own port on
-    loopback. Lets requests in progress finish when it closes, for up to a second.
+    It is an async context manager. `at` is lab time in seconds since 1970, `policy` has the settings of decisions such
+    as the enablement, `behaviour` makes acts on VMs slow or fail. The store is in memory. Each VM has its own port on
+    loopback. When it closes, requests in progress have up to a second to finish.
 
     With a `running_clock`, which shows `at` or later, the caller also runs `control.reconciler.run()`, and ends it
     before the block ends; nothing more is carried out then. A `hypervisor` takes the place of the simulated one, and is

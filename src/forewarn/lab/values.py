@@ -24,8 +24,9 @@ from forewarn.protocol.versions import NEWEST_VERSION
 class LabEvent:
     """An event of the lab: maintenance of some VMs. `repr` explains it in one line, `str` in full.
 
-    Requests of `Lab` return it. Properties read the event's current state, also after the lab was closed. Two are equal
-    if they are the same event of the same lab. Times are lab time. `id` is the event's id, a GUID in upper case.
+    Requests of `Lab` return it. Properties read the event's current state, even after the lab was closed. Two objects
+    are equal if they are the same event of the same lab. Times are lab time. `id` is the event's id, a GUID in upper
+    case.
     """
 
     def __init__(self, lab: LabReader, event_id: str) -> None:
@@ -36,7 +37,7 @@ class LabEvent:
     def kind(self) -> str:
         """The event's kind: `Freeze`, `Reboot`, `Redeploy`, `Preempt` or `Terminate`.
 
-        If the event is not `listed`, what is done to the VMs, such as `Power-off` or `Delete`.
+        If the event is not `listed`, it is what is done to the VMs, such as `Power-off` or `Delete`.
         """
         return event_kind_text(self._event)
 
@@ -83,9 +84,10 @@ class LabEvent:
 
     @property
     def seen_by(self) -> tuple[str, ...]:
-        """The names of the VMs that received the event in a document, each once, the first one first.
+        """The names of the VMs that received the event in a document, each once, in the order of receipt.
 
-        Every VM of the scope that polls receives it, also one that it does not affect, unless delivery is narrow there.
+        Every VM of the scope that polls receives it, even a VM that the event does not affect, unless delivery is
+        narrow there.
         """
 
         def query(service: LabService) -> tuple[str, ...]:
@@ -104,7 +106,8 @@ class LabEvent:
     def approved_by(self) -> str:
         """The name of the VM that approved the event; "" if it was not approved.
 
-        `the test` for `Lab.approve`, `policy` if a fleet file lets the VM's restarts or redeploys start at once.
+        It is `the test` for `Lab.approve`, and `policy` if a fleet file lets the VM's restarts or redeploys start at
+        once.
         """
         return self._event.approved_by
 

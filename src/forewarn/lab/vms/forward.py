@@ -19,7 +19,7 @@ def main() -> None:
 
     The process's arguments are SOURCE, the local address to call from, and the server's ADDRESS and PORT. Returns when
     standard input ends or the server closes. If the server does not accept the connection within 10 s, returns without
-    a word.
+    a message.
     """
     source, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     try:

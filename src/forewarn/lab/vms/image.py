@@ -70,8 +70,8 @@ def build_image(directory: Path) -> GuestImage:
     """Build the guest in `directory`, unless it is there and up to date, and return it.
 
     Call `check_programs` first. Downloads Debian's kernel, about 10 MB; nothing is installed. Creates the directory.
-    Blocks, for five minutes at most. Raises Rejected, with the last line of its output, if the build fails, and if it
-    takes longer.
+    Blocks, for five minutes at most. Raises Rejected, with the last line of the build's output, if it fails or takes
+    longer.
     """
     image = GuestImage(directory)
     if image.is_built:

@@ -95,7 +95,7 @@ class VmLab:
         """Write all files of a new lab: settings, fleet, marker, and a definition and an empty disk per VM.
 
         Creates the directories; a new data directory is for its owner alone. Replaces files that exist: what an earlier
-        lab left must be removed first. OSError if a file cannot be written.
+        lab left must be removed first. Raises OSError if a file cannot be written.
         """
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         is_new = not any(self.directory.iterdir())

@@ -30,8 +30,8 @@ async def start_guests(lab: VmLab) -> None:
 async def end_guests(lab: VmLab) -> int:
     """End every guest at once, on every host, without asking it to shut down; return how many ran.
 
-    Directories of hosts that do not exist are skipped. Raises Rejected without the [qemu] extra, HostUnreachable if a
-    guest does not end, Refused if this user may not end it; the guests before it have ended then.
+    Host directories that do not exist are skipped. Raises Rejected without the [qemu] extra, HostUnreachable if a guest
+    does not end, Refused if this user may not end it; the guests before it have ended then.
     """
     driver = _driver(lab)
     ended = 0

@@ -37,7 +37,7 @@ def create_network(lab: VmLab) -> None:
 def remove_network(lab: VmLab) -> None:
     """Remove the network namespaces of both hosts with their taps; ignores all failures of `ip`.
 
-    Does nothing where there is none, or no `ip`.
+    Does nothing if there are none, or without `ip`.
     """
     for host in HOSTS:
         with suppress(FileNotFoundError):
