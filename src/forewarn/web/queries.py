@@ -38,8 +38,8 @@ def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) 
     """Return those of the events that concern this host, in the same order.
 
     An event concerns the host if it is maintenance of the host, if it has an act from or to the host, or if it is
-    scheduled for a VM on the host now. Events have acts from their start on; a past event does not count because its VM
-    moved here later. `host` is spelled as declared.
+    scheduled for a VM on the host now. Events have acts from their start on; a past event does not count merely because
+    its VM moved here later. `host` is spelled as declared.
     """
     vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
     return [

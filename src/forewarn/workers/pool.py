@@ -164,7 +164,7 @@ class WorkerPool:
     async def collect_reports(self) -> None:
         """Ask the serving workers for what they observed, and merge it into `observations` and `faults`.
 
-        They report polls, deliveries, fault hits and request counts, each for at most 5,000 VMs. Waits at most a
+        They report polls, deliveries, fault hits and request counts, each worker for at most 5,000 VMs. Waits at most a
         second; reports that come later are merged when they arrive.
         """
         await self._wait_for_all(worker.request_report() for worker in self._serving_workers)
