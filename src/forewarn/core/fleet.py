@@ -87,7 +87,7 @@ class Host(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
 
     name: str  # unique, ignoring case
-    location: str  # an Azure region or any other name, such as `westeurope`; VMs on it spell it exactly so
+    location: str  # an Azure region or any other name, such as `westeurope`; its VMs spell it the same way
     zone: str = ""  # "": in no zone
     health: HostHealth = HostHealth.HEALTHY
     confirmed_down: bool = False  # an operator states that it is certainly down, so its VMs may be started elsewhere
@@ -212,8 +212,8 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
 def vm_key_in_scope(scope_id: str, name: str) -> str:
     """Return the key of the VM with this name, in any letter case, in the scope with this id.
 
-    The key is `subscription id/resource group/name` in lower case. Whether such a VM exists is not checked. Raises
-    ValueError if `scope_id` has not the form of a scope id.
+    The key is `subscription id/resource group/name` in lower case. Does not check whether such a VM exists. Raises
+    ValueError if `scope_id` does not have the form of a scope id.
     """
     return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
@@ -221,8 +221,8 @@ def vm_key_in_scope(scope_id: str, name: str) -> str:
 def resource_group_of_scope(scope_id: str) -> str:
     """Return `subscription/group` of a scope id, in lower case as ids are.
 
-    With a slash at the end, that is how the keys of the scope's VMs begin. Raises ValueError if `scope_id` has not the
-    form of a scope id.
+    With a slash at the end, that is how the keys of the scope's VMs begin. Raises ValueError if `scope_id` does not
+    have the form of a scope id.
     """
     subscription, group, _ = scope_id[scope_id.index(":") + 1 :].split("/", 2)
     return f"{subscription}/{group}"
@@ -231,8 +231,8 @@ def resource_group_of_scope(scope_id: str) -> str:
 def scope_id_for(vm: Vm) -> str:
     """Return the id of the scope that a VM belongs to: of its service, scale set or set, else its own.
 
-    The first that applies is it (spec §7.1): `service:GROUP/name` of a cloud service, `flexible:GROUP/scale set`,
-    `placement:GROUP/scale set/placement group`, `set:GROUP/availability set`, or `vm:GROUP/name`, where GROUP is
+    It is the first of these that applies (spec §7.1): `service:GROUP/name` of a cloud service, `flexible:GROUP/scale
+    set`, `placement:GROUP/scale set/placement group`, `set:GROUP/availability set`, or `vm:GROUP/name`, where GROUP is
     `subscription id/resource group`. All after the colon is in lower case.
     """
     group = f"{vm.subscription_id}/{vm.resource_group}".casefold()

@@ -49,7 +49,7 @@ class HostChange(msgspec.Struct, frozen=True, kw_only=True):
 class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
     """What applying a fleet file would change, and the problems that forbid it. `diff_fleet` makes it.
 
-    Nothing is changed by it. Added and resurrected VMs have no vm_id yet. They have a host, unless a problem says why
+    It changes nothing itself. Added and resurrected VMs have no vm_id yet. They have a host, unless a problem says why
     not.
     """
 
@@ -132,8 +132,8 @@ def diff_fleet(
 ) -> FleetDiff:
     """Return what applying the declared fleet would do to the running one. Stores nothing.
 
-    `hosts` and `vms` are all of the running fleet, `vms` with the removed ones; `live_events` are the events that are
-    not over, which may forbid changes. A VM in both keeps its host and power state, also if the file names another
+    `hosts` and `vms` are the whole running fleet, including removed VMs; `live_events` are the events that are not
+    over, which may forbid changes. A VM in both fleets keeps its host and power state, even if the file names another
     host, and the fields that the file leaves open. `resurrect` adds deleted VMs again, which otherwise stay deleted.
     `remove_missing` removes what the file lacks, which otherwise is kept. Raises nothing: what forbids the change is in
     `problems` of the result.
@@ -189,8 +189,8 @@ def _limited(lines: list[str], limit: int | None) -> list[str]:
 def _merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
     """Return why the merged fleet cannot be applied, by line, those without a line first; () if it can.
 
-    Such as a VM that would change its scope or location, a removed VM whose event has started, a removed host that is
-    in use, a new VM without a host that can take it, an address that two VMs would have.
+    Reasons are a VM that would change its scope or location, a removed VM whose event has started, a removed host that
+    is in use, a new VM that no host can take, an address that two VMs would have, and the like.
     """
     events_by_vm = _events_by_vm(merge)
     found = (

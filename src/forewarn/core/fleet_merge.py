@@ -74,13 +74,13 @@ def merge_fleet(
 ) -> FleetMerge:
     """Match a declared fleet with the running one, and choose hosts for added VMs that name none.
 
-    `hosts` and `vms` are all of the running fleet, `vms` with the removed ones; `live_events` say which VMs are moving:
+    `hosts` and `vms` are the whole running fleet, including removed VMs; `live_events` say which VMs are moving, and
     these count on their new hosts. Hosts and VMs are matched by name or key, ignoring letter case. A VM in both fleets
     keeps its host, power state and vm_id, and the fields that the file leaves open. `resurrect` adds deleted VMs again,
-    with their old address if it is free and the file gives none; without it they stay deleted. `remove_missing`, which
-    only the result repeats, says whether what the file lacks is removed. An added VM that names no host and that no
-    healthy host can take has no host in the result. Nothing is stored, and nothing is raised: `diff_fleet` reports what
-    forbids the result.
+    with their old address if it is free and the file gives none; without it they stay deleted. `remove_missing` says
+    whether what the file lacks is removed; it is only copied into the result. An added VM that names no host and that
+    no healthy host can take has no host in the result. Nothing is stored, and nothing is raised: `diff_fleet` reports
+    what forbids the result.
     """
     known_hosts = {host.name.casefold(): host for host in hosts}
     named_hosts = {host.name.casefold(): host for host in declared.hosts}

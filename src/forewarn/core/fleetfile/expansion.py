@@ -85,8 +85,8 @@ def expand_vms(file: ParsedFleetFile, inherited: InheritedValues, problems: Prob
 
     A scale set has a batch if it has a count, a cloud service one per role. VMs of a set get update and fault domains,
     zones and placement groups in turn, where the table does not name them. Reports to `problems` what is wrong in
-    single tables, also in those of subscriptions, groups and sets, and scale sets and cloud services without VMs. Left
-    out are roles with an invalid name, and [[vms]] with an invalid name or pattern with {n}. Raises nothing.
+    single tables (including subscriptions, groups and sets), and scale sets and cloud services without VMs. Roles with
+    an invalid name, and [[vms]] with an invalid name or pattern with {n}, are left out. Raises nothing.
     """
     parents = read_parents(file, inherited)
     check_groups(file, problems)

@@ -115,8 +115,8 @@ class InheritedValues:
 def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
     """Return `base` with the values that the table gives; what the table leaves out stays as in `base`.
 
-    Tags and environment variables are added, and replace those of the same name. Copied are the values that VMs
-    inherit, such as size, location, zone, priority and approvals; names, sets, hosts and addresses are not.
+    Tags and environment variables are added, and replace those of the same name. It copies the values that VMs inherit,
+    such as size, location, zone, priority and approvals, but not names, sets, hosts and addresses.
     """
     content = table.content
     values: dict[str, Any] = {key: getattr(content, key) for key in _COPIED_KEYS if table.has(key)}
@@ -181,7 +181,7 @@ def find_parent(
     file: ParsedFleetFile,
     problems: ProblemCollector,
 ) -> ParentResource | None:
-    """Return the set or service that a [[vms]] table names; None unless it is exactly one, and declared.
+    """Return the set or service that a [[vms]] table names; None unless it names exactly one declared one.
 
     It is one of `parents`, the sets and services of `file`, searched by name, ignoring letter case, in the resource
     group of `template`; then, if the table names no group or subscription and only one has that name, in all groups.

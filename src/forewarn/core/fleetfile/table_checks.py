@@ -18,7 +18,7 @@ def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
 
     A name has 1 to 90 characters and the form that `plain_name_error` demands. Names, and ids of subscriptions, are
     compared ignoring letter case. Two resource groups are the same if their tables also give the same text as
-    subscription: its name in one and its id in the other is not noticed.
+    subscription: a name in one and the id in the other go unnoticed.
     """
     duplicates = _DuplicateCheck(problems)
     for subscription in file.subscriptions:
@@ -35,10 +35,10 @@ def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
 def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> None:
     """Report sets and services with bad names, zones or priorities, or declared twice, to `problems`.
 
-    A name has at most 56 characters (55 of a flexible scale set), without braces. Two of a kind are the same if their
-    names in one resource group are, ignoring case. Bad priorities are an eviction policy without Spot, and a terminate
-    notification with it. Reported too are both zone and zones, a placement group of a flexible scale set, and narrow
-    delivery in a set with several fault domains. Whether a set has VMs is not checked here.
+    A name has at most 56 characters (55 of a flexible scale set), without braces. Two of a kind are the same if they
+    have the same name, ignoring case, in one resource group. Bad priorities are an eviction policy without Spot, and a
+    terminate notification with it. Also reported are zone together with zones, a placement group of a flexible scale
+    set, and narrow delivery in a set with several fault domains. Does not check here whether a set has VMs.
     """
     duplicates = _DuplicateCheck(problems)
     for parent in parents:
@@ -146,7 +146,7 @@ def check_vms(
     """Report contradictions in a [[vms]] table to `problems`, as in zones, priority and domains.
 
     These are zone with zones or with an availability set, an eviction policy without Spot, a terminate notification
-    with it, and a domain that the set does not have (in no set, other than 0). Others are a placement group without a
+    with it, and a domain that the set does not have (outside a set, any but 0). Others are a placement group without a
     scale set or in a flexible one, and automatic approval of its own for a VM of a set or service. `template` is a VM
     with the values of the table and the inherited ones; `parent` is the set or service that the table names, None if it
     names none or no valid one. Names are not checked here.

@@ -154,10 +154,10 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     """[[scale_sets]]: a scale set, with `count` instances if that is given; [[vms]] may declare more VMs.
 
     A set without a count and without [[vms]] is a problem of the file. Has the keys of CommonVmTable too, which its VMs
-    inherit. Its name has at most 56 characters, of a flexible set 55. Not both zone and zones are given.
+    inherit. Its name has at most 56 characters, of a flexible set 55. Only one of zone and zones may be given.
     """
 
-    count: Count = 1  # 1 to 1,000,000; of a flexible set, to 1,000; if left out, it has no instances from here
+    count: Count = 1  # 1 to 1,000,000; of a flexible set, to 1,000; if left out, this table makes no instances
     orchestration: SetOrchestration = Orchestration.UNIFORM
     zone: Zone = ""  # of all its VMs; "": in none
     zones: Zones = ()  # its VMs are in these in turn
@@ -216,14 +216,14 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     count: Count = 1  # 1 to 1,000,000
     first: FirstNumber = 0  # the number of the first one, at most 1,000,000
     computer_name: Name = ""  # "": as the name; with a count and without {n}, gets -{n}
-    zone: Zone = ""  # "": that of its set, or none; not in an availability set
+    zone: Zone = ""  # "": its set's zone, or none; not in an availability set
     zones: Zones = ()  # the VMs are in these in turn; not together with `zone`, nor in an availability set
     availability_set: Text = ""  # at most one of this, scale_set and cloud_service is given
     scale_set: Text = ""  # its name; "": in none
     placement_group: Text = ""  # "": as the scale set says
     cloud_service: Text = ""  # its name; "": in none
-    update_domain: DomainNumber = 0  # below the number of its set, 0 in none; if left out, in turn in a set
-    fault_domain: DomainNumber = 0  # below the number of its set, 0 in none; if left out, in turn in a set
+    update_domain: DomainNumber = 0  # less than its set has, 0 outside a set; if left out, taken in turn in a set
+    fault_domain: DomainNumber = 0  # less than its set has, 0 outside a set; if left out, taken in turn in a set
     priority: VmPriority = Priority.REGULAR
     eviction_policy: VmEvictionPolicy = EvictionPolicy.DEALLOCATE  # given only with priority Spot
     terminate_notification: NoticeMinutes = False  # 5 to 15 minutes; True: 5, False: none; not with priority Spot
